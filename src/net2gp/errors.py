@@ -1,0 +1,121 @@
+"""The exceptions, the warnings, and the checks that raise them.
+
+An error says what was expected, what came, and what to type instead.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+
+class Net2GPError(Exception):
+    """Base of every error that net2gp raises on purpose."""
+
+
+class InputError(Net2GPError, ValueError):
+    """Data, labels or hyper-parameters that cannot be used as they are."""
+
+
+class NetworkError(Net2GPError, ValueError):
+    """A network that cannot be linearized as it is."""
+
+
+class NotPositiveDefinite(Net2GPError, ArithmeticError):
+    """A matrix that stayed indefinite after the whole jitter ladder."""
+
+
+class TooLarge(Net2GPError, MemoryError):
+    """An allocation that cannot fit, refused before it is tried."""
+
+
+class FileFormatError(Net2GPError, ValueError):
+    """A saved file that is truncated, corrupted, or of another kind."""
+
+
+class Net2GPWarning(UserWarning):
+    """Base of every warning that net2gp gives on purpose."""
+
+
+class JitterAdded(Net2GPWarning):
+    """A Cholesky factorization needed this much on the diagonal."""
+
+
+class NotConverged(Net2GPWarning):
+    """An iterative method stopped above its tolerance."""
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Raise if `tensor` has a NaN or an infinity.
+
+    >>> check_finite(torch.tensor([1.0, float("nan")]), "y")
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: y must be finite, but 1 of 2 values is NaN or infinite (first in row 1). Drop or impute those rows, e.g. keep = y.isfinite().
+    """
+    if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+        return
+    bad = ~torch.isfinite(tensor.detach())
+    count, first = int(bad.sum()), int(bad.reshape(bad.shape[0] if bad.dim() else 1, -1).any(1).nonzero()[0])
+    verb = "is" if count == 1 else "are"
+    raise InputError(
+        f"{name} must be finite, but {count} of {tensor.numel()} values {verb} NaN or infinite "
+        f"(first in row {first}). Drop or impute those rows, e.g. keep = {name}.isfinite()."
+    )
+
+
+def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> None:
+    """Raise unless every entry of `value` is finite and positive (or zero, if `zero`)."""
+    tensor = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64).detach()
+    good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
+    if not bool(good.all()):
+        wanted = "zero or positive" if zero else "positive"
+        shown = tensor[~good].reshape(-1)[0].item()
+        raise InputError(
+            f"{name} is a variance and must be {wanted} and finite, but {shown:g} was given."
+            f" Pass for example {name}=0.1."
+        )
+
+
+def check_dtype_and_device(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:
+    """Raise unless `tensor` has the floating dtype and the device of `like`."""
+    if tensor.device != like.device:
+        raise InputError(
+            f"{name} is on {tensor.device}, but {like_name} is on {like.device}. "
+            f"Move it: {name} = {name}.to('{like.device}')."
+        )
+    if tensor.is_floating_point() and like.is_floating_point() and tensor.dtype != like.dtype:
+        raise InputError(
+            f"{name} is {tensor.dtype}, but {like_name} is {like.dtype}. "
+            f"Convert it: {name} = {name}.to({like.dtype})."
+        )
+
+
+def available_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes that can still be allocated on `device`, as the system reports them."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 2**63 - 1
+
+
+def check_memory(num_bytes: float, device: torch.device, what: str, instead: str) -> None:
+    """Raise `TooLarge` before an allocation of `num_bytes` that `device` cannot hold."""
+    free = available_memory(device)
+    if num_bytes > free:
+        raise TooLarge(
+            f"{what} would take {num_bytes / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free on "
+            f"{device}. Instead: {instead}."
+        )

@@ -1,0 +1,27 @@
+"""Likelihoods p(y | f): what is observed, given the outputs of the network.
+
+Each one knows its log density, the gradient and curvature of it in f, and how to integrate f out.
+"""
+
+from net2gp.likelihoods.bernoulli import Bernoulli
+from net2gp.likelihoods.categorical import Categorical
+from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
+from net2gp.likelihoods.gaussian import Gaussian
+from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian, LogVariance, SoftplusScale
+from net2gp.likelihoods.links import MonteCarlo, Probit, Quadrature
+from net2gp.likelihoods.targets import shape_targets
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "ExpectedDerivatives",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "LogVariance",
+    "MonteCarlo",
+    "Probit",
+    "Quadrature",
+    "SoftplusScale",
+    "expected_derivatives",
+    "shape_targets",
+]

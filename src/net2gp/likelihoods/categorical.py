@@ -1,0 +1,103 @@
+"""Labels from one of C classes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor, distributions
+from torch.nn.functional import one_hot
+
+from net2gp.errors import InputError
+from net2gp.likelihoods.integrals import by_points, moments, psd_root
+from net2gp.likelihoods.links import MonteCarlo, Probit
+from net2gp.likelihoods.targets import check_targets
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """y ∈ {0, …, C − 1} with p(y = c | f) = softmax(f)_c, for C ≥ 2 logits f.
+
+    log p(y | f) = f_y − log Σ_c e^{f_c}; with p = softmax(f), the residual is e_y − p and the curvature
+    diag(p) − p pᵀ. Cost O(N·C), and O(N·C²) for the curvature.
+
+    `link` integrates f out in `predict`: `MonteCarlo()` with a fixed sample, or `Probit()` (the
+    mean-field closed form, which leaves the correlations of the logits out).
+
+    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, section 3.5.
+
+    >>> Categorical().residual(torch.zeros(1, 2), torch.tensor([1]))
+    tensor([[-0.5000,  0.5000]])
+    """
+
+    link: MonteCarlo | Probit = field(default_factory=MonteCarlo)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.link, MonteCarlo | Probit):
+            raise InputError(
+                f"link must be MonteCarlo() or Probit(), but is {self.link!r}. "
+                "One-dimensional quadrature is for Bernoulli()."
+            )
+
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless `y` holds integers from 0 to C − 1, as (N,)."""
+        check_targets(f, y)
+        points, classes = f.shape
+        if classes < 2:
+            raise InputError(
+                f"Categorical needs two outputs or more, but the network has {classes}. "
+                "Use Bernoulli() for one logit."
+            )
+        if tuple(y.shape) != (points,):
+            one_hot_like = tuple(y.shape) == (points, classes)
+            raise InputError(
+                f"y must have shape ({points},), one class index a point, but has shape "
+                f"{tuple(y.shape)}. Pass y = y.{'argmax(-1)' if one_hot_like else 'reshape(-1)'}."
+            )
+        if y.is_floating_point() or y.dtype == torch.bool:
+            raise InputError(
+                f"y must hold integer class indices, but is {y.dtype}. Pass y = y.long()."
+            )
+        wrong = (y < 0) | (y >= classes)
+        if bool(wrong.any()):
+            raise InputError(
+                f"labels must be in 0..{classes - 1} for a network with {classes} outputs, but y holds "
+                f"{int(y[wrong][0])}. Widen the last layer, or renumber the labels: "
+                "y = torch.unique(y, return_inverse=True)[1]."
+            )
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """log p(y_n | f_n): (N,)."""
+        return f.log_softmax(-1).gather(-1, y.long()[:, None])[:, 0]
+
+    def residual(self, f: Tensor, y: Tensor) -> Tensor:
+        """e_y − softmax(f): (N, C)."""
+        return one_hot(y.long(), f.shape[-1]).to(f) - f.softmax(-1)
+
+    def curvature(self, f: Tensor) -> Tensor:
+        """diag(p) − p pᵀ: (N, C, C)."""
+        p = f.softmax(-1)
+        return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+
+    def predict(self, f: MultivariateNormal) -> distributions.Categorical:
+        """p(y_n = c) = E softmax(f_n)_c, as `.probs` (N, C)."""
+        mean, variance, covariance = moments(f)
+        if isinstance(self.link, Probit):
+            return distributions.Categorical(logits=self.link.shrink(mean, variance))
+        num_samples, classes = self.link.num_samples, mean.shape[-1]
+        z = self.link.base_sample(classes, like=mean.double())
+
+        def average(m: Tensor, root: Tensor) -> tuple[Tensor]:
+            log_probs = logit_samples(m, root, z).log_softmax(-1)
+            return (log_probs.logsumexp(0) - math.log(num_samples),)
+
+        arguments = (mean.double(), psd_root(covariance.double()))
+        (logits,) = by_points(average, arguments, numbers=num_samples * classes)
+        return distributions.Categorical(logits=logits.to(mean.dtype))
+
+
+def logit_samples(mean: Tensor, root: Tensor, z: Tensor) -> Tensor:
+    """mean + root z for base points z (S, C): (S, N, C)."""
+    return mean + torch.einsum("ncd,sd->snc", root, z)

@@ -1,0 +1,108 @@
+"""Regression with Gaussian noise of a known or learned variance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from net2gp.errors import InputError, check_positive
+from net2gp.likelihoods.targets import check_real_targets, shape_targets
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """y = f + ε with ε ~ N(0, noise_var), independent over points and outputs.
+
+    log p(y | f) = Σ_c −½ [(y_c − f_c)² / v_c + log 2π v_c]; the residual is (y − f) / v and the
+    curvature diag(1 / v). Cost O(N·C), and O(N·C²) for the curvature.
+
+    `noise_var` is one number, or (C,) with one for each output, or (N, 1) or (N, C) with one for each
+    point. `None` means that it is to be learned, by `adapt` or `tune`. Zero is allowed where no density
+    is needed: conditioning then interpolates. A tensor that requires a gradient gets one.
+
+    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, chapter 2.
+
+    >>> Gaussian(noise_var=0.5).residual(torch.tensor([[1.0]]), torch.tensor([2.0]))
+    tensor([[2.]])
+    """
+
+    noise_var: float | Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise_var is None:
+            return
+        check_positive(self.noise_var, "noise_var", zero=True)
+        if isinstance(self.noise_var, Tensor) and self.noise_var.dim() > 2:
+            raise InputError(
+                "noise_var must be a number, (C,) for each output, or (N, 1) or (N, C) for each point, "
+                f"but has shape {tuple(self.noise_var.shape)}. Pass for example noise_var=0.1."
+            )
+
+    def noise_variance(self, f: Tensor) -> Tensor:
+        """The noise variance of each entry of `f`: (N, C), of the dtype and device of `f`.
+
+        >>> Gaussian(torch.tensor([0.1, 0.2])).noise_variance(torch.zeros(3, 2)).shape
+        torch.Size([3, 2])
+        """
+        if self.noise_var is None:
+            raise InputError(
+                "Gaussian() has no noise variance yet. Pass Gaussian(noise_var=0.1), "
+                "or let n2g.adapt or n2g.tune learn it."
+            )
+        noise = torch.as_tensor(self.noise_var).to(f)
+        points, outputs = f.shape
+        if noise.dim() == 1 and noise.shape[0] not in (1, outputs):
+            raise InputError(
+                f"noise_var of shape ({noise.shape[0]},) is read as one variance for each output, but "
+                f"there are {outputs} outputs. For one variance a point, pass noise_var[:, None]."
+            )
+        if noise.dim() == 2 and noise.shape[0] != points:
+            raise InputError(
+                f"noise_var holds the noise of {noise.shape[0]} points, but there are {points} here. "
+                "Pass likelihood=Gaussian(noise_var=...) with the noise of the new points to "
+                "posterior.predict."
+            )
+        if noise.dim() == 2 and noise.shape[1] not in (1, outputs):
+            raise InputError(
+                f"noise_var must have shape ({points}, 1) or ({points}, {outputs}) for outputs of shape "
+                f"({points}, {outputs}), but has shape {tuple(noise.shape)}."
+            )
+        return noise.expand(points, outputs)
+
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless `y` is a floating (N, C) tensor, or (N,) with one output, that goes with `f`."""
+        check_real_targets(f, y)
+        shape_targets(f, y)
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """log p(y_n | f_n): (N,)."""
+        noise = self._positive_noise(f)
+        squares = (shape_targets(f, y) - f).square() / noise
+        return -0.5 * (squares + noise.log() + math.log(2 * math.pi)).sum(-1)
+
+    def residual(self, f: Tensor, y: Tensor) -> Tensor:
+        """(y − f) / v: (N, C)."""
+        return (shape_targets(f, y) - f) / self._positive_noise(f)
+
+    def curvature(self, f: Tensor) -> Tensor:
+        """diag(1 / v): (N, C, C)."""
+        return torch.diag_embed(self._positive_noise(f).reciprocal())
+
+    def predict(self, f: MultivariateNormal) -> MultivariateNormal:
+        """N(m_n, S_n + diag(v_n)): batch N, event C."""
+        mean = f.mean
+        noise = torch.diag_embed(self.noise_variance(mean))
+        return MultivariateNormal(mean, f.covariance_matrix + noise)
+
+    def _positive_noise(self, f: Tensor) -> Tensor:
+        noise = self.noise_variance(f)
+        if not bool((noise > 0).all()):
+            raise InputError(
+                "with noise_var=0 the observation is f itself and p(y | f) has no density. "
+                "Pass a positive variance, e.g. Gaussian(noise_var=1e-6)."
+            )
+        return noise

@@ -1,0 +1,92 @@
+"""How a likelihood integrates the Gaussian outputs of the network out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from net2gp.errors import InputError
+
+
+def _check_count(value: int, name: str, example: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"{name} must be a positive integer, but is {value!r}. Try {name}={example}."
+        )
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """A Gauss rule with `num_points` nodes in each one-dimensional integral.
+
+    >>> Quadrature(num_points=64)
+    Quadrature(num_points=64)
+    """
+
+    num_points: int = 32
+
+    def __post_init__(self) -> None:
+        _check_count(self.num_points, "num_points", 32)
+        if self.num_points > 128:
+            raise InputError(
+                f"num_points must be at most 128, but is {self.num_points}: the outer weights of a longer "
+                "Gauss rule underflow, and 32 points are already accurate to 1e-6."
+            )
+
+
+@dataclass(frozen=True)
+class Probit:
+    """The closed form that treats the logistic function as a rescaled probit.
+
+    E σ(f) ≈ σ(m / √(1 + π v / 8)) for f ~ N(m, v); in several classes each logit is divided by its
+    own factor. Within 0.02 of the exact probability in one dimension. Cost O(1) for each logit.
+
+    Reference: MacKay (1992), The evidence framework applied to classification networks.
+    """
+
+    def shrink(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """m / √(1 + π v / 8).
+
+        >>> Probit().shrink(torch.tensor([2.0]), torch.tensor([0.0]))
+        tensor([2.])
+        """
+        return mean / (1 + torch.pi / 8 * variance).sqrt()
+
+
+@dataclass(frozen=True)
+class MonteCarlo:
+    """`num_samples` antithetic pairs' worth of scrambled Sobol points, the same in every call.
+
+    The sample depends on (num_samples, seed) alone, so that results are deterministic, smooth in the
+    mean and the covariance, and untouched by the global random state.
+
+    Reference: Owen (1998), Scrambling Sobol' and Niederreiter–Xing points.
+    """
+
+    num_samples: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_count(self.num_samples, "num_samples", 512)
+
+    def base_sample(self, dimension: int, like: Tensor) -> Tensor:
+        """Standard normal points of shape (S, dimension), of the dtype and device of `like`.
+
+        >>> z = MonteCarlo(num_samples=64).base_sample(3, like=torch.zeros(1))
+        >>> z.shape, bool(z.mean(0).abs().max() < 1e-6)
+        (torch.Size([64, 3]), True)
+        """
+        return _sobol_normal(self.num_samples, dimension, self.seed).to(like)
+
+
+@lru_cache(maxsize=32)
+def _sobol_normal(num_samples: int, dimension: int, seed: int) -> Tensor:
+    engine = SobolEngine(dimension, scramble=True, seed=seed)
+    uniform = engine.draw((num_samples + 1) // 2, dtype=torch.float64)
+    # Sobol points are multiples of 2⁻³⁰ and may be 0, where the normal quantile is infinite.
+    half = torch.special.ndtri(uniform + 2.0**-31)
+    return torch.cat([half, -half])[:num_samples]

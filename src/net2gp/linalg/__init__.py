@@ -1,0 +1,33 @@
+"""Pure tensor maths: factorizations and iterative methods that know nothing of kernels or networks."""
+
+from net2gp.linalg.blocks import (
+    add_blocks,
+    block_matmul,
+    diagonal_blocks,
+    kron_identity,
+    psd_root,
+)
+from net2gp.linalg.cg import Preconditioner, Solution, block_cg
+from net2gp.linalg.cholesky import Cholesky, cholesky
+from net2gp.linalg.lanczos import Tridiagonal, inverse_root, lanczos, log_det_quadrature
+from net2gp.linalg.low_rank import LowRankPlusIdentity, nystrom, pivoted_cholesky
+
+__all__ = [
+    "Cholesky",
+    "LowRankPlusIdentity",
+    "Preconditioner",
+    "Solution",
+    "Tridiagonal",
+    "add_blocks",
+    "block_cg",
+    "block_matmul",
+    "cholesky",
+    "diagonal_blocks",
+    "inverse_root",
+    "kron_identity",
+    "lanczos",
+    "log_det_quadrature",
+    "nystrom",
+    "pivoted_cholesky",
+    "psd_root",
+]

@@ -1,0 +1,126 @@
+"""Block-diagonal matrices: N blocks of size C × C; rows run point by point, index n·C + c."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, NotPositiveDefinite
+
+
+def block_matmul(blocks: Tensor, v: Tensor) -> Tensor:
+    """blockdiag(blocks) @ v for blocks (N, C, C) and v (N·C, k): (N·C, k), in O(N C² k).
+
+    >>> blocks = torch.stack([torch.eye(2), 3 * torch.eye(2)])
+    >>> block_matmul(blocks, torch.ones(4, 1)).flatten()
+    tensor([1., 1., 3., 3.])
+    """
+    N, C = _check_blocks(blocks)
+    if v.dim() != 2 or v.shape[0] != N * C:
+        raise InputError(
+            f"{N} blocks of size {C} act on v of shape ({N * C}, k), but v has shape "
+            f"{tuple(v.shape)}. Reshape an (N, C) tensor with v.reshape(-1, 1)."
+        )
+    return torch.bmm(blocks, v.reshape(N, C, -1)).reshape(v.shape)
+
+
+def add_blocks(K: Tensor, blocks: Tensor) -> Tensor:
+    """K + blockdiag(blocks) for K (N·C, N·C), as a new matrix; differentiable in both.
+
+    >>> add_blocks(torch.zeros(2, 2), torch.tensor([[[1.0]], [[2.0]]]))
+    tensor([[1., 0.],
+            [0., 2.]])
+    """
+    N, C = _check_blocks(blocks)
+    if K.shape != (N * C, N * C):
+        raise InputError(
+            f"{N} blocks of size {C} are added to a matrix of shape ({N * C}, {N * C}), but K has "
+            f"shape {tuple(K.shape)}. For a kernel of independent outputs pass kron_identity(K, {C})."
+        )
+    total = K.to(torch.promote_types(K.dtype, blocks.dtype), copy=True)
+    _on_the_diagonal(total, C).add_(blocks)
+    return total
+
+
+def diagonal_blocks(K: Tensor, C: int) -> Tensor:
+    """The N diagonal blocks (N, C, C) of K (N·C, N·C), copied out so that K can be freed.
+
+    >>> diagonal_blocks(torch.arange(16.0).reshape(4, 4), 2)[1]
+    tensor([[10., 11.],
+            [14., 15.]])
+    """
+    if K.dim() != 2 or K.shape[0] != K.shape[1] or K.shape[0] % C:
+        raise InputError(
+            f"K must be square with a multiple of C = {C} rows, but has shape {tuple(K.shape)}."
+        )
+    return _on_the_diagonal(K, C).clone(memory_format=torch.contiguous_format)
+
+
+def psd_root(blocks: Tensor) -> Tensor:
+    """The symmetric root S of each block, S Sᵀ = S² = block: (…, C, C) in float64, in O(N C³).
+
+    By eigendecomposition, S = V √λ Vᵀ, so it is exact for singular blocks too, such as the
+    curvature diag(p) − p pᵀ of a softmax, whose null space stays null: eigenvalues that are zero up
+    to the rounding of the input are set to zero. Clearly negative ones raise `NotPositiveDefinite`.
+    Gradients are those of eigh, so they exist where the eigenvalues of a block differ.
+
+    Reference: Higham, Functions of Matrices, 2008, chapter 6.
+
+    >>> psd_root(torch.tensor([[[4.0, 0.0], [0.0, 0.0]]]))
+    tensor([[[2., 0.],
+             [0., 0.]]], dtype=torch.float64)
+    """
+    C = blocks.shape[-1]
+    if blocks.dim() < 2 or blocks.shape[-2] != C:
+        raise InputError(f"blocks must have shape (N, C, C), but have shape {tuple(blocks.shape)}.")
+    work = blocks.to(torch.float64)
+    if C == 1:
+        values, vectors = work[..., 0], None
+    else:
+        values, vectors = torch.linalg.eigh(work)
+    largest = values.detach().abs().amax(-1, keepdim=True)
+    _check_not_negative(values.detach(), largest)
+    rounding = C * torch.finfo(blocks.dtype).eps * largest
+    small = values <= (0.0 if vectors is None else rounding)
+    roots = torch.where(small, 0.0, values.where(~small, torch.ones_like(values)).sqrt())
+    if vectors is None:
+        return roots.unsqueeze(-1)
+    return (vectors * roots.unsqueeze(-2)) @ vectors.mT
+
+
+def kron_identity(K: Tensor, C: int) -> Tensor:
+    """K ⊗ I_C for K (N, M): the (N·C, M·C) covariance of C independent outputs that share K.
+
+    >>> kron_identity(torch.tensor([[1.0, 2.0]]), 2)
+    tensor([[1., 0., 2., 0.],
+            [0., 1., 0., 2.]])
+    """
+    N, M = K.shape
+    out = K.new_zeros(N, C, M, C)
+    out.diagonal(dim1=1, dim2=3).copy_(K.unsqueeze(-1).expand(N, M, C))
+    return out.reshape(N * C, M * C)
+
+
+def _on_the_diagonal(K: Tensor, C: int) -> Tensor:
+    """A view (N, C, C) of the diagonal blocks of K."""
+    N = K.shape[0] // C
+    return K.unflatten(0, (N, C)).unflatten(2, (N, C)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+
+
+def _check_blocks(blocks: Tensor) -> tuple[int, int]:
+    if blocks.dim() != 3 or blocks.shape[1] != blocks.shape[2]:
+        raise InputError(f"blocks must have shape (N, C, C), but have shape {tuple(blocks.shape)}.")
+    return blocks.shape[0], blocks.shape[1]
+
+
+def _check_not_negative(values: Tensor, largest: Tensor) -> None:
+    """Raise if an eigenvalue is below zero by more than a float32 computation explains."""
+    negative = (values < -1e-4 * largest).any(-1)
+    if bool(negative.any()):
+        first = int(negative.reshape(-1).nonzero()[0])
+        lowest = float(values.reshape(-1, values.shape[-1])[first].min())
+        raise NotPositiveDefinite(
+            f"a root needs positive semi-definite blocks, but block {first} has the eigenvalue "
+            f"{lowest:.3g}. Pass the Fisher information (likelihood.curvature), which is never "
+            "negative, in place of a Hessian."
+        )

@@ -1,0 +1,217 @@
+"""Block conjugate gradients: many right-hand sides at once, from products with the matrix only."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, NotConverged, check_finite
+
+Matmul = Callable[[Tensor], Tensor]
+"""v (n, k) to A v (n, k)."""
+
+
+class Preconditioner(Protocol):
+    """A symmetric positive definite M ≈ A whose inverse root is cheap, e.g. `LowRankPlusIdentity`."""
+
+    def inverse_sqrt(self, v: Tensor) -> Tensor:
+        """M^(−1/2) v for v (n, k), with the symmetric root."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What `block_cg` reached."""
+
+    x: Tensor  # the shape of b, float64
+    relative_residuals: Tensor  # (k,): ‖b − A x‖ / ‖b‖ per column, computed from x at the end
+    iterations: int
+    converged: bool
+    history: tuple[float, ...]
+    """The largest relative residual before the first iteration and after each one."""
+
+
+@torch.no_grad()
+def block_cg(
+    matmul: Matmul,
+    b: Tensor,
+    *,
+    preconditioner: Preconditioner | None = None,
+    x0: Tensor | None = None,
+    tol: float = 1e-8,
+    max_iterations: int = 1000,
+    on_step: Callable[[int, float], None] | None = None,
+) -> Solution:
+    """Solve A x = b for symmetric positive definite A and b (n,) or (n, k), from x0 (zero if left out).
+
+    Each iteration minimizes, not maximizes, the energy q(x) = ½ xᵀ A x − xᵀ b of every column over a
+    space that grows by k directions, shared by all columns. So q falls monotonically, and since
+    q(x) − q(A⁻¹b) = ½ ‖x − A⁻¹b‖²_A, so does the error; the residual may rise now and then.
+
+    The residual block is kept as Q C with orthonormal Q, and the directions P are orthonormalized and
+    made conjugate explicitly (Dubrulle's rQ form), so columns of b may be dependent, zero, or finish at
+    different times. Zero columns give zero. A preconditioner M is split, M^(−1/2) A M^(−1/2), but the
+    stopping rule is the plain relative residual ‖b − A x‖ / ‖b‖ ≤ `tol` in every column. It is checked
+    on b − A x itself: if the recursion was too optimistic, the iteration restarts from x, within
+    `max_iterations`. Short of `tol`, a `NotConverged` warning says why and what to try.
+
+    `matmul` gets float64 and may answer in float32: all sums here are float64. It runs without
+    autograd. `on_step(iteration, residual)` is called after each iteration. One product with (n, k)
+    and O(n k²) per iteration, one more product at the end; O(n k) memory.
+
+    References: Dubrulle, Retooling the method of block conjugate gradients, 2001; O'Leary, The block
+    conjugate gradient algorithm and related methods, 1980.
+
+    >>> A = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
+    >>> solution = block_cg(lambda v: A @ v, torch.tensor([1.0, 2.0]))
+    >>> solution.x * 11, solution.converged
+    (tensor([1., 7.], dtype=torch.float64), True)
+    """
+    columns = _check(b, x0, tol)
+    norms = torch.linalg.vector_norm(columns, dim=0)
+    scale = norms.where(norms > 0, torch.ones_like(norms))
+    unit = columns / scale  # so that norms of residual columns are the relative residuals
+    system = _System(matmul, preconditioner, tol, max_iterations, on_step)
+    if x0 is None:
+        x, residual = torch.zeros_like(unit), unit
+    else:
+        x = x0.detach().to(unit).reshape(unit.shape) / scale * (norms > 0)
+        residual = unit - system.product(x)
+    system.history.append(_largest(residual))
+    x, residual, reason = _refine(system, unit, x, residual)
+    reached = torch.linalg.vector_norm(residual, dim=0)
+    if reason:
+        _warn(float(reached.max()), system, reason)
+    return Solution(
+        (x * scale).reshape(b.shape), reached, system.iterations, not reason, tuple(system.history)
+    )
+
+
+@dataclass
+class _System:
+    """The operator, when to stop, and the record of the run so far."""
+
+    matmul: Matmul
+    preconditioner: Preconditioner | None
+    tol: float
+    max_iterations: int
+    on_step: Callable[[int, float], None] | None
+    history: list[float] = field(default_factory=list)
+
+    @property
+    def iterations(self) -> int:
+        return len(self.history) - 1
+
+    def product(self, v: Tensor) -> Tensor:
+        result = self.matmul(v).to(torch.float64)
+        if result.shape != v.shape:
+            raise InputError(
+                f"matmul must map {tuple(v.shape)} to the same shape, but gave {tuple(result.shape)}."
+            )
+        if not bool(torch.isfinite(result.sum())):
+            check_finite(result, "matmul(v)")
+        return result
+
+    def half(self, v: Tensor) -> Tensor:
+        """M^(−1/2) v."""
+        return v if self.preconditioner is None else self.preconditioner.inverse_sqrt(v)
+
+    def record(self, residual: float) -> None:
+        self.history.append(residual)
+        if self.on_step is not None:
+            self.on_step(self.iterations, residual)
+
+
+def _refine(
+    system: _System, unit: Tensor, x: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor, str]:
+    """Run cycles until the true residual passes: x, its residual, and why it stopped early, if so."""
+    reached, reason = _largest(residual), ""
+    while reached > system.tol:
+        if reason:
+            return x, residual, reason
+        new_x, definite = _cycle(system, x, residual)
+        new_residual = unit - system.product(new_x)
+        before, now = reached, _largest(new_residual)
+        system.history[-1] = now
+        if now < before:
+            x, residual, reached = new_x, new_residual, now
+        if system.iterations >= system.max_iterations:
+            reason = "the iterations ran out"
+        elif now > 0.5 * before:
+            reason = "the residual stalled" if definite else "the curvature was not positive"
+    return x, residual, ""
+
+
+def _cycle(system: _System, x: Tensor, residual: Tensor) -> tuple[Tensor, bool]:
+    """Block CG from x and its residual until the recursion passes the tolerance.
+
+    Returns x, and whether the curvature stayed positive.
+    """
+    Q, C = torch.linalg.qr(system.half(residual))  # M^(−1/2) residual = Q C throughout
+    P = Q
+    while system.iterations < system.max_iterations:
+        V = system.half(P)
+        AV = system.product(V)
+        AP = system.half(AV)
+        curvature = P.mT @ AP
+        factor, info = torch.linalg.cholesky_ex(0.5 * (curvature + curvature.mT))
+        if int(info) != 0:
+            return x, False
+        # PᵀQ is the identity in exact arithmetic while all directions are independent; computing it
+        # keeps the step the minimizer over span(P) when some of them are only filled in by the QR.
+        step = torch.cholesky_solve(P.mT @ Q, factor)
+        x = x + V @ (step @ C)
+        residual = residual - AV @ (step @ C)
+        system.record(_largest(residual))
+        if system.history[-1] <= system.tol:
+            break
+        Q, S = torch.linalg.qr(Q - AP @ step)
+        C = S @ C
+        P = torch.linalg.qr(Q - P @ torch.cholesky_solve(AP.mT @ Q, factor))[0]
+    return x, True
+
+
+def _largest(residual: Tensor) -> float:
+    return float(torch.linalg.vector_norm(residual, dim=0).max()) if residual.numel() else 0.0
+
+
+def _check(b: Tensor, x0: Tensor | None, tol: float) -> Tensor:
+    if b.dim() not in (1, 2):
+        raise InputError(f"b must have shape (n,) or (n, k), but has shape {tuple(b.shape)}.")
+    if x0 is not None and x0.shape != b.shape:
+        raise InputError(
+            f"x0 must have the shape of b, {tuple(b.shape)}, but has shape {tuple(x0.shape)}."
+        )
+    if not tol > 0.0:
+        raise InputError(f"tol must be positive, but is {tol:g}. Pass for example tol=1e-8.")
+    check_finite(b, "b")
+    columns = b.detach().to(torch.float64)
+    return columns.unsqueeze(-1) if b.dim() == 1 else columns
+
+
+def _warn(reached: float, system: _System, reason: str) -> None:
+    advice = {
+        "the iterations ran out": (
+            f"Try a preconditioner of higher rank, max_iterations={2 * system.max_iterations}, "
+            f"a larger noise_var, or a looser tolerance, tol={10 * system.tol:.0e}"
+        ),
+        "the residual stalled": (
+            "This is about what the precision of the products allows: compute them in float64, "
+            f"raise noise_var or the rank of the preconditioner, or accept tol={2 * reached:.0e}"
+        ),
+        "the curvature was not positive": (
+            "The matrix is not positive definite to the precision of the products: raise noise_var, "
+            "or compute the products in float64"
+        ),
+    }[reason]
+    warnings.warn(
+        f"conjugate gradients stopped at a relative residual of {reached:.2e}, above the tolerance "
+        f"of {system.tol:.2e}, after {system.iterations} iterations: {reason}. {advice}.",
+        NotConverged,
+        stacklevel=4,
+    )

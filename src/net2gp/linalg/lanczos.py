@@ -1,0 +1,165 @@
+"""Lanczos: a small tridiagonal picture of a large symmetric matrix, from products with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, NotPositiveDefinite
+from net2gp.linalg.cholesky import cholesky
+from net2gp.linalg.low_rank import random_normal
+
+_PROBE_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Tridiagonal:
+    """T = Qᵀ A Q on a Krylov space of A, with Q orthonormal; float64."""
+
+    Q: Tensor  # (n, t)
+    T: Tensor  # (t, t)
+
+
+@torch.no_grad()
+def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tridiagonal:
+    """Q and T = Qᵀ A Q for the Krylov space span{s, A s, …, A^(rank−1) s} of symmetric A, s (n,).
+
+    Every new vector is orthogonalized against all earlier ones, twice, so Q stays orthonormal to
+    rounding. When the space is exhausted early (it is invariant under A), t < rank columns come back.
+    `rank` products with (n, 1), O(n rank²) more, O(n rank) memory.
+
+    Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapter 13.
+
+    >>> A = torch.diag(torch.tensor([1.0, 2.0, 2.0]))
+    >>> lanczos(lambda v: A @ v, torch.ones(3), 3).Q.shape
+    torch.Size([3, 2])
+    """
+    if start.dim() != 1 or not bool(start.abs().sum() > 0):
+        raise InputError(
+            f"start must be a vector (n,) that is not zero, but has shape {tuple(start.shape)}"
+            f" and norm {float(torch.linalg.vector_norm(start)):.3g}. Pass for example a mean of b."
+        )
+    _check_rank(rank)
+    basis, alpha, beta = _lanczos(matmul, start.to(torch.float64).unsqueeze(-1), rank)
+    t = int((torch.linalg.vector_norm(basis[:, :, 0], dim=1) > 0).sum())
+    return Tridiagonal(basis[:t, :, 0].mT.contiguous(), _tridiagonal(alpha[:t], beta[: t - 1])[0])
+
+
+def inverse_root(tridiagonal: Tridiagonal) -> Tensor:
+    """R (n, t) with R Rᵀ = Q T⁻¹ Qᵀ ≈ A⁻¹: the cache behind constant-time predictive variances.
+
+    k_*ᵀ A⁻¹ k_* is replaced by ‖Rᵀ k_*‖². For positive definite A, Q (Qᵀ A Q)⁻¹ Qᵀ ⪯ A⁻¹ and it grows
+    with the rank, so a cached variance k_** − ‖Rᵀ k_*‖² is never below the exact one and falls
+    towards it. O(n t²).
+
+    Reference: Pleiss, Gardner, Weinberger & Wilson, Constant-time predictive distributions for
+    Gaussian processes (LOVE), 2018.
+
+    >>> A = torch.diag(torch.tensor([1.0, 4.0]))
+    >>> R = inverse_root(lanczos(lambda v: A @ v, torch.ones(2), 2))
+    >>> torch.allclose(R @ R.mT, A.inverse().double())
+    True
+    """
+    factor = cholesky(tridiagonal.T, what="the Lanczos matrix Qᵀ A Q")
+    return factor.half_solve(tridiagonal.Q.mT).mT
+
+
+@torch.no_grad()
+def log_det_quadrature(
+    matmul: Callable[[Tensor], Tensor],
+    n: int,
+    *,
+    num_probes: int = 16,
+    rank: int = 64,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """An estimate of log |A| for positive definite A (n, n), and its standard error over probes.
+
+    log |A| = tr log A = E zᵀ (log A) z for random signs z. Each zᵀ (log A) z is n Σ_j τ_j² log θ_j
+    with the eigenvalues θ_j of the Lanczos matrix of z and the first entries τ_j of its eigenvectors
+    (Gauss quadrature). The standard error does not see the error of the quadrature, which falls
+    geometrically in the rank, as (1 − 2/√condition)^(2·rank) or faster. `rank` products with
+    (n, num_probes), in `dtype`; O(n rank² num_probes) more, in float64; at most about 1 GiB.
+
+    Reference: Ubaru, Chen & Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017.
+
+    >>> estimate, error = log_det_quadrature(lambda v: 2 * v, 10)
+    >>> round(float(estimate / torch.tensor(2.0).log()), 6), float(error) < 1e-12
+    (10.0, True)
+    """
+    if num_probes < 2:
+        raise InputError(
+            f"num_probes must be at least 2, to have a standard error, but is {num_probes}."
+        )
+    _check_rank(rank)
+    probes = random_normal((n, num_probes), generator=generator, device=device).sign()
+    at_once = max(1, min(num_probes, _PROBE_BYTES // (8 * n * min(rank, n))))
+    parts = []
+    for some in probes.split(at_once, dim=1):
+        _, alpha, beta = _lanczos(lambda v: matmul(v.to(dtype)), some, rank)
+        values, vectors = torch.linalg.eigh(_tridiagonal(alpha, beta[:-1]))
+        _check_positive(values)
+        parts.append(n * (vectors[:, 0].square() * values.log()).sum(-1))
+    samples = torch.cat(parts)
+    return samples.mean(), samples.std() / num_probes**0.5
+
+
+def _lanczos(
+    matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lanczos of every column of start (n, s), each in its own space: basis (t, n, s), α, β (t, s).
+
+    A column whose space is exhausted goes on with zero vectors, α = 1 and β = 0: T is then block
+    diagonal, and the added block has no weight in the first entries of the eigenvectors.
+    """
+    n, s = start.shape
+    rank = min(rank, n)
+    basis = start.new_zeros(rank, n, s)
+    alpha, beta = start.new_ones(rank, s), start.new_zeros(rank, s)
+    vector = start / torch.linalg.vector_norm(start, dim=0)
+    size = start.new_zeros(s)
+    for t in range(rank):
+        basis[t] = vector
+        image = matmul(vector)
+        eps = torch.finfo(image.dtype).eps
+        image = image.to(torch.float64)
+        alive = vector.abs().amax(0) > 0
+        alpha[t] = torch.where(alive, (vector * image).sum(0), alpha[t])
+        # The largest ‖A q‖ so far is a lower bound on ‖A‖, the scale of rounding in A q.
+        size = torch.maximum(size, torch.linalg.vector_norm(image, dim=0))
+        for _ in range(2):
+            inner = torch.einsum("tns,ns->ts", basis[: t + 1], image)
+            image = image - torch.einsum("tns,ts->ns", basis[: t + 1], inner)
+        norm = torch.linalg.vector_norm(image, dim=0)
+        alive = alive & (norm > 10 * n**0.5 * eps * size)
+        beta[t] = torch.where(alive, norm, 0.0)
+        vector = torch.where(alive, image / norm.where(alive, torch.ones_like(norm)), 0.0)
+        if not bool(alive.any()):
+            break
+    return basis[: t + 1], alpha[: t + 1], beta[: t + 1]
+
+
+def _tridiagonal(alpha: Tensor, beta: Tensor) -> Tensor:
+    """α (t, s) and β (t − 1, s) as matrices (s, t, t)."""
+    off = torch.diag_embed(beta.mT, offset=1)
+    if beta.shape[0] == 0:
+        return alpha.mT.unsqueeze(-1)
+    return torch.diag_embed(alpha.mT) + off + off.mT
+
+
+def _check_rank(rank: int) -> None:
+    if rank < 1:
+        raise InputError(f"rank must be at least 1, but is {rank}.")
+
+
+def _check_positive(eigenvalues: Tensor) -> None:
+    if not bool((eigenvalues > 0).all()):
+        raise NotPositiveDefinite(
+            "log |A| needs a positive definite A, but a Lanczos eigenvalue is "
+            f"{float(eigenvalues.min()):.3g}. Raise noise_var, or compute the products in float64."
+        )

@@ -1,0 +1,176 @@
+"""Low-rank approximations of positive semi-definite matrices, and I + U diag(λ) Uᵀ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError
+
+
+@dataclass(frozen=True)
+class LowRankPlusIdentity:
+    """I + U diag(λ) Uᵀ with orthonormal U (n, r) and λ ≥ 0 (r,); every product costs O(n r k).
+
+    As a preconditioner of σ²I + K take U, λ of K / σ²: scalars do not matter to conjugate gradients.
+
+    >>> matrix = LowRankPlusIdentity.from_factor(torch.tensor([[1.0], [0.0]]))
+    >>> matrix.matmul(torch.ones(2, 1)).flatten()
+    tensor([2., 1.], dtype=torch.float64)
+    """
+
+    U: Tensor  # (n, r)
+    eigenvalues: Tensor  # (r,)
+
+    @classmethod
+    def from_factor(cls, L: Tensor) -> LowRankPlusIdentity:
+        """I + L Lᵀ for L (n, r), by QR and the SVD of the r × r factor: O(n r²).
+
+        Not from LᵀL, which would square the condition number.
+        """
+        Q, R = torch.linalg.qr(L.to(torch.float64))
+        V, singular, _ = torch.linalg.svd(R, full_matrices=False)
+        return cls(Q @ V, singular.square())
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """(I + U λ Uᵀ) v."""
+        return self._apply(self.eigenvalues, v)
+
+    def inverse(self, v: Tensor) -> Tensor:
+        """(I + U λ Uᵀ)⁻¹ v = v − U λ/(1 + λ) Uᵀ v."""
+        return self._apply(-self.eigenvalues / (1.0 + self.eigenvalues), v)
+
+    def inverse_sqrt(self, v: Tensor) -> Tensor:
+        """(I + U λ Uᵀ)^(−1/2) v, the symmetric root."""
+        root = (1.0 + self.eigenvalues).sqrt()
+        # 1/√(1+λ) − 1, written without the cancellation for small λ.
+        return self._apply(-self.eigenvalues / (root * (1.0 + root)), v)
+
+    def log_det(self) -> Tensor:
+        """Σ log(1 + λ)."""
+        return self.eigenvalues.log1p().sum()
+
+    def _apply(self, weights: Tensor, v: Tensor) -> Tensor:
+        v = v.to(self.U)
+        inner = self.U.mT @ v
+        return v + self.U @ (weights.unsqueeze(-1) * inner if v.dim() == 2 else weights * inner)
+
+
+@torch.no_grad()
+def pivoted_cholesky(
+    diag: Tensor,
+    columns: Callable[[Tensor], Tensor],
+    rank: int,
+    *,
+    block: int = 1,
+    tol: float = 0.0,
+) -> Tensor:
+    """L (n, r), r ≤ rank, with L Lᵀ ≈ K, K − L Lᵀ positive semi-definite, from r columns of K.
+
+    Greedy: the next pivot has the largest diagonal entry of what remains, K − L Lᵀ. It stops early
+    when the remaining trace is at most `tol` times the trace of K, or is rounding only.
+    `columns(indices)` gives K[:, indices], (n, k); with `block` > 1 it is asked for that many
+    candidates at a time, which is cheaper for kernels. Of these, the ones that fell below half of
+    the largest remaining entry because an earlier one explains them are not used, so the quality per
+    rank stays that of the greedy rule. O(n r²) beside the columns; float64.
+
+    Reference: Harbrecht, Peters & Schneider, On the low-rank approximation by the pivoted Cholesky
+    decomposition, 2012.
+
+    >>> K = torch.tensor([[4.0, 2.0], [2.0, 1.0]])
+    >>> pivoted_cholesky(K.diagonal(), lambda i: K[:, i], 2)
+    tensor([[2.],
+            [1.]], dtype=torch.float64)
+    """
+    n = diag.shape[0]
+    if rank < 0 or block < 1:
+        raise InputError(f"rank must be ≥ 0 and block ≥ 1, but rank={rank} and block={block} came.")
+    remaining = diag.to(torch.float64, copy=True)
+    rank = min(rank, n)
+    rows = remaining.new_empty(rank, n)  # Lᵀ, so that a new vector is contiguous
+    enough, floor = tol * remaining.sum(), 0.0
+    size = 0
+    while size < rank and remaining.sum() > enough and remaining.max() > floor:
+        picked = remaining.topk(min(block, n)).indices
+        panel = columns(picked)
+        floor = n * torch.finfo(panel.dtype).eps * float(diag.max())
+        panel = panel.to(torch.float64).mT - rows[:size, picked].mT @ rows[:size]
+        before, size = size, _add_pivots(rows, size, panel, picked, remaining, floor)
+        if size == before:
+            break
+    return rows[:size].mT.clone() if size < rank else rows.mT
+
+
+def _add_pivots(
+    rows: Tensor, size: int, panel: Tensor, picked: Tensor, remaining: Tensor, floor: float
+) -> int:
+    """Append to `rows` the vectors that the residual rows `panel` (b, n) give; returns the new size."""
+    while size < rows.shape[0]:
+        pivots = remaining[picked]
+        best = int(pivots.argmax())
+        index = picked[best]
+        if pivots[best] < 0.5 * remaining.max() or not panel[best, index] > floor:
+            break
+        vector = panel[best] / panel[best, index].sqrt()
+        rows[size] = vector
+        size += 1
+        panel -= torch.outer(vector[picked], vector)
+        remaining -= vector.square()
+        remaining.clamp_(min=0.0)
+        remaining[index] = 0.0
+    return size
+
+
+@torch.no_grad()
+def nystrom(
+    matmul: Callable[[Tensor], Tensor],
+    n: int,
+    rank: int,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """U (n, r) orthonormal and λ (r,) descending with U diag(λ) Uᵀ ≈ A, from one product with A.
+
+    With an orthonormal random Ω (n, rank) and Y = A Ω the approximation is Y (Ωᵀ Y)⁺ Yᵀ. It is
+    computed for A + νI with ν at rounding level, and ν is taken off λ again; without this shift the
+    small eigenvalues would be noise. It lies below A: A − U λ Uᵀ is positive semi-definite up to ν.
+    `matmul` gets Ω in `dtype`; what follows is float64: O(n rank²). r < rank only if A has lower
+    numerical rank.
+
+    References: Tropp, Yurtsever, Udell & Cevher, Fixed-rank approximation of a positive-semidefinite
+    matrix from streaming data, 2017; Frangella, Tropp & Udell, Randomized Nyström preconditioning, 2023.
+
+    >>> U, eigenvalues = nystrom(lambda v: 3 * v, 5, 2)
+    >>> U.shape, eigenvalues
+    (torch.Size([5, 2]), tensor([3., 3.], dtype=torch.float64))
+    """
+    if not 1 <= rank <= n:
+        raise InputError(f"rank must lie between 1 and n = {n}, but is {rank}.")
+    probes = random_normal((n, rank), generator=generator, device=device)
+    probes = torch.linalg.qr(probes)[0].to(dtype)
+    product = matmul(probes)
+    eps = torch.finfo(product.dtype).eps
+    omega, Y = probes.to(torch.float64), product.to(torch.float64)
+    shift = n**0.5 * eps * float(torch.linalg.matrix_norm(Y))
+    Y = Y + shift * omega
+    inner = omega.mT @ Y
+    values, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
+    # After the shift every eigenvalue should be at least ν; those that are not are rounding.
+    keep = values > 0.5 * shift
+    factor = Y @ (vectors[:, keep] / values[keep].sqrt())
+    U, singular, _ = torch.linalg.svd(factor, full_matrices=False)
+    return U, (singular.square() - shift).clamp(min=0.0)
+
+
+def random_normal(
+    shape: tuple[int, ...], *, generator: torch.Generator | None, device: torch.device | str
+) -> Tensor:
+    """Standard normal float64 numbers on `device`, drawn where the generator lives."""
+    source = generator.device if generator is not None else device
+    draws = torch.randn(shape, dtype=torch.float64, device=source, generator=generator)
+    return draws.to(device)

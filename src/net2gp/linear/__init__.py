@@ -1,0 +1,6 @@
+"""Finite width, at θ: the linearized network and its tangent kernel."""
+
+from net2gp.linear.linearized import Linearized, linearize
+from net2gp.linear.tangent import TangentKernel, TraceKernel
+
+__all__ = ["Linearized", "TangentKernel", "TraceKernel", "linearize"]

@@ -1,0 +1,366 @@
+"""A trained network, linearized in its parameters around the point where it stands."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from net2gp.errors import InputError, NetworkError, check_dtype_and_device
+from net2gp.inputs import Inputs, check_inputs, chunks, describe, num_rows, tensors
+from net2gp.types import Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.tangent import TangentKernel, TraceKernel
+
+Output = Callable[[Any], Tensor]
+Patterns = str | Sequence[str]
+PriorVar = float | Tensor | Mapping[str, float | Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Linearized:
+    """f(x; θ) ≈ f(x; θ*) + J(x)(θ − θ*): the first-order Taylor expansion of a network in θ.
+
+    `params` are the chosen parameters θ*, `frozen` all other parameters and buffers; both are copies,
+    so that training the network further does not change this value. Outputs are flattened to (N, C).
+    """
+
+    network: nn.Module = field(repr=False)
+    params: Params = field(repr=False)
+    frozen: Params = field(repr=False)
+    output: Output | None = field(default=None, repr=False)
+
+    @property
+    def num_params(self) -> int:
+        """P, the number of chosen parameters."""
+        return sum(value.numel() for value in self.params.values())
+
+    @property
+    def example(self) -> Tensor:
+        """One of the parameters, to read dtype and device from."""
+        return next(iter(self.params.values()))
+
+    def __call__(self, x: Inputs) -> Tensor:
+        """f(x; θ*): (N, C)."""
+        check_inputs(x)
+        with torch.no_grad():
+            return self.evaluate(self.params, x)
+
+    def evaluate(self, params: Params, x: Inputs) -> Tensor:
+        """f(x; θ) of the network itself at other values of the chosen parameters: (N, C).
+
+        Differentiable with torch.func and with autograd.
+        """
+        check_eval_mode(self.network)
+        arguments: tuple[Tensor, ...] = () if isinstance(x, dict) else tuple(tensors(x))
+        keywords = x if isinstance(x, dict) else {}
+        with differentiable(self.network):
+            out = functional_call(self.network, {**self.frozen, **params}, arguments, keywords)
+        out = self.output(out) if self.output is not None else out
+        if not isinstance(out, Tensor):
+            raise NetworkError(
+                f"the network returns {describe(out)}, where one tensor is needed. Pick it with "
+                "linearize(network, output=lambda out: out.logits), or out[0] for a tuple."
+            )
+        if out.dim() == 0 or out.shape[0] != num_rows(x):
+            raise NetworkError(
+                f"the network maps {num_rows(x)} points to {describe(out)}, but the first axis of the "
+                "output must count points. Pick or reshape the output with linearize(..., output=...)."
+            )
+        return out.reshape(out.shape[0], -1)
+
+    def jvp(self, x: Inputs, v: Params) -> Tensor:
+        """J(x) v: (N, C), one forward-mode pass.
+
+        >>> linearized = linearize(nn.Linear(2, 1).eval())
+        >>> linearized.jvp(torch.ones(3, 2), {"weight": torch.ones(1, 2), "bias": torch.ones(1)})
+        tensor([[3.],
+                [3.],
+                [3.]])
+        """
+        self._check_tangent(v)
+        return _pushforward(lambda p: self.evaluate(p, x), self.params, v)
+
+    def vjp(self, x: Inputs, u: Tensor) -> Params:
+        """J(x)ᵀ u for u of shape (N, C): a value for each chosen parameter, one backward pass."""
+        out, pullback = vjp(lambda p: self.evaluate(p, x), self.params)
+        if u.shape != out.shape:
+            raise InputError(
+                f"u must have the shape {tuple(out.shape)} of the output, but is {describe(u)}."
+            )
+        return pullback(u.to(out.dtype))[0]
+
+    def jacobian(self, x: Inputs) -> Tensor:
+        """J(x): (N, C, P), columns in the order of `params`. Costs N·C·P memory: see `kernel` instead."""
+        from net2gp.linear.tangent import jacobian
+
+        return jacobian(self, x)
+
+    def taylor(self, x: Inputs, params: Params, order: int = 1) -> Tensor:
+        """The Taylor polynomial of the network in θ around θ*, at θ = `params`: (N, C).
+
+        Σ_k dᵏf/dtᵏ f(x; θ* + t(θ − θ*))|₀ / k!, by nested forward-mode; order 1 is the linearized
+        network itself, whose error is O(‖θ − θ*‖²).
+        """
+        self._check_tangent(params)
+        step = {name: params[name] - value for name, value in self.params.items()}
+        term: Callable[[Params], Tensor] = lambda p: self.evaluate(p, x)
+        total, factorial = term(self.params), 1.0
+        for k in range(1, order + 1):
+            term = _directional(term, step)
+            factorial *= k
+            total = total + term(self.params) / factorial
+        return total
+
+    def kernel(self, prior_var: PriorVar = 1.0) -> TangentKernel:
+        """J diag(prior_var) Jᵀ over all outputs: the law of the linearized network under θ ~ N(θ*, prior_var).
+
+        `prior_var` is a number, or maps parameter names or patterns to numbers or to tensors of the
+        parameter's shape: `{"*": 1.0, "*.bias": 0.1}`; of several patterns that match, the last counts.
+        """
+        from net2gp.linear.tangent import TangentKernel
+
+        return TangentKernel(self, expand_prior(prior_var, self.params))
+
+    def trace_kernel(self, prior_var: PriorVar = 1.0) -> TraceKernel:
+        """(1/C) Σ_c J_c diag(prior_var) J_cᵀ, one covariance shared by independent outputs.
+
+        For tasks with another number of outputs than the network.
+        """
+        from net2gp.linear.tangent import TraceKernel
+
+        return TraceKernel(self.kernel(prior_var))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Linearized:
+        """The same linearization with its tensors on another device or in another dtype."""
+
+        def move(values: Params) -> Params:
+            return {
+                name: value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+                for name, value in values.items()
+            }
+
+        return replace(self, params=move(self.params), frozen=move(self.frozen))
+
+    def flatten(self, params: Params) -> Tensor:
+        """The chosen parameters' values one behind the other: (P,), or (P, k) if each ends in an axis k."""
+        lead = {name: value.dim() for name, value in self.params.items()}
+        return torch.cat([params[name].reshape(value.numel(), *params[name].shape[lead[name] :])
+                          for name, value in self.params.items()])
+
+    def unflatten(self, vector: Tensor) -> Params:
+        """The inverse of `flatten`, for a vector of shape (P,)."""
+        pieces = vector.split([value.numel() for value in self.params.values()])
+        return {name: piece.reshape(value.shape)
+                for (name, value), piece in zip(self.params.items(), pieces, strict=True)}
+
+    def _check_tangent(self, v: Params) -> None:
+        if not isinstance(v, Mapping) or set(v) != set(self.params):
+            came = sorted(v) if isinstance(v, Mapping) else describe(v)
+            raise InputError(f"expected a value for each of {sorted(self.params)}, but got {came}.")
+        for name, value in self.params.items():
+            if v[name].shape != value.shape:
+                raise InputError(f"'{name}' must have shape {tuple(value.shape)}, but is {describe(v[name])}.")
+            check_dtype_and_device(v[name], f"'{name}'", value, "the network")
+
+
+def linearize(
+    network: nn.Module,
+    params: Params | None = None,
+    *,
+    only: Patterns | None = None,
+    output: Output | None = None,
+) -> Linearized:
+    """Linearize `network` in its parameters.
+
+    `params` replaces the network's own values by name. `only` chooses parameters by name pattern
+    ("head.*"); a list adds up, and a pattern that starts with "!" takes away: ["*", "!embed.*"].
+    `output` picks the tensor from a richer return value.
+
+    The network must be in eval mode: dropout and batch statistics have no single Jacobian.
+    Cost: a copy of the parameters.
+
+    >>> network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).eval()
+    >>> linearize(network, only="2.*").num_params
+    5
+
+    Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
+    """
+    if not isinstance(network, nn.Module):
+        raise NetworkError(f"network must be a torch.nn.Module, but is {describe(network)}.")
+    check_eval_mode(network)
+    named = dict(network.named_parameters())
+    if not named:
+        raise NetworkError(
+            f"the network ({type(network).__name__}) has no parameters, so there is nothing to linearize. "
+            "Pass a module with nn.Parameter weights."
+        )
+    given = _check_given(params, named)
+    everything = {name: given.get(name, value).detach().clone() for name, value in named.items()}
+    chosen = choose(list(everything), only)
+    frozen = {name: value for name, value in everything.items() if name not in chosen}
+    frozen |= {name: value.detach().clone() for name, value in network.named_buffers()}
+    values = {name: everything[name] for name in chosen}
+    _check_params(values)
+    return Linearized(network, values, frozen, output)
+
+
+def _check_given(params: Params | None, named: Mapping[str, Tensor]) -> Params:
+    given = dict(params or {})
+    for name, value in given.items():
+        if name not in named:
+            raise InputError(f"params has '{name}', which the network does not: {_some(list(named))}.")
+        if value.shape != named[name].shape:
+            raise InputError(
+                f"params['{name}'] must have shape {tuple(named[name].shape)}, but is {describe(value)}."
+            )
+    return given
+
+
+def _check_params(params: Params) -> None:
+    kinds = {(value.dtype, value.device) for value in params.values()}
+    if len(kinds) > 1:
+        raise NetworkError(
+            f"the chosen parameters must share one dtype and device, but have {sorted(map(str, kinds))}. "
+            "Convert the network, e.g. network.float(), or choose fewer parameters with only=."
+        )
+    dtype = next(iter(kinds))[0]
+    if dtype not in (torch.float32, torch.float64):
+        raise NetworkError(f"the parameters are {dtype}: use network.float() or network.double().")
+    for name, value in params.items():
+        if not bool(torch.isfinite(value).all()):
+            raise NetworkError(f"parameter '{name}' has NaN or infinite values: the training diverged.")
+
+
+def choose(names: list[str], only: Patterns | None) -> list[str]:
+    """The names that the patterns pick, in the order of `names`.
+
+    >>> choose(["a.weight", "a.bias", "b.weight"], ["*", "!*.bias"])
+    ['a.weight', 'b.weight']
+    """
+    if only is None:
+        return names
+    chosen: set[str] = set()
+    for pattern in [only] if isinstance(only, str) else only:
+        matched = {name for name in names if fnmatchcase(name, pattern.removeprefix("!"))}
+        if not matched:
+            raise InputError(f"only='{pattern}' matches no parameter. The network has: {_some(names)}.")
+        chosen = chosen - matched if pattern.startswith("!") else chosen | matched
+    if not chosen:
+        raise InputError(f"only={only!r} leaves no parameter. The network has: {_some(names)}.")
+    return [name for name in names if name in chosen]
+
+
+def expand_prior(prior_var: PriorVar, params: Params) -> Params:
+    """A prior variance for each parameter: a scalar tensor, or one of the parameter's own shape."""
+    patterns = prior_var if isinstance(prior_var, Mapping) else {"*": prior_var}
+    like = next(iter(params.values()))
+    expanded: Params = {}
+    for pattern, value in patterns.items():
+        variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        if not bool(torch.isfinite(variance).all()) or bool((variance < 0).any()):
+            raise InputError(f"prior_var['{pattern}'] must be finite and not negative, but is {value}.")
+        matched = [name for name in params if fnmatchcase(name, pattern)]
+        if not matched:
+            raise InputError(f"prior_var has '{pattern}', which matches none of: {_some(list(params))}.")
+        for name in matched:
+            if variance.dim() and variance.shape != params[name].shape:
+                raise InputError(
+                    f"prior_var for '{name}' must be a number or have the parameter's shape "
+                    f"{tuple(params[name].shape)}, but is {describe(variance)}."
+                )
+            expanded[name] = variance
+    missing = [name for name in params if name not in expanded]
+    if missing:
+        raise InputError(f"prior_var leaves out {_some(missing)}. Add a pattern such as '*': 1.0 in front.")
+    return expanded
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def check_eval_mode(network: nn.Module) -> None:
+    """Raise if the network, or a part of it that would then act at random, is in training mode."""
+    if not any(module.training for module in network.modules()):
+        return
+    active = [name or "the network" for name, module in network.named_modules() if module.training]
+    kinds = {type(module).__name__ for module in network.modules() if module.training}
+    noisy = sorted(kind for kind in kinds if "Dropout" in kind or "BatchNorm" in kind)
+    reason = f" ({', '.join(noisy)} would act at random or couple the batch)" if noisy else ""
+    raise NetworkError(
+        f"the network is in training mode{reason}: {_some(active, 4)}. Call network.eval() first."
+    )
+
+
+@contextlib.contextmanager
+def differentiable(network: nn.Module) -> Iterator[None]:
+    """Within it, the network runs on kernels that every kind of differentiation supports, in full precision.
+
+    Fused attention and recurrent kernels have no forward mode or no double backward, and TensorFloat32
+    would cost three digits of the kernel.
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if torch.backends.cudnn.is_available():
+            stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
+        if recurrent:
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def _pushforward(function: Callable[[Params], Tensor], at: Params, v: Params) -> Tensor:
+    """Forward mode; where an operation lacks it, J v as the derivative of u ↦ Jᵀu along v."""
+    try:
+        return jvp(function, (at,), (v,))[1]
+    except (NotImplementedError, RuntimeError) as error:
+        if "forward" not in str(error).lower() and "jvp" not in str(error).lower():
+            raise
+    out, pullback = vjp(function, at)
+    _, double = vjp(lambda u: pullback(u)[0], torch.zeros_like(out))
+    return double(v)[0]
+
+
+def _directional(function: Callable[[Params], Tensor], step: Params) -> Callable[[Params], Tensor]:
+    return lambda params: jvp(function, (params,), (step,))[1]
+
+
+def column_products(linearized: Linearized, x: Inputs, v: Tensor, rows_per_chunk: int) -> Tensor:
+    """J(x) v for the columns of v (P, k): (N·C, k), `rows_per_chunk` points at a time."""
+    tangents = [linearized.unflatten(column) for column in v.unbind(1)]
+    parts = []
+    for part in chunks(x, rows_per_chunk):
+        evaluate = lambda p, part=part: linearized.evaluate(p, part)
+        columns = [_pushforward(evaluate, linearized.params, tangent) for tangent in tangents]
+        parts.append(torch.stack(columns, -1).flatten(0, 1))
+    return torch.cat(parts)
+
+
+def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, rows_per_chunk: int) -> Tensor:
+    """J(x)ᵀ u for the columns of u (N·C, k): (P, k), `rows_per_chunk` points at a time."""
+    total = u.new_zeros(linearized.num_params, u.shape[1])
+    width = u.shape[0] // num_rows(x)
+    start = 0
+    for part in chunks(x, rows_per_chunk):
+        stop = start + num_rows(part) * width
+        out, pullback = vjp(lambda p, part=part: linearized.evaluate(p, part), linearized.params)
+        for column in range(u.shape[1]):
+            pulled = pullback(u[start:stop, column].reshape(out.shape))[0]
+            total[:, column] += linearized.flatten(pulled)
+        start = stop
+    return total

@@ -1,0 +1,372 @@
+"""The tangent kernel J diag(prior_var) Jᵀ of a linearized network, without its Jacobian."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, check_memory
+from net2gp.inputs import Inputs, check_inputs, chunks, num_rows, rows, tensors
+from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
+from net2gp.linear.factors import (
+    Direct,
+    Factor,
+    Outer,
+    accumulate,
+    add_blocks,
+    mirror,
+    scaled,
+    with_bias,
+)
+from net2gp.linear.linearized import Linearized, column_products, column_pullbacks
+from net2gp.progress import progress
+from net2gp.types import Params
+
+
+@dataclass(frozen=True, eq=False)
+class TangentKernel:
+    """k(x, x') = J(x) diag(prior_var) J(x')ᵀ over all outputs: rows run n·C + c.
+
+    Linear, convolution, embedding and affine-norm parameters contribute by structure: for a weight
+    with inputs a and output gradients g, K += Σ_ts (a_t·a'_s)(g_t·g'_s) or the product of layer
+    gradients, whichever is cheaper; all other parameters through their own columns of the Jacobian,
+    a few at a time. Cost: C backward passes over x and y, plus N²C² times the number of layer outputs
+    (not parameters) for dense layers. `memory_budget` bounds, in bytes, what is held beside the result.
+
+    Reference: Novak et al., Fast finite width neural tangent kernel, ICML 2022.
+    """
+
+    linearized: Linearized
+    prior_var: Params = field(repr=False)
+    memory_budget: int = 2**30
+
+    @property
+    def joint(self) -> bool:
+        """True: the outputs share their parameters, so they are coupled."""
+        return True
+
+    @property
+    def num_features(self) -> int:
+        """P, the number of chosen parameters."""
+        return self.linearized.num_params
+
+    def check(self, x: Inputs) -> None:
+        """Raise if the network cannot take `x`, or cannot be linearized there."""
+        self._plan(x)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y): (N·C, M·C).
+
+        >>> from net2gp.linear.linearized import linearize
+        >>> kernel = linearize(torch.nn.Linear(2, 2).eval()).kernel()
+        >>> kernel(torch.tensor([[1.0, 2.0]]))
+        tensor([[6., 0.],
+                [0., 6.]])
+        """
+        return self._assemble(x, y, traced=False)
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n) for each point: (N, C, C)."""
+        layout = self._plan(x)
+        C = layout.num_outputs
+        parts = []
+        for part in chunks(x, self._points(layout)):
+            block = self.linearized.example.new_zeros(num_rows(part), C, C)
+            for factor in self._factors(part, layout):
+                add_blocks(block, factor)
+            parts.append(block)
+        return torch.cat(parts)
+
+    def diag(self, x: Inputs) -> Tensor:
+        """The diagonal of k(x, x): (N·C,)."""
+        return self.blocks(x).diagonal(dim1=1, dim2=2).reshape(-1)
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k(x, y) @ v by a backward pass over y and a forward-mode pass over x, for each column of v."""
+        return self.apply(x, self.adjoint(y, v))
+
+    def features(self, x: Inputs) -> Tensor:
+        """Φ(x) = J(x) diag(√prior_var): (N, C, P)."""
+        return self.linearized.jacobian(x) * self._roots
+
+    def apply(self, x: Inputs, w: Tensor) -> Tensor:
+        """Φ(x) w: (N·C, k) for w of shape (P, k)."""
+        w = (w * self._roots[:, None]).to(self.linearized.example.dtype)
+        return column_products(self.linearized, x, w, self._rows_per_pass(x))
+
+    def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
+        """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
+        u = u.to(self.linearized.example.dtype)
+        return column_pullbacks(self.linearized, x, u, self._rows_per_pass(x)) * self._roots[:, None]
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TangentKernel:
+        """The same kernel with its tensors on another device or in another dtype."""
+        prior = {name: value.to(device=device, dtype=dtype) for name, value in self.prior_var.items()}
+        return replace(self, linearized=self.linearized.to(device, dtype), prior_var=prior)
+
+    @cached_property
+    def _roots(self) -> Tensor:
+        """√prior_var as a vector (P,)."""
+        params = self.linearized.params
+        return torch.cat([self.prior_var[n].sqrt().expand(p.shape).reshape(-1) for n, p in params.items()])
+
+    def _plan(self, x: Inputs) -> Plan:
+        check_inputs(x)
+        _check_device(x, self.linearized)
+        return plan(self.linearized, x)
+
+    def _points(self, layout: Plan) -> int:
+        """How many points' factors fit into the memory budget."""
+        leftover = max((self.linearized.params[n].numel() for n in layout.leftover), default=0)
+        leftover *= layout.num_outputs * self.linearized.example.element_size()
+        return max(1, self.memory_budget // max(1, 2 * (layout.bytes_per_point + 2 * leftover)))
+
+    def _rows_per_pass(self, x: Inputs) -> int:
+        size = plan_activations(self.linearized, x)
+        return max(1, self.memory_budget // max(1, 4 * size))
+
+    def _assemble(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
+        """k(x, y), or its trace over outputs, as a sum over the prior variances that need gradients."""
+        groups = self._variance_groups()
+        if groups is None:
+            return self._dense(x, y, traced=traced)
+        ones = {name: torch.ones_like(value) for name, value in self.prior_var.items()}
+        zero = torch.zeros_like(next(iter(ones.values())))
+        total: Tensor | float = 0.0
+        for variance, names in groups:
+            only = {name: value if name in names else zero for name, value in ones.items()}
+            total = total + variance * replace(self, prior_var=only)._dense(x, y, traced=traced)
+        assert isinstance(total, Tensor)
+        return total
+
+    def _variance_groups(self) -> list[tuple[Tensor, set[str]]] | None:
+        """Parameters by the variance tensor they share, if any of these is to be differentiated."""
+        if not torch.is_grad_enabled() or not any(v.requires_grad for v in self.prior_var.values()):
+            return None
+        groups: dict[int, tuple[Tensor, set[str]]] = {}
+        for name, variance in self.prior_var.items():
+            if variance.dim() and variance.requires_grad:
+                raise InputError(
+                    f"prior_var for '{name}' has one value per entry and requires a gradient, which only "
+                    "the weight space offers. Pass solver=WeightSpace(), or one number per parameter."
+                )
+            groups.setdefault(id(variance), (variance, set()))[1].add(name)
+        return list(groups.values())
+
+    @torch.no_grad()
+    def _dense(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
+        layout = self._plan(x)
+        if y is not None:
+            check_inputs(y, "y")
+            _check_device(y, self.linearized)
+        C = 1 if traced else layout.num_outputs
+        N, M = num_rows(x), num_rows(x if y is None else y)
+        like = self.linearized.example
+        check_memory(
+            like.element_size() * N * C * M * C * 1.2, like.device, f"a {N * C} × {M * C} kernel matrix",
+            "use kernel.matmul, condition(..., solver=CG()), or fewer points",
+        )
+        K = like.new_empty(N * C, M * C)
+        size = self._points(layout)
+        starts, others = range(0, N, size), range(0, M, size)
+        with progress("tangent kernel", len(starts) * len(others)) as advance:
+            for start in starts:
+                left_points = rows(x, slice(start, start + size))
+                left = self._factor_pieces(left_points, layout, traced)
+                for other in others:
+                    if y is None and other < start:
+                        advance()
+                        continue
+                    same = y is None and other == start
+                    right_points = left_points if same else rows(x if y is None else y, slice(other, other + size))
+                    right = left if same else self._factor_pieces(right_points, layout, traced)
+                    shape = (C, num_rows(left_points), C, num_rows(right_points))
+                    tile = self._tile(left, right, shape, same)
+                    n = slice(start * C, start * C + shape[0] * shape[1])
+                    m = slice(other * C, other * C + shape[2] * shape[3])
+                    K[n, m] = tile
+                    if y is None and not same:
+                        K[m, n] = tile.T
+                    advance()
+        return K
+
+    def _tile(self, left: _Pieces, right: _Pieces, shape: tuple[int, ...], same: bool) -> Tensor:
+        K = self.linearized.example.new_zeros(shape)
+        for one, other in zip(left.factors, right.factors, strict=True):
+            accumulate(K, one, other, symmetric=same)
+        for names in left.leftover:
+            one = left.jacobian(names)
+            accumulate(K, one, one if same else right.jacobian(names), symmetric=same)
+        if same:
+            mirror(K)
+        C, B, D, M = shape
+        return K.permute(1, 0, 3, 2).reshape(B * C, M * D)
+
+    def _factor_pieces(self, x: Inputs, layout: Plan, traced: bool) -> _Pieces:
+        factors = scaled_factors(capture(self.linearized, x, layout), self.prior_var)
+        if traced:
+            factors = [factor.traced() for factor in factors]
+        return _Pieces(self, x, factors, self._leftover_groups(x, layout), traced)
+
+    def _leftover_groups(self, x: Inputs, layout: Plan) -> list[list[str]]:
+        """The parameters without structure, in groups whose Jacobian fits into the budget."""
+        per_entry = 4 * num_rows(x) * layout.num_outputs * self.linearized.example.element_size()
+        groups: list[list[str]] = []
+        room = 0
+        for name in layout.leftover:
+            if bool((self.prior_var[name] == 0).all()):
+                continue
+            size = self.linearized.params[name].numel() * per_entry
+            if not groups or size > room:
+                groups.append([])
+                room = self.memory_budget
+            groups[-1].append(name)
+            room -= size
+        return groups
+
+    def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:
+        """All scaled factors at `x`, those without structure too."""
+        pieces = self._factor_pieces(x, layout, traced=False)
+        yield from pieces.factors
+        for names in pieces.leftover:
+            yield pieces.jacobian(names)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """The scaled factors of a batch of points, and the parameters whose Jacobian is made when needed."""
+
+    kernel: TangentKernel
+    x: Inputs
+    factors: list[Factor]
+    leftover: list[list[str]]
+    traced: bool
+
+    def jacobian(self, names: list[str]) -> Direct:
+        linearized = self.kernel.linearized
+        J = leftover_jacobian(linearized, self.x, names)
+        prior = self.kernel.prior_var
+        roots = [prior[n].sqrt().expand(linearized.params[n].shape).reshape(-1) for n in names]
+        factor = Direct(J * torch.cat(roots))
+        return factor.traced() if self.traced else factor
+
+
+def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor]:
+    """Factors times √prior_var, without those of zero variance, a dense layer's bias joined to its weight.
+
+    The bias of a layer at one place is the weight of a constant input, so it needs no product of its own.
+    """
+    done: list[Factor] = []
+    joined: set[str] = set()
+    for name, factor in factors.items():
+        if name in joined or bool((prior_var[name] == 0).all()):
+            continue
+        bias = name.removesuffix("weight") + "bias"
+        result = scaled(factor, prior_var[name])
+        if (
+            isinstance(result, Outer) and result.by_gram and name.endswith("weight") and bias in factors
+            and not prior_var[bias].dim() and result.g.shape[2:4].numel() == 1
+        ):
+            result = with_bias(result, prior_var[bias])
+            joined.add(bias)
+        done.append(result)
+    return done
+
+
+@dataclass(frozen=True, eq=False)
+class TraceKernel:
+    """(1/C) Σ_c k_cc(x, x'): the tangent kernel averaged over the network's outputs, shared by independent outputs."""
+
+    tangent: TangentKernel
+
+    @property
+    def joint(self) -> bool:
+        """False: outputs are independent copies."""
+        return False
+
+    def check(self, x: Inputs) -> None:
+        """Raise if the network cannot take `x`, or cannot be linearized there."""
+        self.tangent.check(x)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y): (N, M)."""
+        return self.tangent._assemble(x, y, traced=True) / self._num_outputs(x)
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N, 1, 1)."""
+        return self.diag(x)[:, None, None]
+
+    def diag(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N,)."""
+        return self.tangent.blocks(x).diagonal(dim1=1, dim2=2).mean(1)
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
+        element = self.tangent.linearized.example.element_size()
+        size = max(1, self.tangent.memory_budget // (element * num_rows(y)))
+        return torch.cat([self(part, y) @ v for part in chunks(x, size)])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TraceKernel:
+        """The same kernel with its tensors on another device or in another dtype."""
+        return TraceKernel(self.tangent.to(device, dtype))
+
+    def _num_outputs(self, x: Inputs) -> int:
+        return self.tangent.linearized(rows(x, slice(0, 1))).shape[1]
+
+
+def jacobian(linearized: Linearized, x: Inputs) -> Tensor:
+    """J(x): (N, C, P), from the same structured gradients as the kernel."""
+    check_inputs(x)
+    _check_device(x, linearized)
+    layout = plan(linearized, x)
+    C, N, P = layout.num_outputs, num_rows(x), linearized.num_params
+    like = linearized.example
+    check_memory(
+        2.2 * like.element_size() * N * C * P, like.device, f"a Jacobian of {N} × {C} × {P}",
+        "use linearized.kernel(), jvp and vjp, which never store it, or fewer parameters with only=",
+    )
+    J = like.new_empty(N, C, P)
+    size = max(1, 2**30 // max(1, 2 * layout.bytes_per_point))
+    for start in range(0, N, size):
+        part = rows(x, slice(start, start + size))
+        factors = capture(linearized, part, layout)
+        column = 0
+        for name, value in linearized.params.items():
+            factor = factors.get(name) or Direct(leftover_jacobian(linearized, part, [name]))
+            J[start : start + size, :, column : column + value.numel()] = factor.jacobian().transpose(0, 1)
+            column += value.numel()
+    return J
+
+
+def plan_activations(linearized: Linearized, x: Inputs) -> int:
+    """Bytes of intermediate values that one point takes in a forward pass."""
+    total = 0
+
+    def count(saved: Tensor) -> Tensor:
+        nonlocal total
+        total += saved.numel() * saved.element_size()
+        return saved
+
+    leaves = {name: value.detach().requires_grad_() for name, value in linearized.params.items()}
+    own = sum(value.numel() * value.element_size() for value in leaves.values())
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
+        linearized.evaluate(leaves, rows(x, slice(0, 1)))
+    return max(total - own, 1)
+
+
+def _check_device(x: Inputs, linearized: Linearized) -> None:
+    like = linearized.example
+    for value in tensors(x):
+        if value.device != like.device:
+            raise InputError(
+                f"x is on {value.device}, but the network is on {like.device}. "
+                f"Move it: x = x.to('{like.device}')."
+            )
+        if value.is_floating_point() and value.dtype != like.dtype:
+            raise InputError(
+                f"x is {value.dtype}, but the network is {like.dtype}. Convert it: x = x.to({like.dtype})."
+            )
