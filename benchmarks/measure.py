@@ -20,6 +20,10 @@ import numpy as np
 from problems import PROBLEMS, Problem, read
 
 
+MIN_SECONDS, MAX_REPEATS = 2.0, 20
+"""Short jobs are repeated until they took this long together, or so many times."""
+
+
 @dataclass(frozen=True)
 class Job:
     """What a library is asked to do, after its imports and with its inputs in memory.
@@ -74,14 +78,17 @@ def peak_memory() -> Iterator[list[float]]:
 
 
 def measure(job: Job, baseline: float, repeats: int) -> tuple[dict[str, Any], Any]:
-    """Best of `repeats` runs after one warm-up; memory is the peak above `baseline` (MB)."""
+    """Best of `repeats` runs after one warm-up, of more if they are short.
+
+    Memory is the peak above `baseline` (MB).
+    """
     with peak_memory() as warm_up_peak:
         start = time.perf_counter()
         job.warm_up()
         warm_up_wall = time.perf_counter() - start
     cpu, wall, result = [], [], None
     with peak_memory() as peak:
-        for _ in range(repeats):
+        while len(wall) < repeats or (sum(wall) < MIN_SECONDS and len(wall) < MAX_REPEATS):
             result = None  # two results at once would count one of them as working memory
             cpu_start, start = time.process_time(), time.perf_counter()
             result = job.run()

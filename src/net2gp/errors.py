@@ -53,12 +53,18 @@ def check_finite(tensor: Tensor, name: str) -> None:
     >>> check_finite(torch.tensor([1.0, float("nan")]), "y")
     Traceback (most recent call last):
     ...
-    net2gp.errors.InputError: y must be finite, but 1 of 2 values is NaN or infinite (first in row 1). Drop or impute those rows, e.g. keep = y.isfinite().
+    net2gp.errors.InputError: y must be finite, but 1 of 2 values is NaN or infinite ...
     """
-    if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+    # a sum carries every NaN and infinity, and unlike isfinite() takes no copy
+    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().sum())):
         return
     bad = ~torch.isfinite(tensor.detach())
-    count, first = int(bad.sum()), int(bad.reshape(bad.shape[0] if bad.dim() else 1, -1).any(1).nonzero()[0])
+    if not bool(bad.any()):  # the sum overflowed, the entries did not
+        return
+    count, first = (
+        int(bad.sum()),
+        int(bad.reshape(bad.shape[0] if bad.dim() else 1, -1).any(1).nonzero()[0]),
+    )
     verb = "is" if count == 1 else "are"
     raise InputError(
         f"{name} must be finite, but {count} of {tensor.numel()} values {verb} NaN or infinite "
@@ -68,7 +74,9 @@ def check_finite(tensor: Tensor, name: str) -> None:
 
 def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> None:
     """Raise unless every entry of `value` is finite and positive (or zero, if `zero`)."""
-    tensor = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64).detach()
+    tensor = torch.as_tensor(
+        value, dtype=None if isinstance(value, Tensor) else torch.float64
+    ).detach()
     good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
     if not bool(good.all()):
         wanted = "zero or positive" if zero else "positive"
@@ -97,7 +105,8 @@ def available_memory(device: torch.device | str = "cpu") -> int:
     """Bytes that can still be allocated on `device`, as the system reports them."""
     device = torch.device(device)
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + idle
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:

@@ -63,7 +63,9 @@ def chunks(x: Inputs, size: int) -> Iterator[Inputs]:
 
 def check_inputs(x: Any, name: str = "x") -> None:
     """Raise unless `x` is a tensor, or a tuple or dict of tensors with equally many rows, all finite."""
-    if not isinstance(x, Tensor | tuple | dict) or not all(isinstance(v, Tensor) for v in tensors(x)):
+    if not isinstance(x, Tensor | tuple | dict) or not all(
+        isinstance(v, Tensor) for v in tensors(x)
+    ):
         raise InputError(
             f"{name} must be a tensor, or a tuple or dict of tensors, but is {describe(x)}. "
             f"Convert it, e.g. {name} = torch.as_tensor({name})."
@@ -131,7 +133,9 @@ def _check_pair(x: Any, y: Any) -> None:
         raise InputError(f"y must be a tensor, but is {describe(y)}. Use torch.as_tensor(y).")
     if y.dim() == 0 or y.shape[0] != num_rows(x):
         count = y.shape[0] if y.dim() else 0
-        raise InputError(f"x has {num_rows(x)} rows and y has {count}: they must have equally many.")
+        raise InputError(
+            f"x has {num_rows(x)} rows and y has {count}: they must have equally many."
+        )
     check_finite(y, "y")
 
 

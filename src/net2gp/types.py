@@ -50,6 +50,14 @@ class Kernel(Protocol):
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """k(x, y) @ v for v of shape (M or M·C, k), never storing k(x, y)."""
 
+    def scaled(self, variance: float | Tensor) -> Kernel:
+        """variance · k."""
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Kernel:
+        """The same kernel with its tensors on another device or in another dtype."""
+
 
 @runtime_checkable
 class FeatureKernel(Kernel, Protocol):

@@ -23,8 +23,8 @@ class Bernoulli:
     log p(y | f) = Σ_c y_c f_c − log(1 + e^{f_c}); the residual is y − σ(f) and the curvature
     diag(σ(f) σ(−f)). Cost O(N·C), and O(N·C²) for the curvature.
 
-    `link` integrates f out in `predict`: `Quadrature()` (accurate to 1e-6), `Probit()` (a closed form)
-    or `MonteCarlo()`.
+    `link` integrates f out in `predict`: `Quadrature()` (accurate to 1e-6), `Probit()` (a closed
+    form) or `MonteCarlo()`.
 
     Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, chapter 3.
 

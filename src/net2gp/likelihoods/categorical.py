@@ -20,8 +20,8 @@ from net2gp.likelihoods.targets import check_targets
 class Categorical:
     """y ∈ {0, …, C − 1} with p(y = c | f) = softmax(f)_c, for C ≥ 2 logits f.
 
-    log p(y | f) = f_y − log Σ_c e^{f_c}; with p = softmax(f), the residual is e_y − p and the curvature
-    diag(p) − p pᵀ. Cost O(N·C), and O(N·C²) for the curvature.
+    log p(y | f) = f_y − log Σ_c e^{f_c}; with p = softmax(f), the residual is e_y − p and the
+    curvature diag(p) − p pᵀ. Cost O(N·C), and O(N·C²) for the curvature.
 
     `link` integrates f out in `predict`: `MonteCarlo()` with a fixed sample, or `Probit()` (the
     mean-field closed form, which leaves the correlations of the logits out).
@@ -63,8 +63,8 @@ class Categorical:
         wrong = (y < 0) | (y >= classes)
         if bool(wrong.any()):
             raise InputError(
-                f"labels must be in 0..{classes - 1} for a network with {classes} outputs, but y holds "
-                f"{int(y[wrong][0])}. Widen the last layer, or renumber the labels: "
+                f"labels must be in 0..{classes - 1} for a network with {classes} outputs, "
+                f"but y holds {int(y[wrong][0])}. Widen the last layer, or renumber the labels: "
                 "y = torch.unique(y, return_inverse=True)[1]."
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -32,11 +33,12 @@ def expected_derivatives(
 ) -> ExpectedDerivatives:
     """E log p(y_n | f_n), E residual and E curvature for f_n ~ N(mean_n, covariance_n).
 
-    `mean` is (N, C), `covariance` (N, C, C). For Gaussian, Bernoulli and Categorical the residual is
-    the gradient of E log p in the mean and the curvature its negative Hessian (Bonnet, Price), exactly
-    so for the rule in use. Exact for Gaussian; Gauss rules for Bernoulli and for the raw scales of
-    HeteroscedasticGaussian; a fixed quasi-random sample for Categorical and any other likelihood (its
-    `link`, if that is a MonteCarlo). Always deterministic. Cost: S evaluations for S nodes or samples.
+    `mean` is (N, C), `covariance` (N, C, C). For Gaussian, Bernoulli and Categorical the residual
+    is the gradient of E log p in the mean and the curvature its negative Hessian (Bonnet, Price),
+    exactly so for the rule in use. Exact for Gaussian; Gauss rules for Bernoulli and for the raw
+    scales of HeteroscedasticGaussian; a fixed quasi-random sample for Categorical and any other
+    likelihood (its `link`, if that is a MonteCarlo). Always deterministic. Cost: S evaluations for
+    S nodes or samples.
 
     Reference: Opper & Archambeau (2009), The variational Gaussian approximation revisited.
 
@@ -110,7 +112,7 @@ def _(
     log_std, slope = scale.log_std(raw), scale.slope(raw)
     precision = (-2 * log_std).exp()
     squares = (error.square() + variance) * precision
-    log_prob = -0.5 * (squares + 2 * log_std + torch.log(torch.tensor(2 * torch.pi)))
+    log_prob = -0.5 * (squares + 2 * log_std + math.log(2 * math.pi))
     residual = torch.cat([error * precision @ weights, (squares - 1) * slope @ weights], -1)
     information = torch.cat([precision @ weights, 2 * slope.square() @ weights], -1)
     values = ((log_prob @ weights).sum(-1), residual, torch.diag_embed(information))

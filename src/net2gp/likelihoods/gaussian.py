@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from net2gp.errors import InputError, check_positive
@@ -20,9 +21,9 @@ class Gaussian:
     log p(y | f) = Σ_c −½ [(y_c − f_c)² / v_c + log 2π v_c]; the residual is (y − f) / v and the
     curvature diag(1 / v). Cost O(N·C), and O(N·C²) for the curvature.
 
-    `noise_var` is one number, or (C,) with one for each output, or (N, 1) or (N, C) with one for each
-    point. `None` means that it is to be learned, by `adapt` or `tune`. Zero is allowed where no density
-    is needed: conditioning then interpolates. A tensor that requires a gradient gets one.
+    `noise_var` is one number, or (C,) with one for each output, or (N, 1) or (N, C) with one for
+    each point. `None` means that it is to be learned, by `adapt` or `tune`. Zero is allowed where
+    no density is needed: conditioning then interpolates. Tensors stay differentiable.
 
     Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, chapter 2.
 
@@ -38,8 +39,8 @@ class Gaussian:
         check_positive(self.noise_var, "noise_var", zero=True)
         if isinstance(self.noise_var, Tensor) and self.noise_var.dim() > 2:
             raise InputError(
-                "noise_var must be a number, (C,) for each output, or (N, 1) or (N, C) for each point, "
-                f"but has shape {tuple(self.noise_var.shape)}. Pass for example noise_var=0.1."
+                "noise_var must be a number, (C,) for each output, or (N, 1) or (N, C) for each "
+                f"point, but has shape {tuple(self.noise_var.shape)}. Pass e.g. noise_var=0.1."
             )
 
     def noise_variance(self, f: Tensor) -> Tensor:
@@ -53,28 +54,29 @@ class Gaussian:
                 "Gaussian() has no noise variance yet. Pass Gaussian(noise_var=0.1), "
                 "or let n2g.adapt or n2g.tune learn it."
             )
-        noise = torch.as_tensor(self.noise_var).to(f)
+        noise = torch.as_tensor(self.noise_var, dtype=f.dtype, device=f.device)
         points, outputs = f.shape
         if noise.dim() == 1 and noise.shape[0] not in (1, outputs):
             raise InputError(
-                f"noise_var of shape ({noise.shape[0]},) is read as one variance for each output, but "
-                f"there are {outputs} outputs. For one variance a point, pass noise_var[:, None]."
+                f"noise_var of shape ({noise.shape[0]},) is read as one variance for each output, "
+                f"but there are {outputs} outputs. For one variance a point, pass "
+                "noise_var[:, None]."
             )
         if noise.dim() == 2 and noise.shape[0] != points:
             raise InputError(
-                f"noise_var holds the noise of {noise.shape[0]} points, but there are {points} here. "
-                "Pass likelihood=Gaussian(noise_var=...) with the noise of the new points to "
+                f"noise_var holds the noise of {noise.shape[0]} points, but there are {points} "
+                "here. Pass likelihood=Gaussian(noise_var=...) with the noise of the new points to "
                 "posterior.predict."
             )
         if noise.dim() == 2 and noise.shape[1] not in (1, outputs):
             raise InputError(
-                f"noise_var must have shape ({points}, 1) or ({points}, {outputs}) for outputs of shape "
-                f"({points}, {outputs}), but has shape {tuple(noise.shape)}."
+                f"noise_var must have shape ({points}, 1) or ({points}, {outputs}) for outputs of "
+                f"shape ({points}, {outputs}), but has shape {tuple(noise.shape)}."
             )
         return noise.expand(points, outputs)
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless `y` is a floating (N, C) tensor, or (N,) with one output, that goes with `f`."""
+        """Raise unless `y` is floating and (N, C), or (N,) with one output."""
         check_real_targets(f, y)
         shape_targets(f, y)
 
@@ -95,8 +97,9 @@ class Gaussian:
     def predict(self, f: MultivariateNormal) -> MultivariateNormal:
         """N(m_n, S_n + diag(v_n)): batch N, event C."""
         mean = f.mean
-        noise = torch.diag_embed(self.noise_variance(mean))
-        return MultivariateNormal(mean, f.covariance_matrix + noise)
+        covariance = f.covariance_matrix + torch.diag_embed(self.noise_variance(mean))
+        # A dense covariance would be factored at once, which a singular one does not survive.
+        return MultivariateNormal(mean, to_linear_operator(covariance))
 
     def _positive_noise(self, f: Tensor) -> Tensor:
         noise = self.noise_variance(f)

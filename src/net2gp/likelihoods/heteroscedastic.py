@@ -79,9 +79,10 @@ class LogVariance:
 class HeteroscedasticGaussian:
     """y_d ~ N(μ_d, s(r_d)²) for a network with 2·D outputs: D means μ, then D raw scales r.
 
-    With z = (y − μ)/s and s' = ds/dr, the residual is (z/s, (z² − 1) s'/s), and the curvature is the
-    Fisher information, diagonal: 1/s² for a mean, 2 (s'/s)² for a raw scale. The negative Hessian
-    itself is not positive semi-definite here. Float64 inside. Cost O(N·D), O(N·D²) for the curvature.
+    With z = (y − μ)/s and s' = ds/dr, the residual is (z/s, (z² − 1) s'/s), and the curvature is
+    the Fisher information, diagonal: 1/s² for a mean, 2 (s'/s)² for a raw scale. The negative
+    Hessian itself is not positive semi-definite here. Float64 inside. Cost O(N·D), and O(N·D²) for
+    the curvature.
 
     Reference: Nix & Weigend (1994), Estimating the mean and variance of the target distribution.
 
@@ -121,8 +122,8 @@ class HeteroscedasticGaussian:
 
         Given a raw scale, both μ and y are Gaussian, so y is a mixture of Gaussians over the
         Gauss–Hermite nodes of the raw scale, with μ integrated exactly and moving with the scale as
-        their covariance says. Mean E μ and variance Var μ + E s² are those of y; log_prob, cdf of the
-        base distribution, and sampling use the whole law. Cost O(num_points) an output.
+        their covariance says. Its mean E μ and variance Var μ + E s² are those of y, and log_prob
+        is that of the whole law. Cost O(num_points) an output.
         """
         dtype = f.mean.dtype
         raw, location, variance, weights = nodes_of_scale(
@@ -144,8 +145,8 @@ class HeteroscedasticGaussian:
 def _num_targets(f: Tensor) -> int:
     if f.shape[1] % 2 or not f.shape[1]:
         raise InputError(
-            f"HeteroscedasticGaussian needs 2·D outputs, D means and D raw scales, but the network has "
-            f"{f.shape[1]}. Double the last layer, e.g. nn.Linear(width, 2 * D), or use Gaussian()."
+            "HeteroscedasticGaussian needs 2·D outputs, D means and D raw scales, but the network "
+            f"has {f.shape[1]}. Double the last layer, nn.Linear(width, 2 * D), or use Gaussian()."
         )
     return int(f.shape[1]) // 2
 

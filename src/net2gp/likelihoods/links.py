@@ -33,8 +33,8 @@ class Quadrature:
         _check_count(self.num_points, "num_points", 32)
         if self.num_points > 128:
             raise InputError(
-                f"num_points must be at most 128, but is {self.num_points}: the outer weights of a longer "
-                "Gauss rule underflow, and 32 points are already accurate to 1e-6."
+                f"num_points must be at most 128, but is {self.num_points}: longer rules lose "
+                "digits in float64. The default of 32 is accurate to 1e-6."
             )
 
 
@@ -59,9 +59,9 @@ class Probit:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """`num_samples` antithetic pairs' worth of scrambled Sobol points, the same in every call.
+    """An average over `num_samples` scrambled Sobol points in antithetic pairs.
 
-    The sample depends on (num_samples, seed) alone, so that results are deterministic, smooth in the
+    The points depend on (num_samples, seed) alone, so that results are deterministic, smooth in the
     mean and the covariance, and untouched by the global random state.
 
     Reference: Owen (1998), Scrambling Sobol' and Niederreiter–Xing points.

@@ -13,8 +13,8 @@ from net2gp.inputs import describe
 def shape_targets(f: Tensor, y: Tensor, num_targets: int | None = None) -> Tensor:
     """`y` as (N, D): a one-dimensional y becomes (N, 1) if D = 1, and no other shape is changed.
 
-    D is the number of outputs, f.shape[1], unless `num_targets` says otherwise. Nothing is broadcast:
-    (N,) against (N, 1) would silently make (N, N).
+    D is the number of outputs, f.shape[1], unless `num_targets` says otherwise. Nothing is
+    broadcast: (N,) against (N, 1) would silently make (N, N).
 
     >>> import torch
     >>> shape_targets(torch.zeros(3, 1), torch.ones(3)).shape
@@ -36,8 +36,8 @@ def check_outputs(f: Any) -> None:
     """Raise unless `f` is a floating (N, C) tensor."""
     if not isinstance(f, Tensor) or f.dim() != 2 or not f.is_floating_point():
         raise InputError(
-            f"the network's outputs must be a floating tensor of shape (N, C), but are {describe(f)}. "
-            "End the network with nn.Flatten(1), or index the output that is meant."
+            "the network's outputs must be a floating tensor of shape (N, C), but are "
+            f"{describe(f)}. End the network with nn.Flatten(1), or index the output that is meant."
         )
 
 

@@ -1,4 +1,4 @@
-"""Pure tensor maths: factorizations and iterative methods that know nothing of kernels or networks."""
+"""Pure tensor maths: factorizations and iterative methods, without kernels or networks."""
 
 from net2gp.linalg.blocks import (
     add_blocks,

@@ -35,7 +35,7 @@ def add_blocks(K: Tensor, blocks: Tensor) -> Tensor:
     if K.shape != (N * C, N * C):
         raise InputError(
             f"{N} blocks of size {C} are added to a matrix of shape ({N * C}, {N * C}), but K has "
-            f"shape {tuple(K.shape)}. For a kernel of independent outputs pass kron_identity(K, {C})."
+            f"shape {tuple(K.shape)}. For independent outputs pass kron_identity(K, {C})."
         )
     total = K.to(torch.promote_types(K.dtype, blocks.dtype), copy=True)
     _on_the_diagonal(total, C).add_(blocks)
@@ -61,8 +61,9 @@ def psd_root(blocks: Tensor) -> Tensor:
 
     By eigendecomposition, S = V √λ Vᵀ, so it is exact for singular blocks too, such as the
     curvature diag(p) − p pᵀ of a softmax, whose null space stays null: eigenvalues that are zero up
-    to the rounding of the input are set to zero. Clearly negative ones raise `NotPositiveDefinite`.
-    Gradients are those of eigh, so they exist where the eigenvalues of a block differ.
+    to the rounding of the input, or negative, are set to zero. Clearly negative ones (below −1e-4,
+    also relative to the block) raise `NotPositiveDefinite`. Gradients are those of eigh, so they
+    exist where the eigenvalues of a block differ.
 
     Reference: Higham, Functions of Matrices, 2008, chapter 6.
 
@@ -115,7 +116,8 @@ def _check_blocks(blocks: Tensor) -> tuple[int, int]:
 
 def _check_not_negative(values: Tensor, largest: Tensor) -> None:
     """Raise if an eigenvalue is below zero by more than a float32 computation explains."""
-    negative = (values < -1e-4 * largest).any(-1)
+    # On a unit scale at least: 1 − p rounds by eps, however small a saturated p − p² is.
+    negative = (values < -1e-4 * largest.clamp(min=1.0)).any(-1)
     if bool(negative.any()):
         first = int(negative.reshape(-1).nonzero()[0])
         lowest = float(values.reshape(-1, values.shape[-1])[first].min())

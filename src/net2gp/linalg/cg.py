@@ -15,9 +15,13 @@ from net2gp.errors import InputError, NotConverged, check_finite
 Matmul = Callable[[Tensor], Tensor]
 """v (n, k) to A v (n, k)."""
 
+OUT_OF_ITERATIONS = "the iterations ran out"
+STALLED = "the residual stalled"
+NOT_DEFINITE = "the curvature was not positive"
+
 
 class Preconditioner(Protocol):
-    """A symmetric positive definite M ≈ A whose inverse root is cheap, e.g. `LowRankPlusIdentity`."""
+    """A symmetric positive definite M ≈ A with a cheap inverse root, e.g. `LowRankPlusIdentity`."""
 
     def inverse_sqrt(self, v: Tensor) -> Tensor:
         """M^(−1/2) v for v (n, k), with the symmetric root."""
@@ -46,33 +50,36 @@ def block_cg(
     max_iterations: int = 1000,
     on_step: Callable[[int, float], None] | None = None,
 ) -> Solution:
-    """Solve A x = b for symmetric positive definite A and b (n,) or (n, k), from x0 (zero if left out).
+    """Solve A x = b for symmetric positive definite A and b (n,) or (n, k), starting at x0 or zero.
 
-    Each iteration minimizes, not maximizes, the energy q(x) = ½ xᵀ A x − xᵀ b of every column over a
-    space that grows by k directions, shared by all columns. So q falls monotonically, and since
+    Each iteration minimizes, not maximizes, the energy q(x) = ½ xᵀ A x − xᵀ b of every column over
+    a space that grows by k directions, shared by all columns. So q falls monotonically, and since
     q(x) − q(A⁻¹b) = ½ ‖x − A⁻¹b‖²_A, so does the error; the residual may rise now and then.
 
-    The residual block is kept as Q C with orthonormal Q, and the directions P are orthonormalized and
-    made conjugate explicitly (Dubrulle's rQ form), so columns of b may be dependent, zero, or finish at
-    different times. Zero columns give zero. A preconditioner M is split, M^(−1/2) A M^(−1/2), but the
-    stopping rule is the plain relative residual ‖b − A x‖ / ‖b‖ ≤ `tol` in every column. It is checked
-    on b − A x itself: if the recursion was too optimistic, the iteration restarts from x, within
-    `max_iterations`. Short of `tol`, a `NotConverged` warning says why and what to try.
+    The residual block is kept as Q C with orthonormal Q (Dubrulle's rQ form), and the directions P
+    are orthonormalized and made conjugate explicitly, so columns of b may be dependent, zero, or
+    finish at different times. Zero columns give zero. A preconditioner M is split,
+    M^(−1/2) A M^(−1/2), but the stopping rule is the plain relative residual: ‖b − A x‖ / ‖b‖ at
+    most `tol` in every column. It is checked on b − A x itself: if the recursion was too
+    optimistic, the iteration restarts from x, within `max_iterations`. Short of `tol`, a
+    `NotConverged` warning says why and what to try, and the best x so far comes back.
 
     `matmul` gets float64 and may answer in float32: all sums here are float64. It runs without
     autograd. `on_step(iteration, residual)` is called after each iteration. One product with (n, k)
     and O(n k²) per iteration, one more product at the end; O(n k) memory.
 
-    References: Dubrulle, Retooling the method of block conjugate gradients, 2001; O'Leary, The block
-    conjugate gradient algorithm and related methods, 1980.
+    References: Dubrulle, Retooling the method of block conjugate gradients, 2001; O'Leary, The
+    block conjugate gradient algorithm and related methods, 1980.
 
-    >>> A = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
-    >>> solution = block_cg(lambda v: A @ v, torch.tensor([1.0, 2.0]))
-    >>> solution.x * 11, solution.converged
-    (tensor([1., 7.], dtype=torch.float64), True)
+    >>> A = torch.tensor([[4.0, 2.0], [2.0, 5.0]], dtype=torch.float64)
+    >>> solution = block_cg(lambda v: A @ v, torch.tensor([[6.0, 0.0], [7.0, 0.0]]))
+    >>> torch.allclose(solution.x, torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double())
+    True
+    >>> solution.converged, solution.iterations
+    (True, 1)
     """
     columns = _check(b, x0, tol)
-    norms = torch.linalg.vector_norm(columns, dim=0)
+    norms = _norms(columns)
     scale = norms.where(norms > 0, torch.ones_like(norms))
     unit = columns / scale  # so that norms of residual columns are the relative residuals
     system = _System(matmul, preconditioner, tol, max_iterations, on_step)
@@ -83,7 +90,7 @@ def block_cg(
         residual = unit - system.product(x)
     system.history.append(_largest(residual))
     x, residual, reason = _refine(system, unit, x, residual)
-    reached = torch.linalg.vector_norm(residual, dim=0)
+    reached = _norms(residual)
     if reason:
         _warn(float(reached.max()), system, reason)
     return Solution(
@@ -101,20 +108,22 @@ class _System:
     max_iterations: int
     on_step: Callable[[int, float], None] | None
     history: list[float] = field(default_factory=list)
+    eps: float = torch.finfo(torch.float64).eps  # of the dtype that matmul answers in
 
     @property
     def iterations(self) -> int:
         return len(self.history) - 1
 
     def product(self, v: Tensor) -> Tensor:
-        result = self.matmul(v).to(torch.float64)
+        result = self.matmul(v)
         if result.shape != v.shape:
             raise InputError(
-                f"matmul must map {tuple(v.shape)} to the same shape, but gave {tuple(result.shape)}."
+                f"matmul must keep the shape {tuple(v.shape)}, but gave {tuple(result.shape)}."
             )
         if not bool(torch.isfinite(result.sum())):
             check_finite(result, "matmul(v)")
-        return result
+        self.eps = torch.finfo(result.dtype).eps
+        return result.to(torch.float64)
 
     def half(self, v: Tensor) -> Tensor:
         """M^(−1/2) v."""
@@ -129,31 +138,29 @@ class _System:
 def _refine(
     system: _System, unit: Tensor, x: Tensor, residual: Tensor
 ) -> tuple[Tensor, Tensor, str]:
-    """Run cycles until the true residual passes: x, its residual, and why it stopped early, if so."""
-    reached, reason = _largest(residual), ""
+    """Run cycles until the true residual passes: x, its residual, and why it gave up, if it did."""
+    reached = _largest(residual)
     while reached > system.tol:
-        if reason:
-            return x, residual, reason
-        new_x, definite = _cycle(system, x, residual)
+        new_x, reason = _cycle(system, x, residual)
         new_residual = unit - system.product(new_x)
-        before, now = reached, _largest(new_residual)
-        system.history[-1] = now
-        if now < before:
-            x, residual, reached = new_x, new_residual, now
-        if system.iterations >= system.max_iterations:
-            reason = "the iterations ran out"
-        elif now > 0.5 * before:
-            reason = "the residual stalled" if definite else "the curvature was not positive"
+        if reason:
+            # A cycle that was cut short may end with a larger residual, yet nearer to the solution.
+            better = _energy(unit, new_x, new_residual) < _energy(unit, x, residual)
+        else:
+            better = _norms(new_residual) < _norms(residual)
+        x, residual = torch.where(better, new_x, x), torch.where(better, new_residual, residual)
+        before, reached = reached, _largest(residual)
+        system.history[-1] = reached
+        if reached > system.tol and (reason == OUT_OF_ITERATIONS or reached > 0.5 * before):
+            return x, residual, reason or STALLED
     return x, residual, ""
 
 
-def _cycle(system: _System, x: Tensor, residual: Tensor) -> tuple[Tensor, bool]:
-    """Block CG from x and its residual until the recursion passes the tolerance.
-
-    Returns x, and whether the curvature stayed positive.
-    """
+def _cycle(system: _System, x: Tensor, residual: Tensor) -> tuple[Tensor, str]:
+    """Block CG from x and its residual until the recursion passes: x, and why it gave up, if so."""
     Q, C = torch.linalg.qr(system.half(residual))  # M^(−1/2) residual = Q C throughout
     P = Q
+    size = 0.0  # a lower bound on ‖A‖
     while system.iterations < system.max_iterations:
         V = system.half(P)
         AV = system.product(V)
@@ -161,23 +168,35 @@ def _cycle(system: _System, x: Tensor, residual: Tensor) -> tuple[Tensor, bool]:
         curvature = P.mT @ AP
         factor, info = torch.linalg.cholesky_ex(0.5 * (curvature + curvature.mT))
         if int(info) != 0:
-            return x, False
+            return x, NOT_DEFINITE
         # PᵀQ is the identity in exact arithmetic while all directions are independent; computing it
         # keeps the step the minimizer over span(P) when some of them are only filled in by the QR.
         step = torch.cholesky_solve(P.mT @ Q, factor)
         x = x + V @ (step @ C)
         residual = residual - AV @ (step @ C)
         system.record(_largest(residual))
-        if system.history[-1] <= system.tol:
-            break
+        # Products round by about eps·‖A‖‖x‖; a recursion well below that only fools itself.
+        size = max(size, float((_norms(AV) / _norms(V)).max()))
+        floor = 0.1 * system.eps * size * _norms(x)
+        if bool((_norms(residual) <= floor.clamp(min=system.tol)).all()):
+            return x, ""
         Q, S = torch.linalg.qr(Q - AP @ step)
         C = S @ C
         P = torch.linalg.qr(Q - P @ torch.cholesky_solve(AP.mT @ Q, factor))[0]
-    return x, True
+    return x, OUT_OF_ITERATIONS
+
+
+def _energy(b: Tensor, x: Tensor, residual: Tensor) -> Tensor:
+    """½ xᵀ A x − xᵀ b of each column, with A x = b − residual."""
+    return -0.5 * (x * (b + residual)).sum(0)
+
+
+def _norms(v: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=0)
 
 
 def _largest(residual: Tensor) -> float:
-    return float(torch.linalg.vector_norm(residual, dim=0).max()) if residual.numel() else 0.0
+    return float(_norms(residual).max()) if residual.numel() else 0.0
 
 
 def _check(b: Tensor, x0: Tensor | None, tol: float) -> Tensor:
@@ -196,22 +215,23 @@ def _check(b: Tensor, x0: Tensor | None, tol: float) -> Tensor:
 
 def _warn(reached: float, system: _System, reason: str) -> None:
     advice = {
-        "the iterations ran out": (
-            f"Try a preconditioner of higher rank, max_iterations={2 * system.max_iterations}, "
-            f"a larger noise_var, or a looser tolerance, tol={10 * system.tol:.0e}"
+        OUT_OF_ITERATIONS: (
+            "Try a preconditioner of higher rank, a larger noise_var, "
+            f"or max_iterations={max(2 * system.max_iterations, 100)}"
         ),
-        "the residual stalled": (
-            "This is about what the precision of the products allows: compute them in float64, "
-            f"raise noise_var or the rank of the preconditioner, or accept tol={2 * reached:.0e}"
+        STALLED: (
+            "This is about what the precision of the products allows. Compute them in float64, or "
+            "raise noise_var"
         ),
-        "the curvature was not positive": (
-            "The matrix is not positive definite to the precision of the products: raise noise_var, "
-            "or compute the products in float64"
+        NOT_DEFINITE: (
+            "The matrix is not positive definite to the precision of the products. Raise "
+            "noise_var, or compute the products in float64"
         ),
     }[reason]
+    looser = f", or accept tol={2 * reached:.0e}" if reached < 0.1 else ""
     warnings.warn(
         f"conjugate gradients stopped at a relative residual of {reached:.2e}, above the tolerance "
-        f"of {system.tol:.2e}, after {system.iterations} iterations: {reason}. {advice}.",
+        f"of {system.tol:.2e}, after {system.iterations} iterations: {reason}. {advice}{looser}.",
         NotConverged,
         stacklevel=4,
     )

@@ -18,8 +18,8 @@ RELATIVE_JITTERS = (1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 class Cholesky:
     """The factor L of A + jitter·I = L Lᵀ, in float64.
 
-    `jitter` is the most that was added to a diagonal entry: zero unless a `JitterAdded` warning said
-    otherwise. Right-hand sides are (n,) or (n, k); solves come back in float64 and cost O(n² k).
+    `jitter` is the most that was added to a diagonal entry: zero unless a `JitterAdded` warning
+    said otherwise. Right-hand sides are (n,) or (n, k); solves are float64 and cost O(n² k).
 
     >>> factor = cholesky(torch.tensor([[4.0, 2.0], [2.0, 3.0]]))
     >>> factor.solve(torch.tensor([2.0, 1.0]))
@@ -36,7 +36,7 @@ class Cholesky:
 
     def half_solve(self, b: Tensor) -> Tensor:
         """L⁻¹ b, so that the columns of half_solve(b) have Gram matrix bᵀ A⁻¹ b."""
-        return _solve_triangular(self.L, b.to(self.L), upper=False)
+        return _solve_triangular(self.L, b.to(self.L.dtype), upper=False)
 
     def log_det(self) -> Tensor:
         """log |A| = 2 Σ log L_ii."""
@@ -58,12 +58,12 @@ class Cholesky:
         n, m = self.L.shape[0], block.shape[-1]
         if cross.shape != (n, m) or block.shape != (m, m):
             raise InputError(
-                f"a factor of size {n} is extended by cross ({n}, m) and block (m, m), but cross is "
-                f"{tuple(cross.shape)} and block is {tuple(block.shape)}. Pass cross = k(old, new) "
-                "and block = k(new, new)."
+                f"a factor of size {n} is extended by cross ({n}, m) and block (m, m), but cross "
+                f"is {tuple(cross.shape)} and block is {tuple(block.shape)}. Pass cross = "
+                "k(old, new) and block = k(new, new)."
             )
         W = self.half_solve(cross)
-        block = block.to(self.L)
+        block = block.to(self.L.dtype)
         scale = _mean_diagonal(block)
         corner = _climb(
             block - W.mT @ W, scale, self.jitter, "the Schur complement of the new rows"
@@ -78,10 +78,11 @@ class Cholesky:
 def cholesky(A: Tensor, *, what: str = "the matrix") -> Cholesky:
     """Factorize the symmetric positive definite `A` (n, n) in float64, whatever dtype it has.
 
-    Tried as it is first; then with 1e-10, 1e-9, …, 1e-4 of its mean diagonal added to the diagonal,
-    with a `JitterAdded` warning; then refused with `NotPositiveDefinite`. Only the lower triangle is
-    read. O(n³/3); beside `A` it takes one n × n buffer when no gradient is asked for. Gradients flow
-    to `A` (the jitter counts as a constant). `what` names the matrix in messages.
+    Tried as it is first; then with 1e-10, 1e-9, …, 1e-4 of its mean diagonal added to the
+    diagonal, with a `JitterAdded` warning; then refused with `NotPositiveDefinite`. Only the lower
+    triangle is factorized. O(n³/3); beside `A` it takes one n × n buffer when no gradient is asked
+    for. Gradients flow to `A` (the jitter counts as a constant). `what` names the matrix in
+    messages.
 
     Reference: Golub & Van Loan, Matrix Computations, 4th ed., section 4.2.
 
@@ -104,9 +105,9 @@ def _climb(A: Tensor, scale: float, base: float, what: str) -> Cholesky:
             if rung > 0.0:
                 warnings.warn(
                     f"{what} ({A.shape[0]} x {A.shape[0]}) is not positive definite to working "
-                    f"precision: {rung * scale:.3g} was added to its diagonal ({rung:.0e} of the mean "
-                    "diagonal) to factorize it. A larger noise_var, float64 inputs or removing "
-                    "duplicated points avoids this.",
+                    f"precision: {rung * scale:.3g} was added to its diagonal ({rung:.0e} of the "
+                    "mean diagonal) to factorize it. A larger noise_var, float64 inputs or "
+                    "removing duplicated points avoids this.",
                     JitterAdded,
                     stacklevel=3,
                 )
@@ -163,8 +164,8 @@ def _diagnosis(A: Tensor, scale: float, what: str) -> str:
         tried = f"its mean diagonal is {scale:.3g}"
     if lowest < 0.0:
         cause = (
-            f"its smallest diagonal entry is {lowest:.3g}, so it is not a covariance. Check the sign "
-            "and the variances of the kernel, e.g. prior_var=1.0"
+            f"its smallest diagonal entry is {lowest:.3g}, so it is not a covariance. Check the "
+            "sign and the variances of the kernel, e.g. prior_var=1.0"
         )
     elif asymmetry > 1e-3 * abs(scale):
         cause = (

@@ -28,8 +28,8 @@ def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tri
     """Q and T = Qᵀ A Q for the Krylov space span{s, A s, …, A^(rank−1) s} of symmetric A, s (n,).
 
     Every new vector is orthogonalized against all earlier ones, twice, so Q stays orthonormal to
-    rounding. When the space is exhausted early (it is invariant under A), t < rank columns come back.
-    `rank` products with (n, 1), O(n rank²) more, O(n rank) memory.
+    rounding. When the space is exhausted early (it is invariant under A), t < rank columns come
+    back. `rank` products with (n, 1) in the dtype of `start`, O(n rank²) more in float64.
 
     Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapter 13.
 
@@ -43,17 +43,17 @@ def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tri
             f" and norm {float(torch.linalg.vector_norm(start)):.3g}. Pass for example a mean of b."
         )
     _check_rank(rank)
-    basis, alpha, beta = _lanczos(matmul, start.to(torch.float64).unsqueeze(-1), rank)
-    t = int((torch.linalg.vector_norm(basis[:, :, 0], dim=1) > 0).sum())
-    return Tridiagonal(basis[:t, :, 0].mT.contiguous(), _tridiagonal(alpha[:t], beta[: t - 1])[0])
+    row = start.detach().to(torch.float64).unsqueeze(0)
+    basis, alpha, beta = _lanczos(lambda v: matmul(v.to(start.dtype)), row, rank)
+    return Tridiagonal(basis[0].mT, _tridiagonal(alpha, beta[:, :-1])[0])
 
 
 def inverse_root(tridiagonal: Tridiagonal) -> Tensor:
     """R (n, t) with R Rᵀ = Q T⁻¹ Qᵀ ≈ A⁻¹: the cache behind constant-time predictive variances.
 
-    k_*ᵀ A⁻¹ k_* is replaced by ‖Rᵀ k_*‖². For positive definite A, Q (Qᵀ A Q)⁻¹ Qᵀ ⪯ A⁻¹ and it grows
-    with the rank, so a cached variance k_** − ‖Rᵀ k_*‖² is never below the exact one and falls
-    towards it. O(n t²).
+    k_*ᵀ A⁻¹ k_* is replaced by ‖Rᵀ k_*‖². For positive definite A, Q (Qᵀ A Q)⁻¹ Qᵀ ⪯ A⁻¹ and it
+    grows with the rank, so a cached variance k_** − ‖Rᵀ k_*‖² is never below the exact one and
+    falls towards it. O(n t²).
 
     Reference: Pleiss, Gardner, Weinberger & Wilson, Constant-time predictive distributions for
     Gaussian processes (LOVE), 2018.
@@ -81,12 +81,14 @@ def log_det_quadrature(
     """An estimate of log |A| for positive definite A (n, n), and its standard error over probes.
 
     log |A| = tr log A = E zᵀ (log A) z for random signs z. Each zᵀ (log A) z is n Σ_j τ_j² log θ_j
-    with the eigenvalues θ_j of the Lanczos matrix of z and the first entries τ_j of its eigenvectors
-    (Gauss quadrature). The standard error does not see the error of the quadrature, which falls
-    geometrically in the rank, as (1 − 2/√condition)^(2·rank) or faster. `rank` products with
-    (n, num_probes), in `dtype`; O(n rank² num_probes) more, in float64; at most about 1 GiB.
+    with the eigenvalues θ_j of the Lanczos matrix of z and the first entries τ_j of its
+    eigenvectors (Gauss quadrature). The standard error does not see the error of the quadrature,
+    which falls geometrically with the rank, the slower the larger √condition is. `rank` products
+    with (n, num_probes) in `dtype`, O(n rank² num_probes) more in float64. Probes run together as
+    long as their bases fit in 1 GiB.
 
-    Reference: Ubaru, Chen & Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017.
+    Reference: Ubaru, Chen & Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature,
+    2017.
 
     >>> estimate, error = log_det_quadrature(lambda v: 2 * v, 10)
     >>> round(float(estimate / torch.tensor(2.0).log()), 6), float(error) < 1e-12
@@ -97,12 +99,12 @@ def log_det_quadrature(
             f"num_probes must be at least 2, to have a standard error, but is {num_probes}."
         )
     _check_rank(rank)
-    probes = random_normal((n, num_probes), generator=generator, device=device).sign()
+    probes = random_normal((num_probes, n), generator=generator, device=device).sign()
     at_once = max(1, min(num_probes, _PROBE_BYTES // (8 * n * min(rank, n))))
     parts = []
-    for some in probes.split(at_once, dim=1):
+    for some in probes.split(at_once):
         _, alpha, beta = _lanczos(lambda v: matmul(v.to(dtype)), some, rank)
-        values, vectors = torch.linalg.eigh(_tridiagonal(alpha, beta[:-1]))
+        values, vectors = torch.linalg.eigh(_tridiagonal(alpha, beta[:, :-1]))
         _check_positive(values)
         parts.append(n * (vectors[:, 0].square() * values.log()).sum(-1))
     samples = torch.cat(parts)
@@ -112,44 +114,46 @@ def log_det_quadrature(
 def _lanczos(
     matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lanczos of every column of start (n, s), each in its own space: basis (t, n, s), α, β (t, s).
+    """Lanczos from every row of start (s, n), each in its own space: basis (s, t, n), α, β (s, t).
 
-    A column whose space is exhausted goes on with zero vectors, α = 1 and β = 0: T is then block
+    A row whose space is exhausted goes on with zero vectors, α = 1 and β = 0: T is then block
     diagonal, and the added block has no weight in the first entries of the eigenvectors.
     """
-    n, s = start.shape
+    s, n = start.shape
     rank = min(rank, n)
-    basis = start.new_zeros(rank, n, s)
-    alpha, beta = start.new_ones(rank, s), start.new_zeros(rank, s)
-    vector = start / torch.linalg.vector_norm(start, dim=0)
+    basis = start.new_zeros(s, rank, n)
+    alpha, beta = start.new_ones(s, rank), start.new_zeros(s, rank)
+    vector = start / torch.linalg.vector_norm(start, dim=1, keepdim=True)
     size = start.new_zeros(s)
+    alive = torch.ones_like(size, dtype=torch.bool)
     for t in range(rank):
-        basis[t] = vector
-        image = matmul(vector)
-        eps = torch.finfo(image.dtype).eps
-        image = image.to(torch.float64)
-        alive = vector.abs().amax(0) > 0
-        alpha[t] = torch.where(alive, (vector * image).sum(0), alpha[t])
-        # The largest ‖A q‖ so far is a lower bound on ‖A‖, the scale of rounding in A q.
-        size = torch.maximum(size, torch.linalg.vector_norm(image, dim=0))
+        basis[:, t] = vector
+        product = matmul(vector.mT).mT
+        image = product.to(torch.float64)
+        alpha[:, t] = torch.where(alive, (vector * image).sum(1), 1.0)
         for _ in range(2):
-            inner = torch.einsum("tns,ns->ts", basis[: t + 1], image)
-            image = image - torch.einsum("tns,ts->ns", basis[: t + 1], inner)
-        norm = torch.linalg.vector_norm(image, dim=0)
-        alive = alive & (norm > 10 * n**0.5 * eps * size)
-        beta[t] = torch.where(alive, norm, 0.0)
-        vector = torch.where(alive, image / norm.where(alive, torch.ones_like(norm)), 0.0)
+            image = image - _project(basis[:, : t + 1], image)
+        norm = torch.linalg.vector_norm(image, dim=1)
+        # The largest ‖A q‖ so far is a lower bound on ‖A‖, the scale of rounding in A q.
+        size = torch.maximum(size, torch.linalg.vector_norm(product.to(torch.float64), dim=1))
+        alive = alive & (norm > 10 * n**0.5 * torch.finfo(product.dtype).eps * size)
+        beta[:, t] = torch.where(alive, norm, 0.0)
+        vector = image / norm.where(alive, torch.ones_like(norm)).unsqueeze(1) * alive.unsqueeze(1)
         if not bool(alive.any()):
             break
-    return basis[: t + 1], alpha[: t + 1], beta[: t + 1]
+    return basis[:, : t + 1], alpha[:, : t + 1], beta[:, : t + 1]
+
+
+def _project(basis: Tensor, v: Tensor) -> Tensor:
+    """The part of each v (s, n) in the span of the orthonormal rows of basis (s, t, n)."""
+    inner = torch.bmm(basis, v.unsqueeze(-1))
+    return torch.bmm(inner.mT, basis).squeeze(1)
 
 
 def _tridiagonal(alpha: Tensor, beta: Tensor) -> Tensor:
-    """α (t, s) and β (t − 1, s) as matrices (s, t, t)."""
-    off = torch.diag_embed(beta.mT, offset=1)
-    if beta.shape[0] == 0:
-        return alpha.mT.unsqueeze(-1)
-    return torch.diag_embed(alpha.mT) + off + off.mT
+    """Matrices (s, t, t) with diagonal α (s, t) and off-diagonals β (s, t − 1)."""
+    off = torch.diag_embed(beta, offset=1)
+    return torch.diag_embed(alpha) + off + off.mT
 
 
 def _check_rank(rank: int) -> None:

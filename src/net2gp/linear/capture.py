@@ -13,12 +13,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import jacrev, vmap
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import Inputs, map_inputs, num_rows, rows, tensors
+from net2gp.inputs import map_inputs, num_rows, rows, tensors
 from net2gp.linear.factors import Direct, Factor, Lookup, Outer
 from net2gp.linear.layers import Rule, find_rule
 from net2gp.linear.linearized import Linearized
 from net2gp.progress import progress
-from net2gp.types import Params
+from net2gp.types import Inputs, Params
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,17 @@ def capture(linearized: Linearized, x: Inputs, plan: Plan) -> dict[str, Factor]:
         if layout is not None and set(call.names.values()) & set(plan.structured)
     ]
     parts: dict[str, list[Factor]] = {name: [] for name in plan.structured}
-    for (call, layout), g in zip(kept, _output_gradients(out, [call for call, _ in kept]), strict=True):
+    for (call, layout), g in zip(
+        kept, _output_gradients(out, [call for call, _ in kept]), strict=True
+    ):
         if call.a._version != call.version:
             raise NetworkError(
                 f"the input of {call.module} was changed in place after its use. "
                 "Replace the in-place operation (inplace=True or +=) behind it."
             )
-        factors = call.rule(call.module, _points_first(call.a, layout, 0), _points_first(g, layout, 1))
+        factors = call.rule(
+            call.module, _points_first(call.a, layout, 0), _points_first(g, layout, 1)
+        )
         for suffix, name in call.names.items():
             if name in parts:
                 parts[name].append(_regroup(factors[suffix], layout.repeat))
@@ -135,15 +139,22 @@ def leftover_jacobian(linearized: Linearized, x: Inputs, names: Sequence[str]) -
     return torch.cat([parts[name].flatten(2) for name in names], -1).transpose(0, 1)
 
 
-def _looped_jacobian(linearized: Linearized, chosen: Params, others: Params, point: Inputs) -> Tensor:
+def _looped_jacobian(
+    linearized: Linearized, chosen: Params, others: Params, point: Inputs
+) -> Tensor:
     leaves = {name: value.detach().requires_grad_() for name, value in chosen.items()}
     with torch.enable_grad():
         out = linearized.evaluate({**others, **leaves}, point)[0]
     return torch.stack(
         [
-            torch.cat([g.reshape(-1) for g in torch.autograd.grad(
-                value, list(leaves.values()), retain_graph=True, materialize_grads=True
-            )])
+            torch.cat(
+                [
+                    g.reshape(-1)
+                    for g in torch.autograd.grad(
+                        value, list(leaves.values()), retain_graph=True, materialize_grads=True
+                    )
+                ]
+            )
             for value in out
         ]
     )
@@ -170,7 +181,9 @@ def _forward(linearized: Linearized, leaves: Params, x: Inputs) -> tuple[list[_C
             if suffix in ("weight", "bias") and canonical[id(value)] in leaves
         }
         if rule is not None and names:
-            handles.append(module.register_forward_hook(_recorder(calls, rule, names), with_kwargs=True))
+            handles.append(
+                module.register_forward_hook(_recorder(calls, rule, names), with_kwargs=True)
+            )
     try:
         with torch.enable_grad():
             out = linearized.evaluate(leaves, x)
@@ -210,7 +223,7 @@ def _output_gradients(out: Tensor, calls: Sequence[_Call]) -> list[Tensor]:
 def _edges_per_leaf(out: Tensor, leaves: Params) -> Counter[str]:
     """How many operations in the graph of `out` read each leaf directly."""
     names = {id(value): name for name, value in leaves.items()}
-    count: Counter[str] = Counter({name: 0 for name in leaves})
+    count: Counter[str] = Counter(dict.fromkeys(leaves, 0))
     seen: set[Any] = set()
     stack = [out.grad_fn] if out.grad_fn is not None else []
     while stack:
@@ -230,9 +243,14 @@ def _edges_per_leaf(out: Tensor, leaves: Params) -> Counter[str]:
 def _is_structured(
     name: str, calls: Sequence[_Call], layouts: Sequence[Layout | None], edges: int
 ) -> bool:
-    own = [(c, layout) for c, layout in zip(calls, layouts, strict=True) if name in c.names.values()]
+    own = [
+        (c, layout) for c, layout in zip(calls, layouts, strict=True) if name in c.names.values()
+    ]
     uses = sum(list(call.names.values()).count(name) for call, _ in own)
-    alike = len({(call.rule, tuple(s for s, n in call.names.items() if n == name)) for call, _ in own}) == 1
+    alike = (
+        len({(call.rule, tuple(s for s, n in call.names.items() if n == name)) for call, _ in own})
+        == 1
+    )
     return uses == edges and alike and all(layout is not None for _, layout in own)
 
 
@@ -258,7 +276,8 @@ def _layout(short: _Call, call: _Call, g: Tensor | None) -> Layout | None:
             continue
         grows = all(3 * a[axis] == 2 * b[axis] for a, b in zip(two, three, strict=True))
         others = all(
-            a[:axis] + a[axis + 1 :] == b[:axis] + b[axis + 1 :] for a, b in zip(two, three, strict=True)
+            a[:axis] + a[axis + 1 :] == b[:axis] + b[axis + 1 :]
+            for a, b in zip(two, three, strict=True)
         )
         repeat = call.shape[axis] // 3
         if not (grows and others and call.a.shape[axis] == call.shape[axis]):
@@ -287,7 +306,12 @@ def _regroup(factor: Factor, repeat: int) -> Factor:
         return Direct(factor.J.unflatten(1, (-1, repeat)).sum(2))
     if isinstance(factor, Lookup):
         g = factor.g.unflatten(1, (-1, repeat)).flatten(2, 3)
-        return Lookup(factor.ids.reshape(-1, repeat * factor.ids.shape[1]), g, factor.scale, factor.num_embeddings)
+        return Lookup(
+            factor.ids.reshape(-1, repeat * factor.ids.shape[1]),
+            g,
+            factor.scale,
+            factor.num_embeddings,
+        )
     a = factor.a.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(2, 3)
     g = factor.g.unflatten(1, (-1, repeat)).transpose(2, 3).flatten(3, 4)
     return Outer(a, g, factor.scale)
@@ -305,7 +329,9 @@ def _merge(parts: list[Factor]) -> Factor:
         ids, g = torch.cat([u.ids for u in uses], 1), torch.cat([u.g for u in uses], 2)
         return Lookup(ids, g, first.scale, first.num_embeddings)
     outers = [part for part in parts if isinstance(part, Outer)]
-    return Outer(torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 3), first.scale)
+    return Outer(
+        torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 3), first.scale
+    )
 
 
 def _check_outputs(out: Tensor, again: Tensor) -> None:
@@ -342,4 +368,6 @@ def _bytes_per_point(calls: Sequence[_Call], layouts: Sequence[Layout | None], C
             inputs += places * call.module.in_channels * torch.Size(call.module.kernel_size).numel()
         # a stack of C gradients exists twice for a moment: as single passes and stacked
         total += inputs + 2 * (C + 1) * outputs
-    return total * (calls[0].a.element_size() if calls[0].a.is_floating_point() else 8) if calls else 0
+    return (
+        total * (calls[0].a.element_size() if calls[0].a.is_floating_point() else 8) if calls else 0
+    )

@@ -93,7 +93,7 @@ class Lookup:
 
     def gradients(self, vocabulary: Tensor) -> Iterator[Tensor]:
         """The gradients (C, B, p) of the embeddings in `vocabulary` (sorted ids), in pieces."""
-        C, B, T, O = self.g.shape
+        C, B, _, O = self.g.shape
         U = len(vocabulary)
         place = torch.searchsorted(vocabulary, self.ids.contiguous()).clamp(max=max(U - 1, 0))
         known = vocabulary[place] == self.ids
@@ -113,7 +113,9 @@ class Lookup:
         """The gradients (C, B, V·O), in the order of the embedding's own entries."""
         everything = torch.arange(self.num_embeddings, device=self.ids.device)
         C, B, _, O = self.g.shape
-        pieces = [piece.reshape(C, B, self.num_embeddings, -1) for piece in self.gradients(everything)]
+        pieces = [
+            piece.reshape(C, B, self.num_embeddings, -1) for piece in self.gradients(everything)
+        ]
         return torch.cat(pieces, -1).reshape(C, B, self.num_embeddings * O)
 
 
@@ -183,11 +185,14 @@ def _gradient_pairs(left: Factor, right: Factor, same: bool) -> Iterator[tuple[T
         larger, smaller = (left, right) if left.g.shape[1] >= right.g.shape[1] else (right, left)
         start = 0
         for piece in larger.gradients():
-            C, B = larger.g.shape[:2]
             S, I = larger.a.shape[1], larger.a.shape[3]
             stop = start + piece.shape[-1] // (S * I)
             scale = smaller.scale[:, start:stop] if smaller.scale.dim() else smaller.scale
-            other = piece if same else replace(smaller, g=smaller.g[..., start:stop], scale=scale).jacobian()
+            other = (
+                piece
+                if same
+                else replace(smaller, g=smaller.g[..., start:stop], scale=scale).jacobian()
+            )
             yield (piece, other) if larger is left else (other, piece)
             start = stop
     elif isinstance(left, Lookup) and isinstance(right, Lookup):
@@ -199,7 +204,9 @@ def _gradient_pairs(left: Factor, right: Factor, same: bool) -> Iterator[tuple[T
             yield from _lookup_pairs(left, right, bigger, common)
 
 
-def _lookup_pairs(left: Lookup, right: Lookup, bigger: Lookup, common: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _lookup_pairs(
+    left: Lookup, right: Lookup, bigger: Lookup, common: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     C, B, _, O = bigger.g.shape
     step = max(1, CHUNK_BYTES // (C * B * O * bigger.g.element_size()))
     for start in range(0, len(common), step):

@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp
+from torch.func import functional_call, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
-from net2gp.inputs import Inputs, check_inputs, chunks, describe, num_rows, tensors
-from net2gp.types import Params
+from net2gp.inputs import check_inputs, chunks, describe, num_rows, tensors
+from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
     from net2gp.linear.tangent import TangentKernel, TraceKernel
@@ -91,12 +92,12 @@ class Linearized:
 
     def vjp(self, x: Inputs, u: Tensor) -> Params:
         """J(x)ᵀ u for u of shape (N, C): a value for each chosen parameter, one backward pass."""
-        out, pullback = vjp(lambda p: self.evaluate(p, x), self.params)
+        out, pullback = _pullback(lambda p: self.evaluate(p, x), self.params)
         if u.shape != out.shape:
             raise InputError(
                 f"u must have the shape {tuple(out.shape)} of the output, but is {describe(u)}."
             )
-        return pullback(u.to(out.dtype))[0]
+        return pullback(u.to(out.dtype))
 
     def jacobian(self, x: Inputs) -> Tensor:
         """J(x): (N, C, P), columns in the order of `params`. Costs N·C·P memory: see `kernel` instead."""
@@ -121,7 +122,7 @@ class Linearized:
         return total
 
     def kernel(self, prior_var: PriorVar = 1.0) -> TangentKernel:
-        """J diag(prior_var) Jᵀ over all outputs: the law of the linearized network under θ ~ N(θ*, prior_var).
+        """J diag(prior_var) Jᵀ over all outputs: the linearized network's law under θ ~ N(θ*, prior_var).
 
         `prior_var` is a number, or maps parameter names or patterns to numbers or to tensors of the
         parameter's shape: `{"*": 1.0, "*.bias": 0.1}`; of several patterns that match, the last counts.
@@ -139,7 +140,9 @@ class Linearized:
 
         return TraceKernel(self.kernel(prior_var))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Linearized:
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Linearized:
         """The same linearization with its tensors on another device or in another dtype."""
 
         def move(values: Params) -> Params:
@@ -153,14 +156,20 @@ class Linearized:
     def flatten(self, params: Params) -> Tensor:
         """The chosen parameters' values one behind the other: (P,), or (P, k) if each ends in an axis k."""
         lead = {name: value.dim() for name, value in self.params.items()}
-        return torch.cat([params[name].reshape(value.numel(), *params[name].shape[lead[name] :])
-                          for name, value in self.params.items()])
+        return torch.cat(
+            [
+                params[name].reshape(value.numel(), *params[name].shape[lead[name] :])
+                for name, value in self.params.items()
+            ]
+        )
 
     def unflatten(self, vector: Tensor) -> Params:
         """The inverse of `flatten`, for a vector of shape (P,)."""
         pieces = vector.split([value.numel() for value in self.params.values()])
-        return {name: piece.reshape(value.shape)
-                for (name, value), piece in zip(self.params.items(), pieces, strict=True)}
+        return {
+            name: piece.reshape(value.shape)
+            for (name, value), piece in zip(self.params.items(), pieces, strict=True)
+        }
 
     def _check_tangent(self, v: Params) -> None:
         if not isinstance(v, Mapping) or set(v) != set(self.params):
@@ -168,7 +177,9 @@ class Linearized:
             raise InputError(f"expected a value for each of {sorted(self.params)}, but got {came}.")
         for name, value in self.params.items():
             if v[name].shape != value.shape:
-                raise InputError(f"'{name}' must have shape {tuple(value.shape)}, but is {describe(v[name])}.")
+                raise InputError(
+                    f"'{name}' must have shape {tuple(value.shape)}, but is {describe(v[name])}."
+                )
             check_dtype_and_device(v[name], f"'{name}'", value, "the network")
 
 
@@ -217,7 +228,9 @@ def _check_given(params: Params | None, named: Mapping[str, Tensor]) -> Params:
     given = dict(params or {})
     for name, value in given.items():
         if name not in named:
-            raise InputError(f"params has '{name}', which the network does not: {_some(list(named))}.")
+            raise InputError(
+                f"params has '{name}', which the network does not: {_some(list(named))}."
+            )
         if value.shape != named[name].shape:
             raise InputError(
                 f"params['{name}'] must have shape {tuple(named[name].shape)}, but is {describe(value)}."
@@ -237,7 +250,9 @@ def _check_params(params: Params) -> None:
         raise NetworkError(f"the parameters are {dtype}: use network.float() or network.double().")
     for name, value in params.items():
         if not bool(torch.isfinite(value).all()):
-            raise NetworkError(f"parameter '{name}' has NaN or infinite values: the training diverged.")
+            raise NetworkError(
+                f"parameter '{name}' has NaN or infinite values: the training diverged."
+            )
 
 
 def choose(names: list[str], only: Patterns | None) -> list[str]:
@@ -252,7 +267,9 @@ def choose(names: list[str], only: Patterns | None) -> list[str]:
     for pattern in [only] if isinstance(only, str) else only:
         matched = {name for name in names if fnmatchcase(name, pattern.removeprefix("!"))}
         if not matched:
-            raise InputError(f"only='{pattern}' matches no parameter. The network has: {_some(names)}.")
+            raise InputError(
+                f"only='{pattern}' matches no parameter. The network has: {_some(names)}."
+            )
         chosen = chosen - matched if pattern.startswith("!") else chosen | matched
     if not chosen:
         raise InputError(f"only={only!r} leaves no parameter. The network has: {_some(names)}.")
@@ -267,10 +284,14 @@ def expand_prior(prior_var: PriorVar, params: Params) -> Params:
     for pattern, value in patterns.items():
         variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         if not bool(torch.isfinite(variance).all()) or bool((variance < 0).any()):
-            raise InputError(f"prior_var['{pattern}'] must be finite and not negative, but is {value}.")
+            raise InputError(
+                f"prior_var['{pattern}'] must be finite and not negative, but is {value}."
+            )
         matched = [name for name in params if fnmatchcase(name, pattern)]
         if not matched:
-            raise InputError(f"prior_var has '{pattern}', which matches none of: {_some(list(params))}.")
+            raise InputError(
+                f"prior_var has '{pattern}', which matches none of: {_some(list(params))}."
+            )
         for name in matched:
             if variance.dim() and variance.shape != params[name].shape:
                 raise InputError(
@@ -280,7 +301,9 @@ def expand_prior(prior_var: PriorVar, params: Params) -> Params:
             expanded[name] = variance
     missing = [name for name in params if name not in expanded]
     if missing:
-        raise InputError(f"prior_var leaves out {_some(missing)}. Add a pattern such as '*': 1.0 in front.")
+        raise InputError(
+            f"prior_var leaves out {_some(missing)}. Add a pattern such as '*': 1.0 in front."
+        )
     return expanded
 
 
@@ -331,36 +354,63 @@ def _pushforward(function: Callable[[Params], Tensor], at: Params, v: Params) ->
     except (NotImplementedError, RuntimeError) as error:
         if "forward" not in str(error).lower() and "jvp" not in str(error).lower():
             raise
-    out, pullback = vjp(function, at)
-    _, double = vjp(lambda u: pullback(u)[0], torch.zeros_like(out))
+    out, pullback = _pullback(function, at)
+    _, double = vjp(pullback, torch.zeros_like(out))[:2]
     return double(v)[0]
+
+
+def _pullback(
+    function: Callable[[Params], Tensor], at: Params
+) -> tuple[Tensor, Callable[[Tensor], Params]]:
+    """The value of `function`, and u ↦ Jᵀu."""
+    out, pullback = vjp(function, at)[:2]
+    return out, lambda u: pullback(u)[0]
 
 
 def _directional(function: Callable[[Params], Tensor], step: Params) -> Callable[[Params], Tensor]:
     return lambda params: jvp(function, (params,), (step,))[1]
 
 
-def column_products(linearized: Linearized, x: Inputs, v: Tensor, rows_per_chunk: int) -> Tensor:
-    """J(x) v for the columns of v (P, k): (N·C, k), `rows_per_chunk` points at a time."""
-    tangents = [linearized.unflatten(column) for column in v.unbind(1)]
+def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
+    """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
+    size = min(num_rows(x), capacity)
     parts = []
-    for part in chunks(x, rows_per_chunk):
+    for part in chunks(x, size):
         evaluate = lambda p, part=part: linearized.evaluate(p, part)
-        columns = [_pushforward(evaluate, linearized.params, tangent) for tangent in tangents]
-        parts.append(torch.stack(columns, -1).flatten(0, 1))
+        push = lambda column, evaluate=evaluate: _pushforward(
+            evaluate, linearized.params, linearized.unflatten(column)
+        )
+        columns = _each(push, v.mT.contiguous(), max(1, capacity // size))
+        parts.append(columns.permute(1, 2, 0).flatten(0, 1))
     return torch.cat(parts)
 
 
-def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, rows_per_chunk: int) -> Tensor:
-    """J(x)ᵀ u for the columns of u (N·C, k): (P, k), `rows_per_chunk` points at a time."""
-    total = u.new_zeros(linearized.num_params, u.shape[1])
+def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int) -> Tensor:
+    """J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
+    size = min(num_rows(x), capacity)
     width = u.shape[0] // num_rows(x)
+    total = u.new_zeros(u.shape[1], linearized.num_params)
     start = 0
-    for part in chunks(x, rows_per_chunk):
+    for part in chunks(x, size):
         stop = start + num_rows(part) * width
-        out, pullback = vjp(lambda p, part=part: linearized.evaluate(p, part), linearized.params)
-        for column in range(u.shape[1]):
-            pulled = pullback(u[start:stop, column].reshape(out.shape))[0]
-            total[:, column] += linearized.flatten(pulled)
+        out, pullback = _pullback(
+            lambda p, part=part: linearized.evaluate(p, part), linearized.params
+        )
+        pull = partial(_pull_flat, linearized, pullback, out.shape)
+        total += _each(pull, u[start:stop].mT.contiguous(), max(1, capacity // size))
         start = stop
-    return total
+    return total.mT
+
+
+def _pull_flat(
+    linearized: Linearized, pullback: Callable[[Tensor], Params], shape: torch.Size, column: Tensor
+) -> Tensor:
+    return linearized.flatten(pullback(column.reshape(shape)))
+
+
+def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -> Tensor:
+    """`function` of each row of `columns`, vectorized where the network's operations allow it."""
+    if len(columns) > 1 and at_once > 1:
+        with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
+            return vmap(function, chunk_size=at_once)(columns)
+    return torch.stack([function(column) for column in columns])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, check_memory
-from net2gp.inputs import Inputs, check_inputs, chunks, num_rows, rows, tensors
+from net2gp.inputs import check_inputs, chunks, num_rows, rows, tensors
 from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
 from net2gp.linear.factors import (
     Direct,
@@ -24,7 +24,7 @@ from net2gp.linear.factors import (
 )
 from net2gp.linear.linearized import Linearized, column_products, column_pullbacks
 from net2gp.progress import progress
-from net2gp.types import Params
+from net2gp.types import Inputs, Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,23 +96,38 @@ class TangentKernel:
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
         """Φ(x) w: (N·C, k) for w of shape (P, k)."""
         w = (w * self._roots[:, None]).to(self.linearized.example.dtype)
-        return column_products(self.linearized, x, w, self._rows_per_pass(x))
+        return column_products(self.linearized, x, w, self._capacity(x))
 
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
         u = u.to(self.linearized.example.dtype)
-        return column_pullbacks(self.linearized, x, u, self._rows_per_pass(x)) * self._roots[:, None]
+        return column_pullbacks(self.linearized, x, u, self._capacity(x)) * self._roots[:, None]
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TangentKernel:
+    def scaled(self, variance: float | Tensor) -> TangentKernel:
+        """variance · k: the same kernel with every prior variance multiplied."""
+        like = self.linearized.example
+        factor = torch.as_tensor(variance, dtype=like.dtype, device=like.device)
+        products: dict[int, Tensor] = {id(v): v * factor for v in self.prior_var.values()}
+        return replace(
+            self, prior_var={name: products[id(v)] for name, v in self.prior_var.items()}
+        )
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> TangentKernel:
         """The same kernel with its tensors on another device or in another dtype."""
-        prior = {name: value.to(device=device, dtype=dtype) for name, value in self.prior_var.items()}
+        prior = {
+            name: value.to(device=device, dtype=dtype) for name, value in self.prior_var.items()
+        }
         return replace(self, linearized=self.linearized.to(device, dtype), prior_var=prior)
 
     @cached_property
     def _roots(self) -> Tensor:
         """√prior_var as a vector (P,)."""
         params = self.linearized.params
-        return torch.cat([self.prior_var[n].sqrt().expand(p.shape).reshape(-1) for n, p in params.items()])
+        return torch.cat(
+            [self.prior_var[n].sqrt().expand(p.shape).reshape(-1) for n, p in params.items()]
+        )
 
     def _plan(self, x: Inputs) -> Plan:
         check_inputs(x)
@@ -125,7 +140,8 @@ class TangentKernel:
         leftover *= layout.num_outputs * self.linearized.example.element_size()
         return max(1, self.memory_budget // max(1, 2 * (layout.bytes_per_point + 2 * leftover)))
 
-    def _rows_per_pass(self, x: Inputs) -> int:
+    def _capacity(self, x: Inputs) -> int:
+        """How many points times columns fit into the memory budget in one pass."""
         size = plan_activations(self.linearized, x)
         return max(1, self.memory_budget // max(1, 4 * size))
 
@@ -167,7 +183,9 @@ class TangentKernel:
         N, M = num_rows(x), num_rows(x if y is None else y)
         like = self.linearized.example
         check_memory(
-            like.element_size() * N * C * M * C * 1.2, like.device, f"a {N * C} × {M * C} kernel matrix",
+            like.element_size() * N * C * M * C * 1.2,
+            like.device,
+            f"a {N * C} × {M * C} kernel matrix",
             "use kernel.matmul, condition(..., solver=CG()), or fewer points",
         )
         K = like.new_empty(N * C, M * C)
@@ -182,7 +200,11 @@ class TangentKernel:
                         advance()
                         continue
                     same = y is None and other == start
-                    right_points = left_points if same else rows(x if y is None else y, slice(other, other + size))
+                    right_points = (
+                        left_points
+                        if same
+                        else rows(x if y is None else y, slice(other, other + size))
+                    )
                     right = left if same else self._factor_pieces(right_points, layout, traced)
                     shape = (C, num_rows(left_points), C, num_rows(right_points))
                     tile = self._tile(left, right, shape, same)
@@ -268,8 +290,12 @@ def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor
         bias = name.removesuffix("weight") + "bias"
         result = scaled(factor, prior_var[name])
         if (
-            isinstance(result, Outer) and result.by_gram and name.endswith("weight") and bias in factors
-            and not prior_var[bias].dim() and result.g.shape[2:4].numel() == 1
+            isinstance(result, Outer)
+            and result.by_gram
+            and name.endswith("weight")
+            and bias in factors
+            and not prior_var[bias].dim()
+            and result.g.shape[2:4].numel() == 1
         ):
             result = with_bias(result, prior_var[bias])
             joined.add(bias)
@@ -279,7 +305,7 @@ def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor
 
 @dataclass(frozen=True, eq=False)
 class TraceKernel:
-    """(1/C) Σ_c k_cc(x, x'): the tangent kernel averaged over the network's outputs, shared by independent outputs."""
+    """(1/C) Σ_c k_cc(x, x'): the tangent kernel averaged over outputs, for any number of independent ones."""
 
     tangent: TangentKernel
 
@@ -310,7 +336,13 @@ class TraceKernel:
         size = max(1, self.tangent.memory_budget // (element * num_rows(y)))
         return torch.cat([self(part, y) @ v for part in chunks(x, size)])
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TraceKernel:
+    def scaled(self, variance: float | Tensor) -> TraceKernel:
+        """variance · k."""
+        return TraceKernel(self.tangent.scaled(variance))
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> TraceKernel:
         """The same kernel with its tensors on another device or in another dtype."""
         return TraceKernel(self.tangent.to(device, dtype))
 
@@ -326,7 +358,9 @@ def jacobian(linearized: Linearized, x: Inputs) -> Tensor:
     C, N, P = layout.num_outputs, num_rows(x), linearized.num_params
     like = linearized.example
     check_memory(
-        2.2 * like.element_size() * N * C * P, like.device, f"a Jacobian of {N} × {C} × {P}",
+        2.2 * like.element_size() * N * C * P,
+        like.device,
+        f"a Jacobian of {N} × {C} × {P}",
         "use linearized.kernel(), jvp and vjp, which never store it, or fewer parameters with only=",
     )
     J = like.new_empty(N, C, P)
@@ -337,7 +371,9 @@ def jacobian(linearized: Linearized, x: Inputs) -> Tensor:
         column = 0
         for name, value in linearized.params.items():
             factor = factors.get(name) or Direct(leftover_jacobian(linearized, part, [name]))
-            J[start : start + size, :, column : column + value.numel()] = factor.jacobian().transpose(0, 1)
+            J[start : start + size, :, column : column + value.numel()] = (
+                factor.jacobian().transpose(0, 1)
+            )
             column += value.numel()
     return J
 

@@ -1,0 +1,206 @@
+"""Adapt a trained network to a task in closed form: its linearization, conditioned on the task's data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from net2gp.errors import InputError
+from net2gp.inputs import gather, num_rows, rows
+from net2gp.likelihoods import Gaussian
+from net2gp.linear import Linearized, TangentKernel, linearize
+from net2gp.linear.linearized import PriorVar
+from net2gp.posteriors.condition import condition
+from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.gaussian import feature_system
+from net2gp.posteriors.inference import infer
+from net2gp.posteriors.problem import Problem, make_problem
+from net2gp.posteriors.solvers import Inference, Laplace, Solver
+from net2gp.posteriors.spectrum import Spectrum, decompose, same_inputs, share_spectrum
+from net2gp.posteriors.systems import DenseSystem, FeatureSystem
+from net2gp.posteriors.tune import tune_spectra
+from net2gp.posteriors.weight_space import WeightPosterior
+from net2gp.progress import progress
+from net2gp.types import Data, Inputs, Likelihood
+
+SPECTRUM_ROWS = 6000
+"""Rows up to which hyper-parameters are tuned on all points under Gaussian noise."""
+
+NEWTON_ROWS = 2000
+"""Rows up to which the prior is tuned on all points under other likelihoods."""
+
+
+def adapt(
+    network: nn.Module | Linearized,
+    data: Data,
+    likelihood: Likelihood,
+    *,
+    prior_var: PriorVar | None = None,
+    zero_mean: bool = False,
+    solver: Solver | None = None,
+    inference: Inference | None = None,
+) -> FunctionPosterior | WeightPosterior:
+    """The Gaussian process posterior of a trained network on a task, from all of its parameters.
+
+    f(x) = f(x; θ*) + J(x)(θ − θ*) with θ − θ* ~ N(0, prior_var): linearize, tune the prior variance
+    (if not given) and the noise (if the likelihood leaves it open) by the evidence, condition. The
+    network itself is the prior mean, or with `zero_mean` nothing is, and the network only gives the
+    kernel. Pass a `Linearized` to choose parameters or outputs: adapt(linearize(net, only="head.*"), …).
+
+    Tuning uses all points up to 6000 rows (N·C) under Gaussian noise, 2000 otherwise, and a fixed
+    random subset of that size beyond; conditioning always uses all.
+
+    >>> _ = torch.manual_seed(0)
+    >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
+    >>> x = torch.linspace(-2, 2, 20)[:, None]
+    >>> posterior = adapt(network, (x, x.sin()), Gaussian())
+    >>> float((posterior.marginal(x).mean - x.sin()).abs().max()) < 0.05
+    True
+
+    Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
+    """
+    linearized = network if isinstance(network, Linearized) else linearize(network)
+    mean = None if zero_mean else linearized
+    data = gather(data)
+    kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
+    if not isinstance(likelihood, Gaussian):
+        if prior_var is None:
+            kernel = _tune_scale(kernel, data, likelihood, mean, inference or Laplace())
+        return condition(kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
+    if prior_var is not None and likelihood.noise_var is not None:
+        return condition(kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
+    noise, scale = _open(likelihood), None if prior_var is None else 1.0
+    tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
+    noise, scale = tune_spectra([tuning], noise, scale)
+    if solver is None and num_rows(tuning.problem.x) == num_rows(data[0]):
+        return tuning.condition(noise, scale)
+    return condition(kernel.scaled(scale), data, Gaussian(noise), mean=mean, solver=solver)
+
+
+def adapt_tasks(
+    network: nn.Module | Linearized,
+    tasks: Mapping[str, Data],
+    likelihood: Gaussian | None = None,
+    *,
+    prior_var: PriorVar | None = None,
+    zero_mean: bool = False,
+) -> dict[str, FunctionPosterior | WeightPosterior]:
+    """Adapt one network to several regression tasks: a posterior for each, by name.
+
+    Shared are the linearization, the prior variance and noise (tuned on the sum of all evidences, so
+    that tasks with few points lend each other strength), and, between tasks with the same inputs, the
+    Gram matrix and its eigendecomposition.
+
+    Cost: one eigendecomposition per distinct set of inputs.
+    """
+    likelihood = likelihood or Gaussian()
+    if not isinstance(likelihood, Gaussian):
+        raise InputError(
+            "adapt_tasks is for Gaussian noise; call adapt for each task of another likelihood."
+        )
+    if not tasks:
+        raise InputError("tasks is empty: pass {name: (x, y)}.")
+    linearized = network if isinstance(network, Linearized) else linearize(network)
+    mean = None if zero_mean else linearized
+    kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
+    spectra: dict[str, Spectrum] = {}
+    with progress("tasks", len(tasks)) as advance:
+        for name, data in tasks.items():
+            problem = make_problem(kernel, data, Gaussian(1.0), mean)
+            known = next(
+                (
+                    s
+                    for s in spectra.values()
+                    if s.Q is not None and same_inputs(s.problem.x, problem.x)
+                ),
+                None,
+            )
+            spectra[name] = (
+                decompose(problem)
+                if known is None
+                else share_spectrum(known, problem.y, problem.offset)
+            )
+            advance()
+    noise, scale = tune_spectra(
+        list(spectra.values()), _open(likelihood), None if prior_var is None else 1.0
+    )
+    return {name: spectrum.condition(noise, scale) for name, spectrum in spectra.items()}
+
+
+def _open(likelihood: Gaussian) -> float | None:
+    """The noise to keep while tuning, or None if it is to be tuned."""
+    if likelihood.noise_var is None:
+        return None
+    if isinstance(likelihood.noise_var, Tensor) and likelihood.noise_var.numel() > 1:
+        raise InputError(
+            "with a noise_var per point or output, pass prior_var too, or tune it: "
+            "tune(lambda prior_var: condition(linearize(network).kernel(prior_var), …), prior_var=1.0)."
+        )
+    return float(likelihood.noise_var)
+
+
+def _subset(data: tuple[Inputs, Tensor], size: int) -> tuple[Inputs, Tensor]:
+    """All points, or a fixed random choice of `size` of them."""
+    count = num_rows(data[0])
+    if count <= size:
+        return data
+    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].sort().values
+    chosen = chosen.to(data[1].device)
+    return rows(data[0], chosen), data[1][chosen]
+
+
+def _tuning_problem(
+    kernel: TangentKernel,
+    data: tuple[Inputs, Tensor],
+    likelihood: Likelihood,
+    mean: Linearized | None,
+    limit: int,
+) -> Problem:
+    if isinstance(likelihood, Gaussian):
+        likelihood = Gaussian(1.0)
+    outputs = kernel.linearized(rows(data[0], slice(0, 1))).shape[1]
+    size = (
+        max(1, limit // outputs) if kernel.num_features > limit else max(limit, num_rows(data[0]))
+    )
+    return make_problem(kernel, _subset(data, size), likelihood, mean)
+
+
+def _tune_scale(
+    kernel: TangentKernel,
+    data: tuple[Inputs, Tensor],
+    likelihood: Likelihood,
+    mean: Linearized | None,
+    inference: Inference,
+) -> TangentKernel:
+    """The kernel scaled to the largest Laplace evidence (or bound): a grid, then Brent's method."""
+    problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
+    weights = problem.kernel.num_features < problem.num_rows  # type: ignore[attr-defined]
+    base = feature_system(problem).features if weights else kernel(problem.x).to(torch.float64)
+    level = float(kernel.diag(problem.x).mean())
+    if level == 0.0:
+        raise InputError(
+            "the tangent kernel is zero at the data: the chosen parameters have no effect there."
+        )
+    with progress("prior variance", None) as advance, torch.no_grad():
+        start: Tensor | None = None
+
+        def loss(log_scale: float) -> float:
+            nonlocal start
+            s = float(np.exp(log_scale))
+            system = FeatureSystem(base * s**0.5) if weights else DenseSystem(base * s)
+            found = infer(system, problem.likelihood, problem.offset, problem.y, inference, start)
+            start = found.state.f
+            advance(note=f"log evidence {float(found.evidence):.3f}")
+            return -float(found.evidence)
+
+        grid = [np.log(10.0**e / level) for e in np.arange(-3, 4.5, 1.0)]
+        values = [loss(point) for point in grid]
+        best = int(np.argmin(values))
+        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+        found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 0.02})
+        log_scale = found.x if found.fun <= values[best] else grid[best]
+    return kernel.scaled(float(np.exp(log_scale)))

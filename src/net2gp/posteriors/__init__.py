@@ -1,0 +1,41 @@
+"""Posteriors: condition, tune, save; in function space and in weight space."""
+
+from net2gp.posteriors.condition import condition
+from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.samples import FunctionSamples
+from net2gp.posteriors.save import load, save
+from net2gp.posteriors.solvers import (
+    CG,
+    Cholesky,
+    Exact,
+    Lanczos,
+    Laplace,
+    Nystrom,
+    PivotedCholesky,
+    Variational,
+    WeightSpace,
+)
+from net2gp.posteriors.spectrum import Spectrum, spectrum
+from net2gp.posteriors.tune import tune
+from net2gp.posteriors.weight_space import WeightPosterior
+
+__all__ = [
+    "CG",
+    "Cholesky",
+    "Exact",
+    "FunctionPosterior",
+    "FunctionSamples",
+    "Lanczos",
+    "Laplace",
+    "Nystrom",
+    "PivotedCholesky",
+    "Spectrum",
+    "Variational",
+    "WeightPosterior",
+    "WeightSpace",
+    "condition",
+    "load",
+    "save",
+    "spectrum",
+    "tune",
+]

@@ -1,0 +1,237 @@
+"""Condition a Gaussian process on data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, check_memory
+from net2gp.inputs import gather, join, num_rows
+from net2gp.likelihoods import Gaussian
+from net2gp.linalg import Cholesky as CholeskyFactor
+from net2gp.linalg import block_matmul, cholesky
+from net2gp.posteriors.function_space import FunctionPosterior, NoiseFactor, SpectralFactor
+from net2gp.posteriors.gaussian import (
+    assemble,
+    feature_system,
+    from_factor,
+    gaussian_cg,
+    gaussian_dense,
+    gaussian_evidence,
+    gaussian_weights,
+    lanczos_root,
+    noise_rows,
+    to_features,
+    weight_posterior,
+)
+from net2gp.posteriors.inference import Inferred, infer
+from net2gp.posteriors.matrix_free import matrix_free_system
+from net2gp.posteriors.problem import Problem, choose_solver, make_problem, prior_mean
+from net2gp.posteriors.solvers import CG, Cholesky, Inference, Lanczos, Laplace, Solver, WeightSpace
+from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, precision
+from net2gp.posteriors.weight_space import WeightPosterior
+from net2gp.types import Data, Inputs, Kernel, Likelihood, Mean
+
+
+def condition(
+    kernel: Kernel,
+    data: Data,
+    likelihood: Likelihood,
+    *,
+    mean: Mean | None = None,
+    solver: Solver | None = None,
+    inference: Inference | None = None,
+) -> FunctionPosterior | WeightPosterior:
+    """The posterior of f ~ GP(mean, kernel) given data seen through the likelihood.
+
+    With Gaussian noise it is exact. Otherwise `inference` says how the posterior is approximated by a
+    Gaussian: `Laplace()` (default) or `Variational()`. `solver` is `Cholesky()` (function space),
+    `WeightSpace()`, or `CG()`; left out, the smaller exact one is taken, and CG where neither fits into
+    memory. Factorizations are in float64 whatever the data's dtype; predictions come in the data's.
+
+    The evidence is differentiable in every variance and length scale that requires a gradient
+    (not with CG).
+
+    >>> from net2gp.kernels import RBF
+    >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    >>> posterior = condition(RBF(), (x, torch.sin(x)), Gaussian(noise_var=1e-6))
+    >>> posterior.marginal(torch.tensor([[0.5]], dtype=torch.float64)).mean
+    tensor([[0.4624]], dtype=torch.float64)
+
+    Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 3.
+    """
+    problem = make_problem(kernel, data, likelihood, mean)
+    solver = choose_solver(problem, solver)
+    if isinstance(likelihood, Gaussian):
+        if inference is not None:
+            raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
+        if isinstance(solver, WeightSpace):
+            return gaussian_weights(problem, solver)
+        return (
+            gaussian_dense(problem, solver)
+            if isinstance(solver, Cholesky)
+            else gaussian_cg(problem, solver)
+        )
+    return _approximate(problem, solver, inference or Laplace())
+
+
+def _approximate(
+    problem: Problem, solver: Solver, inference: Inference, start: Tensor | None = None
+) -> FunctionPosterior | WeightPosterior:
+    """Laplace or variational inference, in the space of the solver."""
+    if isinstance(solver, WeightSpace):
+        system = feature_system(problem)
+        found = infer(system, problem.likelihood, problem.offset, problem.y, inference, start)
+        posterior = weight_posterior(
+            problem, solver, found.state.dual, found.state.factor, found.evidence
+        )
+        return replace(posterior, inference=inference, sites=found.sites)
+    if isinstance(solver, CG):
+        free = matrix_free_system(problem, solver)
+        found = infer(free, problem.likelihood, problem.offset, problem.y, inference, start)
+        return _from_sites(problem, solver, inference, found, None)
+    rows = problem.num_rows
+    check_memory(
+        4 * 8 * rows**2,
+        problem.offset.device,
+        f"inference with a {rows} × {rows} Gram matrix",
+        "pass solver=CG() or WeightSpace(), or fewer points",
+    )
+    K = problem.kernel(problem.x).to(torch.float64)
+    return _with_gram(problem, solver, inference, K, start)
+
+
+def _with_gram(
+    problem: Problem, solver: Cholesky, inference: Inference, K: Tensor, start: Tensor | None
+) -> FunctionPosterior:
+    found = infer(DenseSystem(K), problem.likelihood, problem.offset, problem.y, inference, start)
+    return _from_sites(problem, solver, inference, found, K)
+
+
+def _from_sites(
+    problem: Problem, solver: Cholesky | CG, inference: Inference, found: Inferred, K: Tensor | None
+) -> FunctionPosterior:
+    factor, cache = found.state.factor, None
+    assert isinstance(factor, CurvatureFactor | IterativeFactor)
+    if isinstance(solver.variance, Lanczos):
+        with torch.no_grad():
+            seen = block_matmul(factor.S.mT, found.state.f.reshape(-1, 1))
+            root = lanczos_root(factor.inner, seen, solver.variance.rank)
+            cache = to_features(problem, block_matmul(factor.S, root))
+    posterior = assemble(problem, solver, found.state.dual, factor, found.evidence, cache)
+    return replace(posterior, inference=inference, sites=found.sites, gram=K)
+
+
+def extend(
+    posterior: FunctionPosterior, data: Data, likelihood: Likelihood | None = None
+) -> FunctionPosterior:
+    """Condition a function-space posterior on more data."""
+    kernel, solver = posterior.kernel, posterior.solver
+    new, problem = _grown(posterior, data, likelihood)
+    if posterior.sites is not None:
+        assert posterior.inference is not None
+        start = _present_mode(posterior, new)
+        if posterior.gram is None or not isinstance(solver, Cholesky):
+            grown = _approximate(problem, solver, posterior.inference, start)
+            assert isinstance(grown, FunctionPosterior)
+            return grown
+        K = _bordered(posterior.gram, kernel, posterior.x, new)
+        return _with_gram(problem, solver, posterior.inference, K, start)
+    if isinstance(solver, CG):
+        added = problem.num_rows - len(posterior.alpha)
+        guess = torch.cat(
+            [posterior.alpha, posterior.alpha.new_zeros(added, posterior.alpha.shape[1])]
+        )
+        return gaussian_cg(problem, solver, guess)
+    assert isinstance(solver, Cholesky)
+    factor = _old_factor(posterior)
+    added = problem.num_rows - len(posterior.alpha)
+    cross = kernel(posterior.x, new).to(torch.float64)
+    block = kernel(new).to(torch.float64) + torch.diag(noise_rows(problem)[-added:])
+    return from_factor(problem, solver, factor.extend(cross, block))
+
+
+def extend_weights(
+    posterior: WeightPosterior, data: Data, likelihood: Likelihood | None = None
+) -> WeightPosterior:
+    """Condition a weight-space posterior on more data."""
+    new, problem = _grown(posterior, data, likelihood)
+    if posterior.sites is not None:
+        assert posterior.inference is not None
+        start = _present_mode(posterior, new)
+        grown = _approximate(problem, posterior.solver, posterior.inference, start)
+        assert isinstance(grown, WeightPosterior)
+        return grown
+    added = num_rows(new)
+    noise, t = problem.noise[-added:], problem.target[-added:]
+    Phi = posterior.kernel.features(new).to(torch.float64)
+    old = posterior.precision.L @ posterior.precision.L.mT
+    A = old + precision(Phi, torch.diag_embed(noise.reciprocal())) - torch.eye(len(old)).to(old)
+    factor = cholesky(A, what="I + ΦᵀΛΦ")
+    b = old @ posterior.weights + torch.einsum("ncp,nc->p", Phi, t / noise)[:, None]
+    weights = factor.solve(b)
+    # log p(old, new) = log p(old) + log p(new | old), by the change of the quadratic and determinant
+    quadratic = (t * t / noise).sum() + (posterior.weights * (old @ posterior.weights)).sum()
+    quadratic = quadratic - (weights * b).sum()
+    log_det = factor.log_det() - posterior.precision.log_det() + noise.log().sum()
+    evidence = posterior.evidence + gaussian_evidence(quadratic, log_det, t.numel())
+    return weight_posterior(problem, posterior.solver, weights, factor, evidence)
+
+
+def _grown(
+    posterior: FunctionPosterior | WeightPosterior, data: Data, likelihood: Likelihood | None
+) -> tuple[Inputs, Problem]:
+    """The new inputs, and the problem of old and new data together."""
+    x, y = gather(data)
+    if (
+        type(x) is not type(posterior.x)
+        or y.dim() != posterior.y.dim()
+        or y.shape[1:] != posterior.y.shape[1:]
+    ):
+        raise InputError(
+            f"new data must look like the old: y is {tuple(y.shape)}, but was "
+            f"{tuple(posterior.y.shape)} before."
+        )
+    together = (join([posterior.x, x]), torch.cat([posterior.y, y]))
+    joined = _joined_likelihood(posterior, y, likelihood)
+    return x, make_problem(posterior.kernel, together, joined, posterior.mean)
+
+
+def _joined_likelihood(
+    posterior: FunctionPosterior | WeightPosterior, y: Tensor, likelihood: Likelihood | None
+) -> Likelihood:
+    if likelihood is None:
+        return posterior.likelihood
+    old = posterior.likelihood
+    if not isinstance(old, Gaussian) or not isinstance(likelihood, Gaussian):
+        raise InputError(
+            "update(likelihood=...) is for Gaussian noise that differs between points."
+        )
+    shapes = [(num_rows(posterior.x), posterior.num_outputs), (y.shape[0], posterior.num_outputs)]
+    parts = [
+        part.noise_variance(torch.zeros(shape, dtype=torch.float64, device=y.device))
+        for part, shape in zip((old, likelihood), shapes, strict=True)
+    ]
+    return Gaussian(torch.cat(parts))
+
+
+def _present_mode(posterior: FunctionPosterior | WeightPosterior, new: Inputs) -> Tensor:
+    """f − m at old and new points, as the present posterior sees them."""
+    points = join([posterior.x, new])
+    f = posterior.marginal(points).mean.to(torch.float64)
+    return f - prior_mean(posterior.mean, points, f)
+
+
+def _bordered(K: Tensor, kernel: Kernel, x: Inputs, new: Inputs) -> Tensor:
+    cross, block = kernel(x, new).to(K.dtype), kernel(new).to(K.dtype)
+    return torch.cat([torch.cat([K, cross], 1), torch.cat([cross.mT, block], 1)])
+
+
+def _old_factor(posterior: FunctionPosterior) -> CholeskyFactor:
+    if isinstance(posterior.factor, NoiseFactor):
+        return posterior.factor.cholesky
+    assert isinstance(posterior.factor, SpectralFactor)
+    Q, values = posterior.factor.Q, posterior.factor.eigenvalues
+    return cholesky((Q * values) @ Q.mT, what="k(x, x) + noise")

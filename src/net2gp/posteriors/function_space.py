@@ -1,0 +1,267 @@
+"""A posterior solved in function space: through the Gram matrix of the training points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+from torch.distributions import Distribution
+
+from net2gp.errors import InputError
+from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows
+from net2gp.linalg import Cholesky, block_matmul
+from net2gp.posteriors.problem import prior_mean
+from net2gp.posteriors.samples import FunctionSamples, draw_from
+from net2gp.posteriors.solvers import Inference, Solver
+from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
+from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
+
+TEST_BYTES = 2**28
+"""What the cross-covariances of one chunk of test points may take."""
+
+
+class Factor(Protocol):
+    """The inverse of K + Λ⁻¹, as an operator."""
+
+    def solve(self, v: Tensor) -> Tensor:
+        """(K + Λ⁻¹)⁻¹ v."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseFactor:
+    """(K + D)⁻¹ from a Cholesky factor of K + D, for Gaussian noise with covariance D."""
+
+    cholesky: Cholesky
+
+    def solve(self, v: Tensor) -> Tensor:
+        """(K + D)⁻¹ v."""
+        return self.cholesky.solve(v)
+
+    def root(self, v: Tensor) -> Tensor:
+        """R with RᵀR = vᵀ (K + D)⁻¹ v."""
+        return self.cholesky.half_solve(v)
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralFactor:
+    """(scale·QΛQᵀ + noise·I)⁻¹ from an eigendecomposition that serves every scale and noise."""
+
+    Q: Tensor
+    eigenvalues: Tensor  # of the whole matrix, scale and noise included
+
+    def solve(self, v: Tensor) -> Tensor:
+        """(K + noise)⁻¹ v."""
+        return self.Q @ ((self.Q.mT @ v) / self.eigenvalues[:, None])
+
+    def root(self, v: Tensor) -> Tensor:
+        """R with RᵀR = vᵀ (K + noise)⁻¹ v."""
+        return (self.Q.mT @ v) / self.eigenvalues.sqrt()[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionPosterior:
+    """f | y with mean m(x) + k(x, X) α and covariance k(x, x') − k(x, X)(K + Λ⁻¹)⁻¹ k(X, x').
+
+    Everything that a prediction needs is a field, so a second prediction solves nothing:
+    `alpha` (rows, columns), `factor` for variances and samples, and for kernels with features
+    `weights` = Φ(X)ᵀα, with which the mean at a test point is one forward-mode pass, whatever N is.
+    `cache` holds the low-rank root of `Lanczos`: Φ(X)ᵀR (P, t), or R itself for other kernels.
+
+    With a kernel of independent outputs (`kernel.joint` false) rows are points and columns outputs;
+    else there is one column and rows run n·C + c.
+    """
+
+    kernel: Kernel
+    mean: Mean | None = field(repr=False)
+    likelihood: Likelihood
+    x: Inputs = field(repr=False)
+    y: Tensor = field(repr=False)
+    num_outputs: int
+    alpha: Tensor = field(repr=False)
+    factor: Factor = field(repr=False)
+    evidence: Tensor
+    solver: Solver
+    inference: Inference | None = None
+    sites: Sites | None = field(default=None, repr=False)
+    gram: Tensor | None = field(default=None, repr=False)
+    weights: Tensor | None = field(default=None, repr=False)
+    cache: Tensor | None = field(default=None, repr=False)
+
+    def marginal(self, x: Inputs) -> MultivariateNormal:
+        """f(x_n) for each point by itself: batch N, event C.
+
+        Cost for a kernel with features and a `Lanczos` cache: 1 + rank forward-mode passes; else k(x, X)
+        and one triangular solve per test row.
+        """
+        check_inputs(x)
+        means, covariances = [], []
+        for part in chunks(x, self._chunk_size()):
+            means.append(self._mean(part))
+            covariances.append(self._blocks(part))
+        return MultivariateNormal(torch.cat(means), torch.cat(covariances))
+
+    def joint(self, x: Inputs) -> MultivariateNormal:
+        """f at all points together: event N·C, index n·C + c."""
+        check_inputs(x)
+        prior = self.kernel(x).to(torch.float64)
+        covariance = prior - self._explained(x, lambda a, b: a.mT @ b)
+        if not self.kernel.joint:
+            covariance = torch.kron(covariance, torch.eye(self.num_outputs).to(covariance))
+        covariance = 0.5 * (covariance + covariance.mT)
+        mean = self._mean(x)
+        return MultivariateNormal(mean.reshape(-1), covariance.to(mean.dtype))
+
+    def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
+        """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""
+        return (likelihood or self.likelihood).predict(self.marginal(x))
+
+    def sample(
+        self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(S, N, C) values at `x` of functions drawn from the posterior.
+
+        Pathwise for kernels with features; otherwise from the joint law at `x`.
+        """
+        if isinstance(self.kernel, FeatureKernel):
+            return self.sample_functions(num_samples, generator=generator)(x)
+        return draw_from(self.joint(x), num_rows(x), num_samples, generator)
+
+    def sample_functions(
+        self, num_samples: int, *, generator: torch.Generator | None = None
+    ) -> FunctionSamples:
+        """Functions drawn from the posterior, which can be evaluated anywhere (Matheron's rule).
+
+        A prior draw Φw₀ is corrected by what it misses of the data:
+        w = w₀ + Φ(X)ᵀ(K + Λ⁻¹)⁻¹(ỹ − Φ(X)w₀ − ε).
+
+        Reference: Wilson et al., Pathwise conditioning of Gaussian processes, JMLR 2021.
+        """
+        kernel = self._features("sample_functions")
+        draw = lambda rows: torch.randn(
+            rows,
+            num_samples,
+            generator=generator,
+            dtype=torch.float64,
+            device=self.alpha.device if generator is None else generator.device,
+        ).to(self.alpha.device)
+        precise = kernel.to(dtype=torch.float64)
+        assert isinstance(precise, FeatureKernel)
+        x = self._precise_x()
+        w0 = draw(kernel.num_features)
+        missed = self._correction(precise.apply(x, w0), draw(len(self.alpha)))
+        weights = w0 + precise.adjoint(x, missed)
+        return FunctionSamples(kernel, self.mean, self.num_outputs, weights)
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """log p(y): exact for Gaussian noise; Laplace's approximation, or the variational bound."""
+        return self.evidence
+
+    def update(self, data: Data, *, likelihood: Likelihood | None = None) -> FunctionPosterior:
+        """The posterior given more data too, without starting over.
+
+        Gaussian noise with Cholesky: the factor grows by the new rows, O(N²M) instead of O((N+M)³).
+        Other likelihoods: Newton continues from the present mode; conjugate gradients from the
+        present solution.
+        """
+        from net2gp.posteriors.condition import extend
+
+        return extend(self, data, likelihood)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> FunctionPosterior:
+        """The same posterior on another device, or predicting in another dtype (solves stay float64)."""
+        from net2gp.posteriors.move import move
+
+        return move(self, device, dtype)
+
+    def _mean(self, x: Inputs) -> Tensor:
+        if self.weights is not None and isinstance(self.kernel, FeatureKernel):
+            centered = self.kernel.apply(x, self.weights)
+        else:
+            centered = self.kernel(x, self.x).to(torch.float64) @ self.alpha
+        centered = centered.reshape(num_rows(x), self.num_outputs)
+        dtype = self.y.dtype if self.y.is_floating_point() else self.kernel.diag(x).dtype
+        if self.mean is None:
+            return centered.to(dtype)
+        prior = self.mean(x)
+        return prior + centered.to(prior.dtype)
+
+    def _blocks(self, x: Inputs) -> Tensor:
+        """Covariance of each point: (N, C, C)."""
+        prior = self.kernel.blocks(x)
+        C = prior.shape[-1]
+
+        def inner(a: Tensor, b: Tensor) -> Tensor:
+            points = (a.shape[0], num_rows(x), C)
+            return torch.einsum("rnc,rnd->ncd", a.reshape(points), b.reshape(points))
+
+        blocks = prior.to(torch.float64) - self._explained(x, inner)
+        blocks = 0.5 * (blocks + blocks.mT)
+        floor = blocks.diagonal(dim1=1, dim2=2).clamp(min=0.0)
+        blocks = (
+            blocks - torch.diag_embed(blocks.diagonal(dim1=1, dim2=2)) + torch.diag_embed(floor)
+        )
+        if self.num_outputs != C:
+            blocks = blocks * torch.eye(self.num_outputs).to(blocks)
+        return blocks.to(prior.dtype)
+
+    def _explained(self, x: Inputs, inner: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """inner(R, R) for R with RᵀR = k(x, X)(K + Λ⁻¹)⁻¹k(X, x)."""
+        if self.cache is not None and isinstance(self.kernel, FeatureKernel):
+            R = self.kernel.apply(x, self.cache).to(torch.float64).mT
+            return inner(R, R)
+        cross = self.kernel(self.x, x).to(torch.float64)
+        if self.cache is not None:
+            R = self.cache.mT @ cross
+            return inner(R, R)
+        if isinstance(self.factor, NoiseFactor | CurvatureFactor | SpectralFactor):
+            R = self.factor.root(cross)
+            return inner(R, R)
+        return inner(cross, self.factor.solve(cross))
+
+    def _correction(self, prior_draw: Tensor, noise: Tensor) -> Tensor:
+        """(K + Λ⁻¹)⁻¹(ỹ − f₀ − ε) for prior draws f₀ and standard normal `noise`, both (rows, S)."""
+        f = self.y.new_zeros(num_rows(self.x), self.num_outputs, dtype=torch.float64)
+        if self.sites is None:
+            deviation = self.likelihood.noise_variance(f).sqrt().reshape(-1, 1)  # type: ignore[attr-defined]
+            target = self.y.reshape(-1, 1).to(torch.float64) - prior_mean(
+                self.mean, self.x, f
+            ).reshape(-1, 1)
+            return self.factor.solve(target - prior_draw - deviation * noise)
+        return self._site_correction(prior_draw, noise)
+
+    def _site_correction(self, prior_draw: Tensor, noise: Tensor) -> Tensor:
+        """As `_correction` with possibly singular Λ: (I + ΛK)⁻¹(b − Λf₀ − Sε), SSᵀ = Λ."""
+        assert self.sites is not None
+        assert isinstance(self.factor, CurvatureFactor | IterativeFactor)
+        b = self.sites.natural.reshape(-1, 1) - block_matmul(self.sites.curvature, prior_draw)
+        b = b - block_matmul(self.factor.S, noise)
+        if self.gram is not None:
+            product = self.gram @ b
+        else:
+            product = self.kernel.matmul(self.x, self.x, b).to(torch.float64)
+        return b - self.factor.solve(product)
+
+    def _features(self, what: str) -> FeatureKernel:
+        if not isinstance(self.kernel, FeatureKernel):
+            raise InputError(
+                f"{what} needs a kernel with features, such as linearize(network).kernel(), but the kernel "
+                f"is {type(self.kernel).__name__}. Use posterior.sample(x, num_samples) at fixed points."
+            )
+        return self.kernel
+
+    def _precise_x(self) -> Inputs:
+        return map_inputs(self.x, lambda v: v.double() if v.is_floating_point() else v)
+
+    def _chunk_size(self) -> int:
+        outputs = self.num_outputs if self.kernel.joint else 1
+        return max(1, TEST_BYTES // (8 * len(self.alpha) * outputs))
+
+    def replace(self, **changes: object) -> FunctionPosterior:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]

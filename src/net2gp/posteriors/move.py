@@ -1,0 +1,44 @@
+"""Moving a posterior to another device or dtype, field by field."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from net2gp.inputs import map_inputs
+
+T = TypeVar("T")
+
+
+def move(value: T, device: torch.device | str | None, dtype: torch.dtype | None) -> T:
+    """`value` with all tensors on `device`, and kernel, mean and data in `dtype`.
+
+    Factors and dual vectors stay in float64, in which they were computed.
+    """
+    return _move(value, device, dtype)
+
+
+def _move(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device=device)
+    if isinstance(value, tuple):
+        return tuple(_move(item, device, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: _move(item, device, dtype) for key, item in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changes = {f.name: _field(f.name, getattr(value, f.name), device, dtype) for f in fields(value)}
+    return replace(value, **changes)
+
+
+def _field(name: str, value: Any, device: Any, dtype: torch.dtype | None) -> Any:
+    if name in ("kernel", "mean") and hasattr(value, "to"):
+        return value.to(device, dtype)
+    if name in ("x", "y"):
+        return map_inputs(
+            value, lambda v: v.to(device=device, dtype=dtype if v.is_floating_point() else None)
+        )
+    return _move(value, device, dtype)

@@ -1,0 +1,164 @@
+"""What is conditioned on what: the checked inputs of every way to a posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, available_memory
+from net2gp.inputs import describe, gather, map_inputs, num_rows, rows, tensors
+from net2gp.kernels import IndependentOutputs
+from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
+from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
+
+WEIGHT_LIMIT = 12_000
+"""The most parameters for which the weight space is chosen by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Checked data, the prior mean at its points and the likelihood, ready to be solved.
+
+    `offset` is the prior mean m(X) and `target` what y is compared with, both float64 and (N, C);
+    for class labels `target` is y itself.
+    """
+
+    kernel: Kernel
+    mean: Mean | None
+    likelihood: Likelihood
+    x: Inputs
+    y: Tensor
+    offset: Tensor
+
+    @property
+    def num_outputs(self) -> int:
+        """C."""
+        return self.offset.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """The size of the Gram matrix."""
+        return self.offset.numel() if self.kernel.joint else self.offset.shape[0]
+
+    @property
+    def noise(self) -> Tensor:
+        """Gaussian noise variances: (N, C)."""
+        assert isinstance(self.likelihood, Gaussian)
+        return self.likelihood.noise_variance(self.offset)
+
+    @property
+    def target(self) -> Tensor:
+        """y − m(X) for Gaussian noise: (N, C), float64."""
+        return self.y.reshape(self.offset.shape).to(torch.float64) - self.offset
+
+    @property
+    def precise_x(self) -> Inputs:
+        """x in float64."""
+        return map_inputs(self.x, lambda v: v.double() if v.is_floating_point() else v)
+
+
+def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean | None) -> Problem:
+    """Gather and check everything; raises `InputError` or `NetworkError` with what to change."""
+    if not isinstance(kernel, Kernel):
+        raise InputError(
+            f"kernel must be a Kernel, but is {describe(kernel)}. "
+            "Pass linearize(network).kernel(), or use adapt(network, data, likelihood)."
+        )
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(f"likelihood must be e.g. Gaussian(0.1), but is {describe(likelihood)}.")
+    x, y = gather(data)
+    kernel.check(x)
+    dtype = kernel.diag(rows(x, slice(0, 1))).dtype
+    C = _num_outputs(kernel, likelihood, mean, x, y)
+    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype)
+    if mean is not None:
+        given = mean(x)
+        if given.shape != offset.shape:
+            raise InputError(
+                f"the mean gives {describe(given)}, but {tuple(offset.shape)} is needed for {num_rows(x)} "
+                f"points and {C} outputs."
+            )
+        offset = given.detach()
+    likelihood.check(offset, y)
+    problem = Problem(kernel, mean, likelihood, x, y, offset.to(torch.float64))
+    if isinstance(likelihood, Gaussian):
+        _check_noise(problem)
+    return _with_joint_kernel(problem)
+
+
+def _num_outputs(
+    kernel: Kernel, likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor
+) -> int:
+    if kernel.joint:
+        return kernel.blocks(rows(x, slice(0, 1))).shape[-1]
+    if mean is not None:
+        return mean(rows(x, slice(0, 1))).shape[-1]
+    if isinstance(likelihood, Categorical):
+        return max(2, int(y.max()) + 1)
+    return y.shape[1] if y.dim() > 1 else 1
+
+
+def _with_joint_kernel(problem: Problem) -> Problem:
+    """Independent outputs stay one small problem only if Gaussian noise does not tell them apart."""
+    if problem.kernel.joint:
+        return problem
+    if isinstance(problem.likelihood, Gaussian):
+        noise = problem.noise
+        if bool((noise == noise[:, :1]).all()):
+            return problem
+    return replace(problem, kernel=IndependentOutputs(problem.kernel, problem.num_outputs))
+
+
+def _check_noise(problem: Problem) -> None:
+    silent = (problem.noise == 0).any(1)
+    if not bool(silent.any()):
+        return
+    flat = torch.cat(
+        [v[silent].reshape(int(silent.sum()), -1).double() for v in tensors(problem.x)], 1
+    )
+    distinct = torch.unique(flat, dim=0).shape[0]
+    if distinct < flat.shape[0]:
+        raise InputError(
+            f"{flat.shape[0] - distinct} of {flat.shape[0]} points with noise_var=0 are duplicates, so "
+            "the Gram matrix is singular. Drop them, or pass a positive variance: Gaussian(noise_var=1e-4)."
+        )
+
+
+def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
+    """The given solver, checked; or the exact one of smaller size, or CG where neither fits.
+
+    Weight space if there are fewer parameters than rows (and no zero noise), else a Cholesky factor of
+    the Gram matrix if three copies of it fit into half of the free memory, else conjugate gradients.
+    """
+    features = problem.kernel.num_features if isinstance(problem.kernel, FeatureKernel) else None
+    silent = isinstance(problem.likelihood, Gaussian) and bool((problem.noise == 0).any())
+    if isinstance(solver, WeightSpace):
+        if features is None:
+            raise InputError(
+                f"WeightSpace() needs a kernel with features, but {type(problem.kernel).__name__} has "
+                "none. Pass solver=Cholesky() or CG()."
+            )
+        if silent:
+            raise InputError(
+                "WeightSpace() needs noise_var > 0. Pass solver=Cholesky(), or some noise."
+            )
+    if isinstance(solver, CG) and silent:
+        raise InputError("CG() needs noise_var > 0. Pass solver=Cholesky(), or some noise.")
+    if solver is not None:
+        if not isinstance(solver, Cholesky | WeightSpace | CG):
+            raise InputError(
+                f"solver must be Cholesky(), WeightSpace(), CG() or None, but is {describe(solver)}."
+            )
+        return solver
+    if features is not None and features < min(problem.num_rows, WEIGHT_LIMIT) and not silent:
+        return WeightSpace()
+    fits = 3 * 8 * problem.num_rows**2 < available_memory(problem.offset.device) / 2
+    return Cholesky() if fits or silent else CG()
+
+
+def prior_mean(mean: Mean | None, x: Inputs, like: Tensor) -> Tensor:
+    """m(x) in the dtype and shape of `like`; zero if there is no mean."""
+    return torch.zeros_like(like) if mean is None else mean(x).to(like.dtype)

@@ -1,0 +1,47 @@
+"""Functions drawn from a posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from net2gp.inputs import check_inputs, num_rows
+from net2gp.types import FeatureKernel, Inputs, Mean
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionSamples:
+    """S functions m(x) + Φ(x) w_s, each given by its weights: evaluate them anywhere, in any order.
+
+    `weights` is (P, S), in units of the prior's standard deviations.
+    """
+
+    kernel: FeatureKernel
+    mean: Mean | None = field(repr=False)
+    num_outputs: int
+    weights: Tensor = field(repr=False)
+
+    def __call__(self, x: Inputs) -> Tensor:
+        """The functions' values at `x`: (S, N, C), one forward-mode pass each."""
+        check_inputs(x)
+        values = self.kernel.apply(x, self.weights)
+        values = values.reshape(num_rows(x), self.num_outputs, -1).permute(2, 0, 1)
+        return values if self.mean is None else self.mean(x) + values
+
+
+def draw_from(
+    law: MultivariateNormal, points: int, num_samples: int, generator: torch.Generator | None
+) -> Tensor:
+    """(S, N, C) draws from a joint law over N·C values, degenerate ones too."""
+    covariance = law.covariance_matrix.to(torch.float64)
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp(min=0.0).sqrt()
+    device = covariance.device if generator is None else generator.device
+    z = torch.randn(
+        len(covariance), num_samples, generator=generator, dtype=torch.float64, device=device
+    ).to(covariance.device)
+    draws = law.mean[:, None].to(torch.float64) + root @ z
+    return draws.T.reshape(num_samples, points, -1).to(law.mean.dtype)

@@ -1,0 +1,240 @@
+"""Posteriors as files: one safetensors file with a JSON description in its header, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from net2gp import kernels, likelihoods
+from net2gp._version import __version__
+from net2gp.errors import FileFormatError, InputError
+from net2gp.linalg import Cholesky as CholeskyFactor
+from net2gp.linalg.low_rank import LowRankPlusIdentity
+from net2gp.linear.linearized import Linearized, Output
+from net2gp.linear.tangent import TangentKernel, TraceKernel
+from net2gp.posteriors import function_space, solvers, systems
+from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.weight_space import WeightPosterior
+
+FORMAT = 1
+KIND = "net2gp posterior"
+
+_CLASSES: dict[str, type] = {
+    f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}": cls
+    for cls in (
+        Linearized,
+        TangentKernel,
+        TraceKernel,
+        CholeskyFactor,
+        LowRankPlusIdentity,
+        kernels.RBF,
+        kernels.IndependentOutputs,
+        likelihoods.Gaussian,
+        likelihoods.HeteroscedasticGaussian,
+        likelihoods.Bernoulli,
+        likelihoods.Categorical,
+        likelihoods.SoftplusScale,
+        likelihoods.LogVariance,
+        likelihoods.Quadrature,
+        likelihoods.Probit,
+        likelihoods.MonteCarlo,
+        solvers.Exact,
+        solvers.Lanczos,
+        solvers.Cholesky,
+        solvers.WeightSpace,
+        solvers.PivotedCholesky,
+        solvers.Nystrom,
+        solvers.CG,
+        solvers.Laplace,
+        solvers.Variational,
+        systems.Sites,
+        systems.CurvatureFactor,
+        systems.GramProduct,
+        systems.IterativeFactor,
+        function_space.NoiseFactor,
+        function_space.SpectralFactor,
+        FunctionPosterior,
+        WeightPosterior,
+    )
+}
+_NAMES = {cls: name for name, cls in _CLASSES.items()}
+
+
+def save(posterior: FunctionPosterior | WeightPosterior, path: str | os.PathLike) -> None:
+    """Write a posterior to one file, which `load` reads back with identical predictions.
+
+    The file holds every tensor (the network's parameters and buffers too) and describes the rest in
+    JSON; only the network's code is not in it. It is written beside `path` first and then moved, so
+    that an interrupted save leaves an older file whole.
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = _encode(posterior, tensors, {})
+    body = json.dumps(tree)
+    header = {
+        "kind": KIND,
+        "format": str(FORMAT),
+        "version": __version__,
+        "tree": body,
+        "sha256": _digest(tensors, body),
+    }
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(tensors, partial, metadata=header)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(
+    path: str | os.PathLike,
+    network: nn.Module | None = None,
+    *,
+    output: Output | None = None,
+    device: torch.device | str = "cpu",
+) -> FunctionPosterior | WeightPosterior:
+    """Read a posterior that `save` wrote. Nothing in the file is executed.
+
+    `network` is a module of the architecture that was saved (its own weights do not matter), and
+    `output` the function that was given to `linearize`, if any.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileFormatError(f"there is no file {path}. Pass the path that was given to save.")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            header = file.metadata() or {}
+            names = list(file.keys())
+            # clones are aligned in memory, which the file's tensors are not: products round alike
+            tensors = {name: file.get_tensor(name).clone() for name in names}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileFormatError(
+            f"{path} is not a whole safetensors file ({error}): it is truncated, corrupted or of another "
+            "kind. Save the posterior again."
+        ) from None
+    if header.get("kind") != KIND:
+        raise FileFormatError(f"{path} is a safetensors file, but not of a {KIND}.")
+    if header.get("format") != str(FORMAT):
+        raise FileFormatError(
+            f"{path} has format {header.get('format')} (net2gp {header.get('version')}), but this is net2gp "
+            f"{__version__}, which reads format {FORMAT}. Save it again with this version."
+        )
+    if header.get("sha256") != _digest(tensors, header.get("tree", "")):
+        raise FileFormatError(f"{path} is corrupted: its checksum does not match. Save it again.")
+    _check_network(header["tree"], network, tensors)
+    posterior = _decode(json.loads(header["tree"]), tensors, network, output)
+    if not isinstance(posterior, FunctionPosterior | WeightPosterior):
+        raise FileFormatError(f"{path} does not hold a posterior.")
+    return posterior
+
+
+def _encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        if id(value) not in seen:
+            seen[id(value)] = f"t{len(tensors)}"
+            tensors[seen[id(value)]] = (
+                value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            )
+        return {"tensor": seen[id(value)]}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(item, tensors, seen) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {key: _encode(item, tensors, seen) for key, item in value.items()}}
+    if isinstance(value, nn.Module):
+        return {"network": type(value).__name__}
+    if type(value) in _NAMES and is_dataclass(value):
+        parts = {f.name: _encode_field(value, f.name, tensors, seen) for f in fields(value)}
+        return {"class": _NAMES[type(value)], "fields": parts}
+    raise InputError(
+        f"a {type(value).__name__} cannot be saved without running code at load. Saved are posteriors whose "
+        "kernel, mean and likelihood are net2gp's own; use mean=linearized or None."
+    )
+
+
+def _encode_field(owner: Any, name: str, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
+    value = getattr(owner, name)
+    if isinstance(owner, Linearized) and name == "output":
+        return {"output": value is not None}
+    return _encode(value, tensors, seen)
+
+
+def _decode(
+    tree: Any, tensors: dict[str, Tensor], network: nn.Module | None, output: Output | None
+) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    again = lambda part: _decode(part, tensors, network, output)
+    if "tensor" in tree:
+        return tensors[tree["tensor"]]
+    if "tuple" in tree:
+        return tuple(again(item) for item in tree["tuple"])
+    if "dict" in tree:
+        return {key: again(item) for key, item in tree["dict"].items()}
+    if "network" in tree:
+        return network
+    if "output" in tree:
+        if tree["output"] and output is None:
+            raise InputError(
+                "this posterior was made with linearize(output=...): pass the same output= to load."
+            )
+        return output if tree["output"] else None
+    cls = _CLASSES.get(tree.get("class", ""))
+    if cls is None:
+        raise FileFormatError(
+            f"the file names {tree.get('class')!r}, which this version does not know."
+        )
+    return cls(**{name: again(part) for name, part in tree["fields"].items()})
+
+
+def _check_network(body: str, network: nn.Module | None, tensors: dict[str, Tensor]) -> None:
+    """The module must be there if the posterior has one, and have the parameters of the file."""
+    found = _find(json.loads(body), _NAMES[Linearized])
+    if found is None:
+        return
+    if network is None:
+        kind = found["fields"]["network"]["network"]
+        raise InputError(f"this posterior holds a network ({kind}): pass one, load(path, network).")
+    saved = {
+        name: tuple(tensors[part["tensor"]].shape)
+        for group in ("params", "frozen")
+        for name, part in found["fields"][group]["dict"].items()
+    }
+    given = {n: tuple(v.shape) for n, v in [*network.named_parameters(), *network.named_buffers()]}
+    if saved != given:
+        wrong = sorted(n for n in saved.keys() | given.keys() if saved.get(n) != given.get(n))
+        name = wrong[0]
+        raise InputError(
+            f"the network is of another architecture than the saved one: '{name}' has shape "
+            f"{given.get(name)} here and {saved.get(name)} in the file ({len(wrong)} differ)."
+        )
+
+
+def _find(tree: Any, name: str) -> Any:
+    if isinstance(tree, list):
+        return next((hit for part in tree if (hit := _find(part, name)) is not None), None)
+    if not isinstance(tree, dict):
+        return None
+    if tree.get("class") == name:
+        return tree
+    return _find(list(tree.values()), name)
+
+
+def _digest(tensors: dict[str, Tensor], body: str) -> str:
+    """SHA-256 over the tensors' names, types, shapes and bytes, and over the description."""
+    digest = hashlib.sha256(body.encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,122 @@
+"""Values that say how a posterior is computed; each carries its own settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from net2gp.errors import InputError
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(f"{name} must be positive, but is {value}.")
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Predictive variances by a full solve for each test point."""
+
+
+@dataclass(frozen=True)
+class Lanczos:
+    """Predictive variances from a cached low-rank root of the inverse, of the given rank.
+
+    (K + noise)⁻¹ ≈ R Rᵀ with R of `rank` columns from Lanczos iterations. With a network's kernel the
+    cache is carried over to the parameters, so that a prediction costs `rank` forward-mode passes and
+    nothing that depends on the number of training points. Cached variances are never below the
+    exact ones, and fall towards them as the rank grows.
+
+    Reference: Pleiss et al., Constant-time predictive distributions for Gaussian processes, ICML 2018.
+    """
+
+    rank: int = 100
+
+    def __post_init__(self) -> None:
+        _positive("rank", self.rank)
+
+
+@dataclass(frozen=True)
+class Cholesky:
+    """Function space: factorize the (N·C)² Gram matrix. Exact; (N·C)³/3 operations, once."""
+
+    variance: Exact | Lanczos = field(default_factory=Exact)
+
+
+@dataclass(frozen=True)
+class WeightSpace:
+    """Weight space: factorize the P² precision of the parameters. Exact; N·C·P² + P³/3 operations, once.
+
+    Only for kernels with features, such as a network's tangent kernel.
+    """
+
+
+@dataclass(frozen=True)
+class PivotedCholesky:
+    """Precondition with a partial Cholesky factor of the given rank, pivots chosen greedily."""
+
+    rank: int = 100
+
+    def __post_init__(self) -> None:
+        _positive("rank", self.rank)
+
+
+@dataclass(frozen=True)
+class Nystrom:
+    """Precondition with a randomized Nyström approximation of the given rank."""
+
+    rank: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive("rank", self.rank)
+
+
+@dataclass(frozen=True)
+class CG:
+    """Function space without the Gram matrix: block conjugate gradients on products with the kernel.
+
+    `tol` is the relative residual to reach, `NotConverged` is warned of otherwise; the evidence is an
+    estimate by stochastic Lanczos quadrature with `num_probes` probes. `store_gram` says whether to
+    keep the Gram matrix (in the kernel's dtype) and multiply with it; None does so if it fits into a
+    quarter of the free memory.
+    """
+
+    tol: float = 1e-6
+    max_iterations: int = 1000
+    preconditioner: PivotedCholesky | Nystrom | None = field(default_factory=PivotedCholesky)
+    variance: Exact | Lanczos = field(default_factory=Lanczos)
+    num_probes: int = 16
+    seed: int = 0
+    store_gram: bool | None = None
+
+    def __post_init__(self) -> None:
+        _positive("tol", self.tol)
+        _positive("max_iterations", self.max_iterations)
+        _positive("num_probes", self.num_probes)
+
+
+Solver = Cholesky | WeightSpace | CG
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Gaussian around the mode, with the curvature there; Newton's method with a line search."""
+
+    max_iterations: int = 100
+    tol: float = 1e-10
+
+
+@dataclass(frozen=True)
+class Variational:
+    """The Gaussian closest to the posterior in KL(q‖p), full covariance, by natural-gradient steps.
+
+    The evidence is then the evidence lower bound.
+
+    Reference: Khan and Lin, Conjugate-computation variational inference, AISTATS 2017.
+    """
+
+    max_iterations: int = 200
+    tol: float = 1e-8
+
+
+Inference = Laplace | Variational

@@ -1,0 +1,283 @@
+"""Gaussian sites in function and in weight space: the linear algebra that inference iterates on.
+
+A site stands in for the likelihood of one point: exp(bᵀf − ½ fᵀΛf), with f counted from the prior
+mean. With f ~ N(0, K), K = ΦΦᵀ, the posterior mean is f = Kα = Φw, where
+
+    α = (I + ΛK)⁻¹ b          (function space)
+    w = (I + ΦᵀΛΦ)⁻¹ Φᵀb      (weight space)
+
+Neither needs Λ⁻¹, so Λ may be singular, as softmax's diag(p) − ppᵀ is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.linalg import Cholesky, block_cg, block_matmul, cholesky, log_det_quadrature, psd_root
+from net2gp.linalg.low_rank import LowRankPlusIdentity
+from net2gp.progress import progress
+from net2gp.types import Inputs, Kernel
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """b: (N, C) and Λ: (N, C, C)."""
+
+    natural: Tensor
+    curvature: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A Gaussian over f at the training points, as a system solved it.
+
+    f: (N, C) mean beyond the prior mean; dual: α (N·C, 1) or w (P, 1); quadratic: fᵀK⁻¹f = αᵀKα = wᵀw;
+    log_det: log|I + ΛK|.
+    """
+
+    f: Tensor
+    dual: Tensor
+    quadratic: Tensor
+    log_det: Tensor
+    factor: object
+
+
+class System(Protocol):
+    """A prior over f at the training points that sites can be combined with."""
+
+    def solve(self, sites: Sites) -> State:
+        """The posterior under the sites."""
+
+    def covariances(self, state: State) -> Tensor:
+        """The posterior covariance of each training point: (N, C, C)."""
+
+    def log_det(self, curvature: Tensor) -> Tensor:
+        """log|I + ΛK|, differentiable in both."""
+
+    def quadratic(self, f: Tensor, dual: Tensor) -> Tensor:
+        """fᵀK⁻¹f for f that belongs to `dual`."""
+
+
+@dataclass(frozen=True, eq=False)
+class CurvatureFactor:
+    """(K + Λ⁻¹)⁻¹ = S (I + SᵀKS)⁻¹ Sᵀ with Λ = SSᵀ, from a Cholesky factor of the inner matrix."""
+
+    cholesky: Cholesky
+    S: Tensor
+
+    def solve(self, v: Tensor) -> Tensor:
+        """(K + Λ⁻¹)⁻¹ v."""
+        return block_matmul(self.S, self.cholesky.solve(block_matmul(self.S.mT, v)))
+
+    def root(self, v: Tensor) -> Tensor:
+        """R with RᵀR = vᵀ (K + Λ⁻¹)⁻¹ v."""
+        return self.cholesky.half_solve(block_matmul(self.S.mT, v))
+
+    def inner(self, v: Tensor) -> Tensor:
+        """(I + SᵀKS) v."""
+        return self.cholesky.L @ (self.cholesky.L.mT @ v)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseSystem:
+    """Function space with the Gram matrix K: (N·C, N·C) in memory."""
+
+    K: Tensor
+
+    def solve(self, sites: Sites) -> State:
+        """α = b − S (I + SᵀKS)⁻¹ Sᵀ K b (Rasmussen and Williams 2006, eq. 3.27)."""
+        N, C = sites.natural.shape
+        b = sites.natural.reshape(N * C, 1)
+        factor = self.factorize(sites.curvature)
+        alpha = b - factor.solve(self.K @ b)
+        f = self.K @ alpha
+        return State(f.reshape(N, C), alpha, (f * alpha).sum(), factor.cholesky.log_det(), factor)
+
+    def factorize(self, curvature: Tensor) -> CurvatureFactor:
+        """Cholesky of I + SᵀKS, whose eigenvalues are at least one."""
+        S = psd_root(curvature.detach())
+        inner = block_matmul(S.mT, block_matmul(S.mT, self.K).mT)
+        inner = inner + torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+        return CurvatureFactor(cholesky(inner, what="I + SᵀKS"), S)
+
+    def covariances(self, state: State) -> Tensor:
+        """K_nn − K_n: (K + Λ⁻¹)⁻¹ K_:n for each point."""
+        assert isinstance(state.factor, CurvatureFactor)
+        N, C = state.f.shape
+        R = state.factor.root(self.K).reshape(N * C, N, C)
+        prior = self.K.reshape(N, C, N, C).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+        return prior - torch.einsum("rnc,rnd->ncd", R, R)
+
+    def log_det(self, curvature: Tensor) -> Tensor:
+        """By LU of I + ΛK, which needs no root of Λ and so differentiates at singular Λ too."""
+        inner = block_matmul(curvature, self.K)
+        return torch.linalg.slogdet(inner + torch.eye(len(inner)).to(inner)).logabsdet
+
+    def quadratic(self, f: Tensor, dual: Tensor) -> Tensor:
+        """fᵀα."""
+        return (f.reshape(-1, 1) * dual).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSystem:
+    """Weight space with the features Φ: (N, C, P) of the training points in memory."""
+
+    features: Tensor
+
+    def solve(self, sites: Sites) -> State:
+        """w = A⁻¹ Φᵀ b with A = I + ΦᵀΛΦ."""
+        factor = self.factorize(sites.curvature)
+        b = torch.einsum("ncp,nc->p", self.features, sites.natural)[:, None]
+        w = factor.solve(b)
+        f = (self.features @ w)[..., 0]
+        return State(f, w, (w * w).sum(), factor.log_det(), factor)
+
+    def factorize(self, curvature: Tensor) -> Cholesky:
+        """Cholesky of the precision of the whitened weights, I + ΦᵀΛΦ."""
+        return cholesky(precision(self.features, curvature), what="I + ΦᵀΛΦ")
+
+    def covariances(self, state: State) -> Tensor:
+        """Φ_n A⁻¹ Φ_nᵀ for each point."""
+        assert isinstance(state.factor, Cholesky)
+        N, C, P = self.features.shape
+        R = state.factor.half_solve(self.features.reshape(N * C, P).mT).reshape(P, N, C)
+        return torch.einsum("pnc,pnd->ncd", R, R)
+
+    def log_det(self, curvature: Tensor) -> Tensor:
+        """log|I + ΦᵀΛΦ| = log|I + ΛK|."""
+        return self.factorize(curvature).log_det()
+
+    def quadratic(self, f: Tensor, dual: Tensor) -> Tensor:
+        """wᵀw."""
+        return (dual * dual).sum()
+
+
+def precision(features: Tensor, curvature: Tensor) -> Tensor:
+    """I + Σ_n Φ_nᵀ Λ_n Φ_n: (P, P)."""
+    P = features.shape[2]
+    weighted = (curvature @ features).reshape(-1, P)
+    A = features.reshape(-1, P).mT @ weighted
+    return 0.5 * (A + A.mT) + torch.eye(P, dtype=A.dtype, device=A.device)
+
+
+@dataclass(frozen=True, eq=False)
+class GramProduct:
+    """v ↦ k(X, X) v in the kernel's dtype, with the stored Gram matrix or without one."""
+
+    kernel: Kernel
+    x: Inputs
+    gram: Tensor | None
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """k(X, X) v."""
+        if self.gram is not None:
+            return self.gram @ v.to(self.gram.dtype)
+        return self.kernel.matmul(self.x, self.x, v)
+
+
+@dataclass(frozen=True, eq=False)
+class IterativeFactor:
+    """(K + Λ⁻¹)⁻¹ = S (I + SᵀKS)⁻¹ Sᵀ by conjugate gradients on products with K."""
+
+    matmul: GramProduct
+    S: Tensor
+    preconditioner: LowRankPlusIdentity | None
+    tol: float
+    max_iterations: int
+
+    def inner(self, v: Tensor) -> Tensor:
+        """(I + SᵀKS) v, in the dtype of the kernel, so that the solver knows how far digits reach."""
+        product = self.matmul(block_matmul(self.S, v))
+        return (v + block_matmul(self.S.mT, product.to(self.S.dtype))).to(product.dtype)
+
+    def inner_solve(self, v: Tensor, start: Tensor | None = None) -> Tensor:
+        """(I + SᵀKS)⁻¹ v."""
+        with progress("conjugate gradients", self.max_iterations) as advance:
+            solution = block_cg(
+                self.inner,
+                v,
+                preconditioner=self.preconditioner,
+                x0=start,
+                tol=self.tol,
+                max_iterations=self.max_iterations,
+                on_step=lambda _, residual: advance(note=f"residual {residual:.1e}"),
+            )
+        return solution.x
+
+    def solve(self, v: Tensor) -> Tensor:
+        """(K + Λ⁻¹)⁻¹ v."""
+        return block_matmul(self.S, self.inner_solve(block_matmul(self.S.mT, v)))
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixFreeSystem:
+    """Function space through products with K alone.
+
+    `precondition` makes a preconditioner of I + SᵀKS from S; the log-determinant is an estimate by
+    stochastic Lanczos quadrature.
+    """
+
+    matmul: GramProduct
+    precondition: Callable[[Tensor], LowRankPlusIdentity | None]
+    tol: float
+    max_iterations: int
+    num_probes: int
+    seed: int
+
+    def factor(self, curvature: Tensor) -> IterativeFactor:
+        """The inverse of K + Λ⁻¹ as an operator."""
+        S = psd_root(curvature)
+        return IterativeFactor(self.matmul, S, self.precondition(S), self.tol, self.max_iterations)
+
+    def solve(self, sites: Sites) -> State:
+        """As in the dense system, with the solve by conjugate gradients."""
+        N, C = sites.natural.shape
+        b = sites.natural.reshape(N * C, 1)
+        factor = self.factor(sites.curvature)
+        alpha = b - factor.solve(self.matmul(b).to(b.dtype))
+        f = self.matmul(alpha).to(b.dtype)
+        nothing = torch.zeros((), dtype=f.dtype, device=f.device)
+        return State(f.reshape(N, C), alpha, (f * alpha).sum(), nothing, factor)
+
+    def estimate_log_det(self, factor: IterativeFactor) -> Tensor:
+        """log|I + SᵀKS| by stochastic Lanczos quadrature.
+
+        With a preconditioner M it is log|M| + log|M^{-1/2}(I + SᵀKS)M^{-1/2}|: the better M, the less
+        is left to estimate.
+        """
+        M = factor.preconditioner
+        matmul = factor.inner
+        if M is not None:
+            matmul = lambda v: M.inverse_sqrt(factor.inner(M.inverse_sqrt(v)).to(v.dtype))
+        rows = factor.S.shape[0] * factor.S.shape[1]
+        estimate, _ = log_det_quadrature(
+            matmul,
+            rows,
+            num_probes=self.num_probes,
+            rank=min(64, rows),
+            generator=torch.Generator(device=factor.S.device).manual_seed(self.seed),
+            dtype=torch.float64,
+            device=factor.S.device,
+        )
+        return estimate if M is None else estimate + M.log_det()
+
+    def covariances(self, state: State) -> Tensor:
+        """Refused: every training point would need its own solve."""
+        raise InputError(
+            "Variational() needs the covariance of every training point, which CG() does not give. "
+            "Pass solver=Cholesky() or WeightSpace(), or inference=Laplace()."
+        )
+
+    def log_det(self, curvature: Tensor) -> Tensor:
+        """log|I + ΛK|, estimated."""
+        return self.estimate_log_det(self.factor(curvature))
+
+    def quadratic(self, f: Tensor, dual: Tensor) -> Tensor:
+        """fᵀα."""
+        return (f.reshape(-1, 1) * dual).sum()

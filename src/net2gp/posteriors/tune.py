@@ -1,0 +1,176 @@
+"""Maximize the evidence over the positive numbers that a posterior is built from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from net2gp.errors import InputError, NotPositiveDefinite, check_positive
+from net2gp.posteriors.spectrum import Spectrum
+from net2gp.progress import progress
+from net2gp.types import Posterior
+
+P = TypeVar("P", bound=Posterior)
+
+FAILED = 1e25
+"""What the objective is where the posterior cannot be built, so that the search turns back."""
+
+
+def tune(builder: Callable[..., P], *, max_iterations: int = 100, **initial: float | Tensor) -> P:
+    """The posterior that `builder` gives at the arguments that maximize its evidence.
+
+    Each keyword is a positive number, or a tensor of such, to start from; the search runs over their
+    logarithms, with gradients where the evidence has them (L-BFGS) and without where it does not
+    (Nelder–Mead). The result is built once more at plain numbers.
+
+    >>> from net2gp.kernels import RBF
+    >>> from net2gp.likelihoods import Gaussian
+    >>> from net2gp.posteriors.condition import condition
+    >>> x = torch.linspace(0, 6, 30, dtype=torch.float64)[:, None]
+    >>> build = lambda lengthscale, noise_var: condition(RBF(lengthscale), (x, x.sin()), Gaussian(noise_var))
+    >>> tuned = tune(build, lengthscale=0.3, noise_var=0.1)
+    >>> bool(tuned.log_marginal_likelihood() > build(0.3, 0.1).log_marginal_likelihood())
+    True
+
+    Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 5.
+    """
+    if not initial:
+        raise InputError("tune needs something to tune: tune(builder, noise_var=0.1).")
+    for name, value in initial.items():
+        check_positive(value, name)
+    shapes = {name: torch.as_tensor(value).shape for name, value in initial.items()}
+    start = np.concatenate(
+        [
+            torch.as_tensor(v, dtype=torch.float64).detach().cpu().log().reshape(-1)
+            for v in initial.values()
+        ]
+    )
+    with progress("evidence", max_iterations) as advance:
+        objective = _Objective(builder, shapes, advance)
+        best = objective.maximize(start, max_iterations)
+    plain = {name: v if v.dim() else v.item() for name, v in objective.arguments(best).items()}
+    return builder(**plain)
+
+
+class _Objective:
+    """The negative evidence as a function of the logarithms, for scipy."""
+
+    def __init__(
+        self,
+        builder: Callable[..., Posterior],
+        shapes: dict[str, torch.Size],
+        advance: Callable[..., None],
+    ) -> None:
+        self.builder, self.shapes, self.advance = builder, shapes, advance
+
+    def arguments(self, logs: np.ndarray | Tensor) -> dict[str, Tensor]:
+        values = torch.as_tensor(logs, dtype=torch.float64).exp()
+        pieces = values.split([shape.numel() for shape in self.shapes.values()])
+        return {n: p.reshape(s) for (n, s), p in zip(self.shapes.items(), pieces, strict=True)}
+
+    def evidence(self, logs: Tensor) -> Tensor:
+        return self.builder(**self.arguments(logs)).log_marginal_likelihood()
+
+    def maximize(self, start: np.ndarray, max_iterations: int) -> np.ndarray:
+        logs = torch.as_tensor(start).requires_grad_()
+        if self.evidence(logs).requires_grad:
+            bounds = [(value - 25, value + 25) for value in start]
+            options = {"maxiter": max_iterations, "ftol": 1e-12, "gtol": 1e-7}
+            found = minimize(
+                self.with_gradient,
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                options=options,
+            )
+        else:
+            options = {"maxfev": max_iterations * len(start), "xatol": 1e-3, "fatol": 1e-4}
+            found = minimize(self.value, start, method="Nelder-Mead", options=options)
+        if not np.isfinite(found.fun) or found.fun >= FAILED:
+            raise InputError(
+                "the evidence could not be computed anywhere near the start: "
+                f"{ {n: v.tolist() for n, v in self.arguments(start).items()} }. Start from other values."
+            )
+        return found.x
+
+    def with_gradient(self, point: np.ndarray) -> tuple[float, np.ndarray]:
+        logs = torch.as_tensor(point).requires_grad_()
+        try:
+            value = -self.evidence(logs)
+            (gradient,) = torch.autograd.grad(value, logs)
+        except NotPositiveDefinite:
+            return FAILED, np.zeros_like(point)
+        self.advance(note=f"log evidence {-float(value):.4f}")
+        if not bool(torch.isfinite(value)) or not bool(torch.isfinite(gradient).all()):
+            return FAILED, np.zeros_like(point)
+        return float(value), gradient.numpy()
+
+    def value(self, point: np.ndarray) -> float:
+        try:
+            value = -float(self.evidence(torch.as_tensor(point)).detach())
+        except NotPositiveDefinite:
+            return FAILED
+        self.advance(note=f"log evidence {-value:.4f}")
+        return value if math.isfinite(value) else FAILED
+
+
+def tune_spectra(
+    spectra: Sequence[Spectrum], noise_var: float | None = None, scale: float | None = None
+) -> tuple[float, float]:
+    """The noise and the scale of the kernel that maximize the summed evidence of one or more tasks.
+
+    A given one is kept. A grid over both finds the basin, since the evidence can have two (all noise
+    or no noise); L-BFGS refines. Each evaluation costs O(N).
+    """
+    power = sum(float(s.energies.sum() + s.remainder.sum()) for s in spectra)
+    count = sum(s.energies.shape[1] * (len(s.eigenvalues) + s.num_zeros) for s in spectra)
+    level = sum(float(s.eigenvalues.sum()) for s in spectra) / max(1, count)
+    variance = power / count
+    if variance == 0.0 or level == 0.0:
+        return noise_var or 1e-6, scale or 1.0
+    noises = (
+        [noise_var]
+        if noise_var is not None
+        else [variance * 10.0**e for e in np.arange(-8, 1.5, 0.5)]
+    )
+    scales = (
+        [scale]
+        if scale is not None
+        else [variance / level * 10.0**e for e in np.arange(-6, 6.5, 0.5)]
+    )
+    total = lambda n, s: sum(spectrum.log_marginal_likelihood(n, s) for spectrum in spectra)
+    grid = [(float(total(n, s)), n, s) for n in noises for s in scales]
+    _, best_noise, best_scale = max(grid)
+    free = [noise_var is None, scale is None]
+    if not any(free):
+        return best_noise, best_scale
+    fixed = np.log([best_noise, best_scale])
+
+    def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
+        logs = torch.tensor(fixed)
+        chosen = torch.as_tensor(point).requires_grad_()
+        logs = logs.masked_scatter(torch.tensor(free), chosen)
+        noise, s = logs.exp().to(spectra[0].eigenvalues.device)
+        value = -total(noise, s)
+        assert isinstance(value, Tensor)
+        (gradient,) = torch.autograd.grad(value, chosen)
+        return float(value.detach()), gradient.numpy()
+
+    start = fixed[free]
+    floor = math.log(variance * 1e-10)
+    bounds = [
+        (floor, None) if is_noise else (None, None)
+        for is_noise, f in zip((True, False), free, strict=True)
+        if f
+    ]
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    logs = fixed.copy()
+    logs[free] = found.x
+    return float(np.exp(logs[0])), float(np.exp(logs[1]))

@@ -1,0 +1,113 @@
+"""A posterior solved in weight space: a Gaussian over the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+from torch.distributions import Distribution
+
+from net2gp.inputs import check_inputs, chunks
+from net2gp.linalg import Cholesky
+from net2gp.posteriors.samples import FunctionSamples
+from net2gp.posteriors.solvers import Inference, WeightSpace
+from net2gp.posteriors.systems import Sites
+from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Mean
+
+TEST_BYTES = 2**28
+"""What the features of one chunk of test points may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPosterior:
+    """f(x) = m(x) + Φ(x) w with w | y ~ N(weights, A⁻¹), A = I + Φ(X)ᵀΛΦ(X).
+
+    The same Gaussian process as in function space, by the matrix inversion lemma; predictions cost
+    P² per test row, whatever N is. Weights are in units of the prior's standard deviations.
+
+    Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 2.1.
+    """
+
+    kernel: FeatureKernel
+    mean: Mean | None = field(repr=False)
+    likelihood: Likelihood
+    x: Inputs = field(repr=False)
+    y: Tensor = field(repr=False)
+    num_outputs: int
+    weights: Tensor = field(repr=False)  # (P, 1)
+    precision: Cholesky = field(repr=False)
+    evidence: Tensor
+    solver: WeightSpace
+    inference: Inference | None = None
+    sites: Sites | None = field(default=None, repr=False)
+
+    def marginal(self, x: Inputs) -> MultivariateNormal:
+        """f(x_n) for each point by itself: batch N, event C."""
+        check_inputs(x)
+        means, covariances = [], []
+        for part in chunks(x, self._chunk_size()):
+            Phi = self.kernel.features(part)
+            N, C, P = Phi.shape
+            R = self.precision.half_solve(Phi.reshape(N * C, P).mT).reshape(P, N, C)
+            covariances.append(torch.einsum("pnc,pnd->ncd", R, R).to(Phi.dtype))
+            means.append(self._mean(part, Phi))
+        return MultivariateNormal(torch.cat(means), torch.cat(covariances))
+
+    def joint(self, x: Inputs) -> MultivariateNormal:
+        """f at all points together: event N·C, index n·C + c."""
+        check_inputs(x)
+        Phi = self.kernel.features(x)
+        R = self.precision.half_solve(Phi.reshape(-1, Phi.shape[2]).mT)
+        return MultivariateNormal(self._mean(x, Phi).reshape(-1), (R.mT @ R).to(Phi.dtype))
+
+    def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
+        """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""
+        return (likelihood or self.likelihood).predict(self.marginal(x))
+
+    def sample(
+        self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(S, N, C) values at `x` of functions drawn from the posterior."""
+        return self.sample_functions(num_samples, generator=generator)(x)
+
+    def sample_functions(
+        self, num_samples: int, *, generator: torch.Generator | None = None
+    ) -> FunctionSamples:
+        """Functions drawn from the posterior, which can be evaluated anywhere: w = mean + L⁻ᵀz."""
+        device = self.weights.device if generator is None else generator.device
+        z = torch.randn(
+            len(self.weights), num_samples, generator=generator, dtype=torch.float64, device=device
+        ).to(self.weights.device)
+        spread = torch.linalg.solve_triangular(self.precision.L.mT, z, upper=True)
+        return FunctionSamples(self.kernel, self.mean, self.num_outputs, self.weights + spread)
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """log p(y): exact for Gaussian noise; Laplace's approximation, or the variational bound."""
+        return self.evidence
+
+    def update(self, data: Data, *, likelihood: Likelihood | None = None) -> WeightPosterior:
+        """The posterior given more data too, without starting over.
+
+        Gaussian noise: the new points' precision is added, O(M·P² + P³) whatever N was. Other
+        likelihoods: Newton continues from the present mode.
+        """
+        from net2gp.posteriors.condition import extend_weights
+
+        return extend_weights(self, data, likelihood)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> WeightPosterior:
+        """The same posterior on another device, or predicting in another dtype (solves stay float64)."""
+        from net2gp.posteriors.move import move
+
+        return move(self, device, dtype)
+
+    def _mean(self, x: Inputs, features: Tensor) -> Tensor:
+        centered = (features.to(torch.float64) @ self.weights)[..., 0].to(features.dtype)
+        return centered if self.mean is None else self.mean(x) + centered
+
+    def _chunk_size(self) -> int:
+        return max(1, TEST_BYTES // (8 * self.num_outputs * len(self.weights)))
