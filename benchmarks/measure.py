@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from problems import PROBLEMS, Problem, read
 
+from problems import PROBLEMS, Problem, read
 
 MIN_SECONDS, MAX_REPEATS = 2.0, 20
 """Short jobs are repeated until they took this long together, or so many times."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from problems import Problem
 from torch import nn
+
+from problems import Problem
 
 
 def network(problem: Problem, arrays: Mapping[str, np.ndarray]) -> nn.Sequential:

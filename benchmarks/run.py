@@ -18,15 +18,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import PEERS, ROOT, NotInstalled, ensure
-from problems import PROBLEMS, QUANTITIES, Problem, read
 from rich.console import Console
 from rich.table import Table
+
+from peers import PEERS, ROOT, NotInstalled, ensure
+from problems import PROBLEMS, QUANTITIES, Problem, read
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -69,6 +70,8 @@ class Measurement:
 def main() -> int:
     options = parse(sys.argv[1:])
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=110)
     pythons = interpreters(options.methods, console)
     measurements: list[Measurement] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -76,28 +79,35 @@ def main() -> int:
             arrays = Path(folder) / f"{name}.npz"
             np.savez(arrays, **PROBLEMS[name].arrays())
             for quantity in options.quantities:
-                reference: np.ndarray | None = None
-                for method in METHODS:
-                    if method.name not in options.methods:
-                        continue
-                    console.print(f"{name} {quantity}: {method.name} …", style="dim")
-                    stored = Path(folder) / f"{name}-{quantity}-{method.name}.npz"
-                    job = (name, quantity, str(arrays), str(stored), str(options.repeats))
-                    found = measure(method, pythons[method.name], job)
-                    if not found.failed:
-                        kernel = read(stored)["kernel"]
-                        reference = kernel if reference is None else reference
-                        found = Measurement(**{**vars(found), "error": distance(kernel, reference)})
+                for found in compare(arrays, quantity, pythons, options.repeats):
+                    said = found.failed or f"{found.figures['cpu_s']:.3f} CPU s"
+                    console.print(f"{name} {quantity}: {found.method} {said}", style="dim")
                     measurements.append(found)
     show(measurements, options, console)
     store(measurements, options)
     wrong = [m for m in measurements if m.error is not None and not m.error <= TOLERANCE]
     for m in wrong:
-        console.print(
-            f"{m.problem} {m.quantity}: {m.method} disagrees by {m.error:.1e}", style="red"
-        )
+        console.print(f"{m.problem} {m.quantity}: {m.method} is off by {m.error:.1e}", style="red")
     ours_failed = any(m.failed and m.method == METHODS[0].name for m in measurements)
     return 1 if wrong or ours_failed else 0
+
+
+def compare(
+    arrays: Path, quantity: str, pythons: dict[str, Path | str], repeats: int
+) -> Iterator[Measurement]:
+    """All methods on one problem, each result compared with that of the first, which is ours."""
+    reference: np.ndarray | None = None
+    for method in METHODS:
+        if method.name not in pythons:
+            continue
+        stored = arrays.with_name("result.npz")
+        job = (arrays.stem, quantity, str(arrays), str(stored), str(repeats))
+        found = measure(method, pythons[method.name], job)
+        if not found.failed:
+            kernel = read(stored)["kernel"]
+            reference = kernel if reference is None else reference
+            found = replace(found, error=distance(kernel, reference))
+        yield found
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -19,10 +19,11 @@ from importlib.metadata import version
 import numpy as np
 import torch
 from laplace.baselaplace import FunctionalLaplace
+from torch.utils.data import DataLoader, TensorDataset
+
 from measure import Job, main
 from networks import network
 from problems import Problem
-from torch.utils.data import DataLoader, TensorDataset
 
 MAX_JACOBIAN_BYTES = min(2e9, 0.1 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import net2gp as n2g
 import numpy as np
 import torch
+
+import net2gp as n2g
 from measure import Job, main
 from networks import network
 from problems import Problem

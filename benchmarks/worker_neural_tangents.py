@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import neural_tangents as nt
 import numpy as np
 from jax import lax
+
 from measure import Job, main
 from problems import Problem
 

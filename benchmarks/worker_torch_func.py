@@ -12,11 +12,12 @@ import os
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.func import functional_call, jacrev, vmap
+
 from measure import Job, main
 from networks import network
 from problems import Problem
-from torch import Tensor
-from torch.func import functional_call, jacrev, vmap
 
 MAX_JACOBIAN_BYTES = 0.45 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -13,7 +13,7 @@ from net2gp.likelihoods import (
     Quadrature,
     SoftplusScale,
 )
-from net2gp.linear import Linearized, linearize
+from net2gp.linear import Fisher, Linearized, linearize
 from net2gp.methods import adapt, adapt_tasks
 from net2gp.posteriors import (
     CG,
@@ -40,6 +40,7 @@ __all__ = [
     "Categorical",
     "Cholesky",
     "Exact",
+    "Fisher",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Lanczos",

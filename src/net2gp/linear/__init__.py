@@ -1,6 +1,7 @@
 """Finite width, at θ: the linearized network and its tangent kernel."""
 
+from net2gp.linear.ggn import Fisher
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.linear.tangent import TangentKernel, TraceKernel
 
-__all__ = ["Linearized", "TangentKernel", "TraceKernel", "linearize"]
+__all__ = ["Fisher", "Linearized", "TangentKernel", "TraceKernel", "linearize"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -106,7 +106,9 @@ def capture(linearized: Linearized, x: Inputs, plan: Plan) -> dict[str, Factor]:
                 "Replace the in-place operation (inplace=True or +=) behind it."
             )
         factors = call.rule(
-            call.module, _points_first(call.a, layout, 0), _points_first(g, layout, 1)
+            call.module,
+            _points_first(call.a, layout, 0),
+            _points_first(g, layout, 1).transpose(0, 1),
         )
         for suffix, name in call.names.items():
             if name in parts:
@@ -115,7 +117,7 @@ def capture(linearized: Linearized, x: Inputs, plan: Plan) -> dict[str, Factor]:
 
 
 def leftover_jacobian(linearized: Linearized, x: Inputs, names: Sequence[str]) -> Tensor:
-    """The gradients (C, B, p) of the parameters `names`, one example at a time: right for any network.
+    """The gradients (B, C, p) of the parameters `names`, one example at a time: right for any network.
 
     Vectorized over examples where the network's operations allow it, else in a loop.
     """
@@ -135,8 +137,8 @@ def leftover_jacobian(linearized: Linearized, x: Inputs, names: Sequence[str]) -
             for point in points:
                 singles.append(_looped_jacobian(linearized, chosen, others, point))
                 advance()
-        return torch.stack(singles, 1)
-    return torch.cat([parts[name].flatten(2) for name in names], -1).transpose(0, 1)
+        return torch.stack(singles)
+    return torch.cat([parts[name].flatten(2) for name in names], -1)
 
 
 def _looped_jacobian(
@@ -303,18 +305,13 @@ def _regroup(factor: Factor, repeat: int) -> Factor:
     if repeat == 1:
         return factor
     if isinstance(factor, Direct):
-        return Direct(factor.J.unflatten(1, (-1, repeat)).sum(2))
+        return Direct(factor.J.unflatten(0, (-1, repeat)).sum(1))
+    g = factor.g.unflatten(0, (-1, repeat))
     if isinstance(factor, Lookup):
-        g = factor.g.unflatten(1, (-1, repeat)).flatten(2, 3)
-        return Lookup(
-            factor.ids.reshape(-1, repeat * factor.ids.shape[1]),
-            g,
-            factor.scale,
-            factor.num_embeddings,
-        )
+        ids = factor.ids.reshape(-1, repeat * factor.ids.shape[1])
+        return replace(factor, ids=ids, g=g.transpose(1, 2).flatten(2, 3))
     a = factor.a.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(2, 3)
-    g = factor.g.unflatten(1, (-1, repeat)).transpose(2, 3).flatten(3, 4)
-    return Outer(a, g, factor.scale)
+    return replace(factor, a=a, g=g.movedim(1, 4).flatten(4, 5))
 
 
 def _merge(parts: list[Factor]) -> Factor:
@@ -327,11 +324,10 @@ def _merge(parts: list[Factor]) -> Factor:
     if isinstance(first, Lookup):
         uses = [part for part in parts if isinstance(part, Lookup)]
         ids, g = torch.cat([u.ids for u in uses], 1), torch.cat([u.g for u in uses], 2)
-        return Lookup(ids, g, first.scale, first.num_embeddings)
+        return replace(first, ids=ids, g=g)
     outers = [part for part in parts if isinstance(part, Outer)]
-    return Outer(
-        torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 3), first.scale
-    )
+    a, g = torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 4)
+    return replace(first, a=a, g=g)
 
 
 def _check_outputs(out: Tensor, again: Tensor) -> None:

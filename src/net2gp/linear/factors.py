@@ -1,7 +1,6 @@
 """Per-example parameter gradients in the form in which they are cheapest to multiply.
 
-Inside this room, rows of a batch of B points run output-major: gradients are (C, B, …), so that the
-innermost axis of every product is a long run of points.
+B points, C outputs: rows of every matrix here run point by point, index b·C + c.
 """
 
 from __future__ import annotations
@@ -15,15 +14,18 @@ from torch import Tensor
 CHUNK_BYTES = 2**27
 """The largest piece of a Jacobian that a contraction holds at a time, per side."""
 
+TILE_ROWS = 512
+"""Rows of a tile: large enough for the matrix product, small enough for the cache and for symmetry."""
+
 ELEMENTWISE = 24
-"""Cost of one broadcast multiply-add per matrix entry, in floating-point operations of a matrix product."""
+"""Cost of one broadcast multiply-add per matrix entry, in operations of a matrix product."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outer:
     """∂f_c/∂W = Σ_t g_ct a_tᵀ, for a weight applied as W a_t at T places.
 
-    a: (B, S, T, I) inputs, g: (C, B, S, T, O) output gradients; S are the groups of a grouped layer.
+    a: (B, S, T, I) inputs, g: (B, C, S, O, T) output gradients; S are the groups of a grouped layer.
     `scale` multiplies the gradient: a number, or a tensor (S, O, I).
     """
 
@@ -31,46 +33,48 @@ class Outer:
     g: Tensor
     scale: Tensor
 
-    def rows(self, index: slice) -> Outer:
-        """The points that `index` picks."""
-        return replace(self, a=self.a[index], g=self.g[:, index])
-
     def traced(self) -> Outer:
-        """Outputs moved behind the features, so that products sum over them: C becomes 1."""
-        C, B, S, T, O = self.g.shape
-        g = self.g.permute(1, 2, 3, 0, 4).reshape(1, B, S, T, C * O)
+        """Outputs moved into the features, so that products sum over them: C becomes 1."""
+        B, C, S, O, T = self.g.shape
+        g = self.g.transpose(1, 2).reshape(B, 1, S, C * O, T)
         scale = self.scale.repeat(1, C, 1) if self.scale.dim() else self.scale
         return replace(self, g=g, scale=scale)
 
     @property
     def by_gram(self) -> bool:
         """Whether Σ_ts (a_t·a_s)(g_t·g_s) is cheaper than forming the gradients."""
-        _, _, S, T, O = self.g.shape
+        O, T = self.g.shape[3:]
         I = self.a.shape[-1]
-        return not self.scale.dim() and S * T * T * (2 * O + ELEMENTWISE) <= 2 * S * O * I
+        return not self.scale.dim() and T * T * (2 * O + ELEMENTWISE) <= 2 * O * I
 
-    def gradients(self) -> Iterator[Tensor]:
-        """The gradients (C, B, p) in pieces over the outputs of the layer, each under CHUNK_BYTES."""
-        C, B, S, _, O = self.g.shape
-        I = self.a.shape[-1]
-        step = max(1, CHUNK_BYTES // (C * B * S * I * self.a.element_size()))
+    def slices(self) -> list[tuple[Tensor, Tensor]]:
+        """For each group and place: inputs (B, I) and output gradients (B·C, O)."""
+        B, C, S, O, T = self.g.shape
+        g = self.g.permute(2, 4, 0, 1, 3).reshape(S, T, B * C, O)
+        return [(self.a[:, s, t], g[s, t]) for s in range(S) for t in range(T)]
+
+    def gradients(self, step: int) -> Iterator[Tensor]:
+        """The gradients (B·C, p), for `step` outputs of the layer at a time."""
+        B, C, S, O, T = self.g.shape
         for start in range(0, O, step):
-            piece = self.g[..., start : start + step]
-            width = piece.shape[-1]
-            # (C, B, S, o, T) @ (B, S, T, I): a batched product, which einsum would reorder with a copy
-            product = piece.transpose(-1, -2) @ self.a
-            scale = self.scale[:, start : start + step] if self.scale.dim() else self.scale
-            yield (product * scale).reshape(C, B, S * width * I)
+            piece = self.g[:, :, :, start : start + step]
+            width = piece.shape[3]
+            # outputs join the layer's own, so that one product per point serves all of them
+            stacked = piece.transpose(1, 2).reshape(B, S, C * width, T)
+            product = (stacked @ self.a).reshape(B, S, C, width, -1).transpose(1, 2)
+            if self.scale.dim():
+                product = product * self.scale[:, start : start + step]
+            yield product.reshape(B * C, -1)
 
-    def jacobian(self) -> Tensor:
-        """The gradients (C, B, S·O·I), in the order of the weight's own entries."""
-        C, B = self.g.shape[:2]
-        return ((self.g.transpose(-1, -2) @ self.a) * self.scale).reshape(C, B, -1)
+    def step(self) -> int:
+        """How many outputs of the layer fit into CHUNK_BYTES."""
+        B, C, S = self.g.shape[:3]
+        return max(1, CHUNK_BYTES // (B * C * S * self.a.shape[-1] * self.a.element_size()))
 
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """∂f_c/∂E[v] = Σ_t 1[token_t = v] g_ct, for an embedding: ids (B, T), g (C, B, T, O).
+    """∂f_c/∂E[v] = Σ_t 1[token_t = v] g_ct, for an embedding: ids (B, T), g (B, C, T, O).
 
     Negative ids mark places without a gradient (padding). `scale` is a number or a tensor (V, O).
     """
@@ -80,65 +84,56 @@ class Lookup:
     scale: Tensor
     num_embeddings: int
 
-    def rows(self, index: slice) -> Lookup:
-        """The points that `index` picks."""
-        return replace(self, ids=self.ids[index], g=self.g[:, index])
-
     def traced(self) -> Lookup:
-        """Outputs moved behind the features, so that products sum over them: C becomes 1."""
-        C, B, T, O = self.g.shape
-        g = self.g.permute(1, 2, 0, 3).reshape(1, B, T, C * O)
+        """Outputs moved into the features, so that products sum over them: C becomes 1."""
+        B, C, T, O = self.g.shape
+        g = self.g.transpose(1, 2).reshape(B, 1, T, C * O)
         scale = self.scale.repeat(1, C) if self.scale.dim() else self.scale
         return replace(self, g=g, scale=scale)
 
-    def gradients(self, vocabulary: Tensor) -> Iterator[Tensor]:
-        """The gradients (C, B, p) of the embeddings in `vocabulary` (sorted ids), in pieces."""
-        C, B, _, O = self.g.shape
+    def gradients(self, vocabulary: Tensor) -> Tensor:
+        """The gradients (B·C, U·O) of the U embeddings in `vocabulary` (sorted ids)."""
+        B, C, _, O = self.g.shape
         U = len(vocabulary)
-        place = torch.searchsorted(vocabulary, self.ids.contiguous()).clamp(max=max(U - 1, 0))
-        known = vocabulary[place] == self.ids
-        target = (torch.arange(B, device=place.device)[:, None] * U + place)[known]
-        step = max(1, CHUNK_BYTES // (C * B * U * self.g.element_size()))
-        for start in range(0, O, step):
-            piece = self.g[..., start : start + step]
-            width = piece.shape[-1]
-            if self.scale.dim():
-                piece = piece * self.scale[self.ids.clamp(min=0), start : start + step]
-            else:
-                piece = piece * self.scale
-            J = piece.new_zeros(C, B * U, width).index_add_(1, target, piece[:, known])
-            yield J.reshape(C, B, U * width)
+        place = torch.searchsorted(vocabulary, self.ids.contiguous()).clamp(max=U - 1)
+        known = (vocabulary[place] == self.ids)[:, None, :, None]
+        scale = self.scale[self.ids.clamp(min=0)][:, None] if self.scale.dim() else self.scale
+        rows = torch.arange(B * C, device=place.device).reshape(B, C, 1)
+        target = (rows * U + place[:, None]).reshape(-1)
+        J = self.g.new_zeros(B * C * U, O)
+        return J.index_add_(0, target, (self.g * scale * known).reshape(-1, O)).reshape(
+            B * C, U * O
+        )
 
-    def jacobian(self) -> Tensor:
-        """The gradients (C, B, V·O), in the order of the embedding's own entries."""
-        everything = torch.arange(self.num_embeddings, device=self.ids.device)
-        C, B, _, O = self.g.shape
-        pieces = [
-            piece.reshape(C, B, self.num_embeddings, -1) for piece in self.gradients(everything)
-        ]
-        return torch.cat(pieces, -1).reshape(C, B, self.num_embeddings * O)
+    def step(self) -> int:
+        """How many embeddings fit into CHUNK_BYTES."""
+        B, C, _, O = self.g.shape
+        return max(1, CHUNK_BYTES // (B * C * O * self.g.element_size()))
 
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """The gradients themselves, J: (C, B, p), already scaled."""
+    """The gradients themselves, J: (B, C, p), already scaled."""
 
     J: Tensor
 
-    def rows(self, index: slice) -> Direct:
-        """The points that `index` picks."""
-        return Direct(self.J[:, index])
-
     def traced(self) -> Direct:
-        """Outputs moved behind the features, so that products sum over them: C becomes 1."""
-        return Direct(self.J.transpose(0, 1).reshape(1, self.J.shape[1], -1))
-
-    def jacobian(self) -> Tensor:
-        """The gradients themselves."""
-        return self.J
+        """Outputs moved into the features, so that products sum over them: C becomes 1."""
+        return Direct(self.J.reshape(self.J.shape[0], 1, -1))
 
 
 Factor = Outer | Lookup | Direct
+
+
+def jacobian(factor: Factor) -> Tensor:
+    """The gradients (B, C, p), in the order of the parameter's own entries."""
+    if isinstance(factor, Direct):
+        return factor.J
+    B, C = factor.g.shape[:2]
+    if isinstance(factor, Outer):
+        return next(factor.gradients(factor.g.shape[3])).reshape(B, C, -1)
+    everything = torch.arange(factor.num_embeddings, device=factor.ids.device)
+    return factor.gradients(everything).reshape(B, C, -1)
 
 
 def scaled(factor: Factor, variance: Tensor) -> Factor:
@@ -149,125 +144,85 @@ def scaled(factor: Factor, variance: Tensor) -> Factor:
     if isinstance(factor, Lookup):
         return replace(factor, scale=root)
     if root.dim():
-        S, O, I = factor.g.shape[2], factor.g.shape[4], factor.a.shape[3]
+        S, O, I = factor.g.shape[2], factor.g.shape[3], factor.a.shape[3]
         return replace(factor, scale=root.reshape(S, O, I))
     return replace(factor, a=factor.a * root)
 
 
 def with_bias(weight: Outer, bias_variance: Tensor) -> Outer:
     """A layer's weight and bias as one factor: the bias is the weight of a constant input."""
-    constant = bias_variance.sqrt().expand(*weight.a.shape[:-1], 1)
-    return replace(weight, a=torch.cat([weight.a, constant.to(weight.a)], -1))
+    constant = bias_variance.sqrt().to(weight.a).expand(*weight.a.shape[:-1], 1)
+    return replace(weight, a=torch.cat([weight.a, constant], -1))
 
 
-def accumulate(K: Tensor, left: Factor, right: Factor, *, symmetric: bool) -> None:
-    """K += J_left J_rightᵀ in place, K of shape (C, B, C, M).
+def accumulate(K: Tensor, left: Factor, right: Factor, C: int) -> None:
+    """K += J_left J_rightᵀ in place, K of shape (B·C, M·C).
 
-    With `symmetric`, left and right are the same and only tiles on and above the diagonal (in points)
-    are written.
+    If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest.
     """
     if isinstance(left, Outer) and isinstance(right, Outer) and left.by_gram and right.by_gram:
-        for n, m in _tiles(K, symmetric):
-            _add_gram(K[:, n, :, m], left.rows(n), right.rows(m))
+        pairs = [(one, other) for one in left.slices() for other in right.slices()]
+        for n, m in _tiles(K, C, left is right):
+            for (a, g), (b, h) in pairs:
+                _add_gram(K[_rows(n, C), _rows(m, C)], a[n], g[_rows(n, C)], b[m], h[_rows(m, C)])
         return
-    for J, H in _gradient_pairs(left, right, symmetric):
-        for n, m in _tiles(K, symmetric):
-            product = J[:, n].flatten(0, 1) @ H[:, m].flatten(0, 1).T
-            K[:, n, :, m] += product.reshape(K[:, n, :, m].shape)
+    for J, H in _gradient_pairs(left, right):
+        for n, m in _tiles(K, C, left is right):
+            K[_rows(n, C), _rows(m, C)].addmm_(J[_rows(n, C)], H[_rows(m, C)].mT)
 
 
-def _gradient_pairs(left: Factor, right: Factor, same: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Matching pieces of the two sides' gradients."""
+def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
+    """K += (a bᵀ ⊗ 1) ∘ (g hᵀ) for one tile: points' inner products times outputs' inner products."""
+    B, M, C = len(a), len(b), len(g) // len(a)
+    weights = (a @ b.mT).repeat_interleave(C, 1)[:, None, :]
+    K.unflatten(0, (B, C)).addcmul_((g @ h.mT).reshape(B, C, M * C), weights)
+
+
+def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Matching pieces of the two sides' gradients, (B·C, p) and (M·C, p)."""
     if isinstance(left, Direct) and isinstance(right, Direct):
-        yield left.J, right.J
+        yield left.J.flatten(0, 1), right.J.flatten(0, 1)
     elif isinstance(left, Outer) and isinstance(right, Outer):
-        # the larger side decides how the outputs are cut, so that the pieces match
-        larger, smaller = (left, right) if left.g.shape[1] >= right.g.shape[1] else (right, left)
-        start = 0
-        for piece in larger.gradients():
-            S, I = larger.a.shape[1], larger.a.shape[3]
-            stop = start + piece.shape[-1] // (S * I)
-            scale = smaller.scale[:, start:stop] if smaller.scale.dim() else smaller.scale
-            other = (
-                piece
-                if same
-                else replace(smaller, g=smaller.g[..., start:stop], scale=scale).jacobian()
-            )
-            yield (piece, other) if larger is left else (other, piece)
-            start = stop
+        step = min(left.step(), right.step())
+        if left is right:
+            yield from ((J, J) for J in left.gradients(step))
+        else:
+            yield from zip(left.gradients(step), right.gradients(step), strict=True)
     elif isinstance(left, Lookup) and isinstance(right, Lookup):
         common = torch.unique(left.ids)
         common = common[torch.isin(common, torch.unique(right.ids)) & (common >= 0)]
-        if len(common):
-            half = [side.g.shape[1] for side in (left, right)]
-            bigger = left if half[0] >= half[1] else right
-            yield from _lookup_pairs(left, right, bigger, common)
+        for some in common.split(min(left.step(), right.step())):
+            if len(some):
+                J = left.gradients(some)
+                yield J, J if left is right else right.gradients(some)
 
 
-def _lookup_pairs(
-    left: Lookup, right: Lookup, bigger: Lookup, common: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    C, B, _, O = bigger.g.shape
-    step = max(1, CHUNK_BYTES // (C * B * O * bigger.g.element_size()))
-    for start in range(0, len(common), step):
-        some = common[start : start + step]
-        yield from zip(left.gradients(some), right.gradients(some), strict=True)
-
-
-def _add_gram(K: Tensor, left: Outer, right: Outer) -> None:
-    """K += Σ_ts (a_t·a_s)(g_t·g_s) for one tile, K of shape (C, B, C, M)."""
-    C, B, S, T, _ = left.g.shape
-    D, M, R = right.g.shape[0], right.g.shape[1], right.g.shape[3]
-    for s in range(S):
-        for t in range(T):
-            g_t, a_t = left.g[:, :, s, t].flatten(0, 1), left.a[:, s, t]
-            for r in range(R):
-                g_r, a_r = right.g[:, :, s, r].flatten(0, 1), right.a[:, s, r]
-                inner = (g_t @ g_r.T).view(C, B, D, M)
-                K.addcmul_(inner, (a_t @ a_r.T)[None, :, None, :])
-
-
-TILE_ROWS = 1024
-"""Rows (outputs × points) of a tile: large enough for the matrix product, small enough for the cache."""
-
-
-def _tiles(K: Tensor, symmetric: bool) -> Iterator[tuple[slice, slice]]:
-    C, B, _, M = K.shape
+def _tiles(K: Tensor, C: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
+    """Tiles of K as slices of points."""
+    B, M = K.shape[0] // C, K.shape[1] // C
     size = max(1, TILE_ROWS // C)
     for start in range(0, B, size):
         for other in range(start if symmetric else 0, M, size):
             yield slice(start, min(B, start + size)), slice(other, min(M, other + size))
 
 
-def mirror(K: Tensor) -> None:
-    """Fill the part below the diagonal tiles of K (C, B, C, B) from the part above."""
-    C, B = K.shape[:2]
-    size = max(1, TILE_ROWS // C)
-    for start in range(0, B, size):
-        stop = min(B, start + size)
-        K[:, stop:, :, start:stop] = K[:, start:stop, :, stop:].permute(2, 3, 0, 1)
+def _rows(points: slice, C: int) -> slice:
+    return slice(points.start * C, points.stop * C)
+
+
+def mirror(K: Tensor, C: int) -> None:
+    """Fill what is below the diagonal tiles of K (B·C, B·C) from what is above."""
+    for n, m in _tiles(K, C, symmetric=True):
+        if m.start > n.start:
+            K[_rows(m, C), _rows(n, C)] = K[_rows(n, C), _rows(m, C)].mT
 
 
 def add_blocks(blocks: Tensor, factor: Factor) -> None:
-    """blocks += J_n J_nᵀ for each point, blocks of shape (B, C, C)."""
+    """blocks += J_b J_bᵀ for each point, blocks of shape (B, C, C)."""
     if isinstance(factor, Outer) and factor.by_gram:
-        gram = (factor.a @ factor.a.mT)[None, ..., None]  # (1, B, S, T, T, 1)
-        mixed = (gram * factor.g[:, :, :, None]).sum(-2)  # (C, B, S, T, O)
-        blocks += torch.einsum("cbsto,dbsto->bcd", mixed, factor.g)
+        mixed = factor.g @ (factor.a @ factor.a.mT)[:, None]  # (B, C, S, O, T)
+        blocks += mixed.flatten(2) @ factor.g.flatten(2).mT
         return
-    for J in _own_gradients(factor):
-        by_point = J.transpose(0, 1)
+    for J, _ in _gradient_pairs(factor, factor):
+        by_point = J.unflatten(0, blocks.shape[:2])
         blocks += by_point @ by_point.mT
-
-
-def _own_gradients(factor: Factor) -> Iterator[Tensor]:
-    if isinstance(factor, Direct):
-        yield factor.J
-    elif isinstance(factor, Outer):
-        yield from factor.gradients()
-    else:
-        present = torch.unique(factor.ids)
-        present = present[present >= 0]
-        if len(present):
-            for J, _ in _lookup_pairs(factor, factor, factor, present):
-                yield J

@@ -1,7 +1,7 @@
 """One rule per layer: from a layer's input and output gradients to its parameters' gradients.
 
 A rule gets the layer, its input (rows first) and the gradients of all outputs with respect to the
-layer's output, (C, rows, …); it returns a factor for each of the layer's parameters. To add a layer,
+layer's output, (rows, C, …); it returns a factor for each of the layer's parameters. To add a layer,
 register a rule here; the conformance suite then tests it.
 """
 
@@ -46,20 +46,20 @@ def _one(like: Tensor) -> Tensor:
 @register(nn.Linear)
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     """W a_t + b at every place t before the last axis."""
-    C, B = g.shape[:2]
-    g = g.reshape(C, B, 1, -1, g.shape[-1])
+    B, C = g.shape[:2]
+    g = g.reshape(B, C, 1, -1, g.shape[-1]).mT
     weight = Outer(a.reshape(B, 1, -1, a.shape[-1]), g, _one(g))
-    return {"weight": weight, "bias": Direct(g.sum((2, 3)))}
+    return {"weight": weight, "bias": Direct(g.sum((2, 4)))}
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     """A convolution is a linear map of the patch around every place."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    C, B, groups = g.shape[0], g.shape[1], module.groups
-    g = g.reshape(C, B, groups, module.out_channels // groups, -1).transpose(-1, -2)
+    B, C, groups = g.shape[0], g.shape[1], module.groups
+    g = g.reshape(B, C, groups, module.out_channels // groups, -1)
     weight = Outer(_patches(module, a), g, _one(g))
-    return {"weight": weight, "bias": Direct(g.sum(3).reshape(C, B, -1))}
+    return {"weight": weight, "bias": Direct(g.sum(4).reshape(B, C, -1))}
 
 
 def _patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
@@ -85,11 +85,11 @@ def _patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
 def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     """A row of the table at every place; padding has no gradient."""
     assert isinstance(module, nn.Embedding)
-    C, B = g.shape[:2]
+    B, C = g.shape[:2]
     ids = a.reshape(B, -1)
     if module.padding_idx is not None:
         ids = torch.where(ids == module.padding_idx, -1, ids)
-    g = g.reshape(C, B, -1, g.shape[-1])
+    g = g.reshape(B, C, -1, g.shape[-1])
     return {"weight": Lookup(ids, g, _one(g), module.num_embeddings)}
 
 
@@ -114,12 +114,12 @@ def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     assert isinstance(module, nn.LayerNorm)
     normal = F.layer_norm(a, module.normalized_shape, eps=module.eps)
     size = torch.Size(module.normalized_shape).numel()
-    C, B = g.shape[:2]
-    g, normal = g.reshape(C, B, -1, size), normal.reshape(1, B, -1, size)
+    B, C = g.shape[:2]
+    g, normal = g.reshape(B, C, -1, size), normal.reshape(B, 1, -1, size)
     return {"weight": Direct((g * normal).sum(2)), "bias": Direct(g.sum(2))}
 
 
 def _per_channel(normal: Tensor, g: Tensor) -> dict[str, Factor]:
-    C, B, channels = g.shape[:3]
-    g, normal = g.reshape(C, B, channels, -1), normal.reshape(1, B, channels, -1)
+    B, C, channels = g.shape[:3]
+    g, normal = g.reshape(B, C, channels, -1), normal.reshape(B, 1, channels, -1)
     return {"weight": Direct((g * normal).sum(-1)), "bias": Direct(g.sum(-1))}

@@ -22,6 +22,7 @@ from net2gp.linear.factors import (
     scaled,
     with_bias,
 )
+from net2gp.linear.factors import jacobian as factor_jacobian
 from net2gp.linear.linearized import Linearized, column_products, column_pullbacks
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
@@ -96,12 +97,19 @@ class TangentKernel:
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
         """Φ(x) w: (N·C, k) for w of shape (P, k)."""
         w = (w * self._roots[:, None]).to(self.linearized.example.dtype)
-        return column_products(self.linearized, x, w, self._capacity(x))
+        return column_products(
+            self.linearized, x, w, capacity(self.linearized, x, self.memory_budget)
+        )
 
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
         u = u.to(self.linearized.example.dtype)
-        return column_pullbacks(self.linearized, x, u, self._capacity(x)) * self._roots[:, None]
+        return (
+            column_pullbacks(
+                self.linearized, x, u, capacity(self.linearized, x, self.memory_budget)
+            )
+            * self._roots[:, None]
+        )
 
     def scaled(self, variance: float | Tensor) -> TangentKernel:
         """variance · k: the same kernel with every prior variance multiplied."""
@@ -139,11 +147,6 @@ class TangentKernel:
         leftover = max((self.linearized.params[n].numel() for n in layout.leftover), default=0)
         leftover *= layout.num_outputs * self.linearized.example.element_size()
         return max(1, self.memory_budget // max(1, 2 * (layout.bytes_per_point + 2 * leftover)))
-
-    def _capacity(self, x: Inputs) -> int:
-        """How many points times columns fit into the memory budget in one pass."""
-        size = plan_activations(self.linearized, x)
-        return max(1, self.memory_budget // max(1, 4 * size))
 
     def _assemble(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
         """k(x, y), or its trace over outputs, as a sum over the prior variances that need gradients."""
@@ -183,52 +186,33 @@ class TangentKernel:
         N, M = num_rows(x), num_rows(x if y is None else y)
         like = self.linearized.example
         check_memory(
-            like.element_size() * N * C * M * C * 1.2,
+            like.element_size() * N * C * M * C,
             like.device,
             f"a {N * C} × {M * C} kernel matrix",
             "use kernel.matmul, condition(..., solver=CG()), or fewer points",
         )
-        K = like.new_empty(N * C, M * C)
+        K = like.new_zeros(N * C, M * C)
         size = self._points(layout)
         starts, others = range(0, N, size), range(0, M, size)
         with progress("tangent kernel", len(starts) * len(others)) as advance:
             for start in starts:
-                left_points = rows(x, slice(start, start + size))
-                left = self._factor_pieces(left_points, layout, traced)
+                left = self._pieces(rows(x, slice(start, start + size)), layout, traced)
                 for other in others:
-                    if y is None and other < start:
-                        advance()
-                        continue
-                    same = y is None and other == start
-                    right_points = (
-                        left_points
-                        if same
-                        else rows(x if y is None else y, slice(other, other + size))
-                    )
-                    right = left if same else self._factor_pieces(right_points, layout, traced)
-                    shape = (C, num_rows(left_points), C, num_rows(right_points))
-                    tile = self._tile(left, right, shape, same)
-                    n = slice(start * C, start * C + shape[0] * shape[1])
-                    m = slice(other * C, other * C + shape[2] * shape[3])
-                    K[n, m] = tile
-                    if y is None and not same:
-                        K[m, n] = tile.T
                     advance()
+                    if y is None and other < start:
+                        continue
+                    right = left
+                    if y is not None or other != start:
+                        points = rows(x if y is None else y, slice(other, other + size))
+                        right = self._pieces(points, layout, traced)
+                    n = slice(start * C, min(N, start + size) * C)
+                    m = slice(other * C, min(M, other + size) * C)
+                    _add_tile(K[n, m], left, right, C)
+                    if y is None and other != start:
+                        K[m, n] = K[n, m].mT
         return K
 
-    def _tile(self, left: _Pieces, right: _Pieces, shape: tuple[int, ...], same: bool) -> Tensor:
-        K = self.linearized.example.new_zeros(shape)
-        for one, other in zip(left.factors, right.factors, strict=True):
-            accumulate(K, one, other, symmetric=same)
-        for names in left.leftover:
-            one = left.jacobian(names)
-            accumulate(K, one, one if same else right.jacobian(names), symmetric=same)
-        if same:
-            mirror(K)
-        C, B, D, M = shape
-        return K.permute(1, 0, 3, 2).reshape(B * C, M * D)
-
-    def _factor_pieces(self, x: Inputs, layout: Plan, traced: bool) -> _Pieces:
+    def _pieces(self, x: Inputs, layout: Plan, traced: bool) -> _Pieces:
         factors = scaled_factors(capture(self.linearized, x, layout), self.prior_var)
         if traced:
             factors = [factor.traced() for factor in factors]
@@ -252,7 +236,7 @@ class TangentKernel:
 
     def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:
         """All scaled factors at `x`, those without structure too."""
-        pieces = self._factor_pieces(x, layout, traced=False)
+        pieces = self._pieces(x, layout, traced=False)
         yield from pieces.factors
         for names in pieces.leftover:
             yield pieces.jacobian(names)
@@ -269,12 +253,22 @@ class _Pieces:
     traced: bool
 
     def jacobian(self, names: list[str]) -> Direct:
-        linearized = self.kernel.linearized
+        linearized, prior = self.kernel.linearized, self.kernel.prior_var
         J = leftover_jacobian(linearized, self.x, names)
-        prior = self.kernel.prior_var
         roots = [prior[n].sqrt().expand(linearized.params[n].shape).reshape(-1) for n in names]
         factor = Direct(J * torch.cat(roots))
         return factor.traced() if self.traced else factor
+
+
+def _add_tile(K: Tensor, left: _Pieces, right: _Pieces, C: int) -> None:
+    """K += the kernel between two batches of points, which may be one and the same."""
+    for one, other in zip(left.factors, right.factors, strict=True):
+        accumulate(K, one, other, C)
+    for names in left.leftover:
+        J = left.jacobian(names)
+        accumulate(K, J, J if left is right else right.jacobian(names), C)
+    if left is right:
+        mirror(K, C)
 
 
 def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor]:
@@ -295,7 +289,7 @@ def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor
             and name.endswith("weight")
             and bias in factors
             and not prior_var[bias].dim()
-            and result.g.shape[2:4].numel() == 1
+            and result.g.shape[2] * result.g.shape[4] == 1
         ):
             result = with_bias(result, prior_var[bias])
             joined.add(bias)
@@ -371,15 +365,16 @@ def jacobian(linearized: Linearized, x: Inputs) -> Tensor:
         column = 0
         for name, value in linearized.params.items():
             factor = factors.get(name) or Direct(leftover_jacobian(linearized, part, [name]))
-            J[start : start + size, :, column : column + value.numel()] = (
-                factor.jacobian().transpose(0, 1)
-            )
+            J[start : start + size, :, column : column + value.numel()] = factor_jacobian(factor)
             column += value.numel()
     return J
 
 
-def plan_activations(linearized: Linearized, x: Inputs) -> int:
-    """Bytes of intermediate values that one point takes in a forward pass."""
+def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
+    """How many points times columns fit into the memory budget in one forward-mode or backward pass.
+
+    Measured on one point: the bytes that autograd keeps for it.
+    """
     total = 0
 
     def count(saved: Tensor) -> Tensor:
@@ -391,7 +386,7 @@ def plan_activations(linearized: Linearized, x: Inputs) -> int:
     own = sum(value.numel() * value.element_size() for value in leaves.values())
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
         linearized.evaluate(leaves, rows(x, slice(0, 1)))
-    return max(total - own, 1)
+    return max(1, memory_budget // (4 * max(total - own, 1)))
 
 
 def _check_device(x: Inputs, linearized: Linearized) -> None:

@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from net2gp.errors import InputError
 from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows
 from net2gp.linalg import Cholesky, block_matmul
+from net2gp.posteriors.laws import gaussian_law
 from net2gp.posteriors.problem import prior_mean
 from net2gp.posteriors.samples import FunctionSamples, draw_from
 from net2gp.posteriors.solvers import Inference, Solver
@@ -102,7 +103,7 @@ class FunctionPosterior:
         for part in chunks(x, self._chunk_size()):
             means.append(self._mean(part))
             covariances.append(self._blocks(part))
-        return MultivariateNormal(torch.cat(means), torch.cat(covariances))
+        return gaussian_law(torch.cat(means), torch.cat(covariances))
 
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
@@ -113,7 +114,7 @@ class FunctionPosterior:
             covariance = torch.kron(covariance, torch.eye(self.num_outputs).to(covariance))
         covariance = 0.5 * (covariance + covariance.mT)
         mean = self._mean(x)
-        return MultivariateNormal(mean.reshape(-1), covariance.to(mean.dtype))
+        return gaussian_law(mean.reshape(-1), covariance.to(mean.dtype))
 
     def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
         """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""

@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 
 from net2gp.inputs import check_inputs, chunks
 from net2gp.linalg import Cholesky
+from net2gp.posteriors.laws import gaussian_law
 from net2gp.posteriors.samples import FunctionSamples
 from net2gp.posteriors.solvers import Inference, WeightSpace
 from net2gp.posteriors.systems import Sites
@@ -53,14 +54,14 @@ class WeightPosterior:
             R = self.precision.half_solve(Phi.reshape(N * C, P).mT).reshape(P, N, C)
             covariances.append(torch.einsum("pnc,pnd->ncd", R, R).to(Phi.dtype))
             means.append(self._mean(part, Phi))
-        return MultivariateNormal(torch.cat(means), torch.cat(covariances))
+        return gaussian_law(torch.cat(means), torch.cat(covariances))
 
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
         check_inputs(x)
         Phi = self.kernel.features(x)
         R = self.precision.half_solve(Phi.reshape(-1, Phi.shape[2]).mT)
-        return MultivariateNormal(self._mean(x, Phi).reshape(-1), (R.mT @ R).to(Phi.dtype))
+        return gaussian_law(self._mean(x, Phi).reshape(-1), (R.mT @ R).to(Phi.dtype))
 
     def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
         """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""

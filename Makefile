@@ -1,0 +1,44 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs slow clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
+
+$(STAMP): constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "net2gp needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## train a small network, turn it into a GP, write figures and a page
+	$(BIN)/net2gp demo
+
+test: check ## lint, types, import order, then all quick tests
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP) ## lint, types and import order only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+slow: $(STAMP) ## the long reproductions
+	$(BIN)/python -m pytest -q -m slow
+
+bench: $(STAMP) ## speed and memory, side by side with the peers
+	$(BIN)/python benchmarks/run.py
+
+docs: $(STAMP) ## the documentation, into site/
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove everything that make created
+	rm -rf $(VENV) .venv-peers site demo_output build

@@ -1,0 +1,34 @@
+"""A written style erodes without a budget."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "net2gp"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def functions(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def body_lines(node):
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return node.end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_there_is_something_to_measure():
+    assert len(FILES) > 20
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_and_functions_stay_within_the_budget(path):
+    assert path.read_text().count("\n") <= 420, "about 400 lines a file: it is two things now"
+    for node in functions(path):
+        where = f"{path.name}:{node.lineno} {node.name}"
+        assert body_lines(node) <= 45, f"{where}: about 40 lines a function"
+        parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+        assert len(parameters) <= 8, f"{where}: at most 8 parameters"
