@@ -1,8 +1,8 @@
 """One measurement in one process: CPU seconds, wall seconds and peak memory of a job.
 
 Imported by every worker, in the environment of its library; needs NumPy alone. A worker is called as
-`worker_*.py PROBLEM QUANTITY ARRAYS RESULT REPEATS`: it reads the weights and inputs from ARRAYS,
-writes the kernel to RESULT, and prints a JSON object on its last line.
+`worker_*.py PROBLEM QUANTITY ARRAYS RESULT REPEATS PATIENCE`: it reads the weights and inputs from
+ARRAYS, writes the kernel to RESULT, and prints a JSON object on its last line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from problems import PROBLEMS, Problem, read
 
 MIN_SECONDS, MAX_REPEATS = 2.0, 20
-"""Short jobs are repeated until they took this long together, or so many times."""
+"""Jobs are repeated until they took this long together, or so many times."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,17 @@ def peak_memory() -> Iterator[list[float]]:
         seen.append(resident("VmHWM"))
 
 
-def measure(job: Job, baseline: float, repeats: int) -> tuple[dict[str, Any], Any]:
-    """Best of `repeats` runs after one warm-up, of more if they are short.
+def _another(wall: list[float], repeats: int, patience: float) -> bool:
+    if not wall or sum(wall) > patience:
+        return not wall
+    return len(wall) < repeats or (sum(wall) < MIN_SECONDS and len(wall) < MAX_REPEATS)
 
-    Memory is the peak above `baseline` (MB).
+
+def measure(job: Job, baseline: float, repeats: int, patience: float) -> tuple[dict[str, Any], Any]:
+    """Best of `repeats` runs after one warm-up: of more if they are short.
+
+    No run is begun once they have taken `patience` seconds together. Memory is the peak above
+    `baseline` (MB).
     """
     with peak_memory() as warm_up_peak:
         start = time.perf_counter()
@@ -88,7 +95,7 @@ def measure(job: Job, baseline: float, repeats: int) -> tuple[dict[str, Any], An
         warm_up_wall = time.perf_counter() - start
     cpu, wall, result = [], [], None
     with peak_memory() as peak:
-        while len(wall) < repeats or (sum(wall) < MIN_SECONDS and len(wall) < MAX_REPEATS):
+        while _another(wall, repeats, patience):
             result = None  # two results at once would count one of them as working memory
             cpu_start, start = time.process_time(), time.perf_counter()
             result = job.run()
@@ -110,8 +117,8 @@ def measure(job: Job, baseline: float, repeats: int) -> tuple[dict[str, Any], An
 
 def main(make_job: Callable[[Problem, str, dict[str, np.ndarray]], Job]) -> None:
     """Run a worker: build the job, measure it, store its kernel and print the figures."""
-    name, quantity, arrays, stored, repeats = sys.argv[1:]
+    name, quantity, arrays, stored, repeats, patience = sys.argv[1:]
     job = make_job(PROBLEMS[name], quantity, read(arrays))
-    figures, result = measure(job, resident(), int(repeats))
+    figures, result = measure(job, resident(), int(repeats), float(patience))
     np.savez(stored, kernel=job.matrix(result))
     print(json.dumps(figures))

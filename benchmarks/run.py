@@ -3,9 +3,10 @@
     python benchmarks/run.py
 
 Each measurement has a process of its own, in the environment of its library: best of at least three
-repetitions after a warm-up, process CPU seconds, wall seconds, and peak resident memory above the
-process with its imports and inputs. Weights and inputs are the same arrays everywhere, and every
-kernel is compared with ours. Writes `results/tangent.json` and `results/tangent.md`.
+runs after a warm-up (fewer only where they take minutes), process CPU seconds, wall seconds, and
+peak resident memory above the process with its imports and inputs. Weights and inputs are the same
+arrays everywhere, and every kernel is compared with ours. Writes `results/tangent.json` and
+`results/tangent.md`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main() -> int:
             arrays = Path(folder) / f"{name}.npz"
             np.savez(arrays, **PROBLEMS[name].arrays())
             for quantity in options.quantities:
-                for found in compare(arrays, quantity, pythons, options.repeats):
+                for found in compare(arrays, quantity, pythons, options):
                     said = found.failed or f"{found.figures['cpu_s']:.3f} CPU s"
                     console.print(f"{name} {quantity}: {found.method} {said}", style="dim")
                     measurements.append(found)
@@ -93,7 +94,7 @@ def main() -> int:
 
 
 def compare(
-    arrays: Path, quantity: str, pythons: dict[str, Path | str], repeats: int
+    arrays: Path, quantity: str, pythons: dict[str, Path | str], options: argparse.Namespace
 ) -> Iterator[Measurement]:
     """All methods on one problem, each result compared with that of the first, which is ours."""
     reference: np.ndarray | None = None
@@ -101,7 +102,8 @@ def compare(
         if method.name not in pythons:
             continue
         stored = arrays.with_name("result.npz")
-        job = (arrays.stem, quantity, str(arrays), str(stored), str(repeats))
+        limits = (str(options.repeats), str(options.patience))
+        job = (arrays.stem, quantity, str(arrays), str(stored), *limits)
         found = measure(method, pythons[method.name], job)
         if not found.failed:
             kernel = read(stored)["kernel"]
@@ -117,6 +119,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quantities", nargs="+", choices=QUANTITIES, default=list(QUANTITIES))
     parser.add_argument("--methods", nargs="+", choices=names, default=names)
     parser.add_argument("--repeats", type=int, default=3, help="at least so many runs (default 3)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=300.0,
+        help="begin no further run of a method after so many seconds (default 300)",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result files")
     return parser.parse_args(arguments)
 
@@ -185,13 +193,13 @@ def distance(kernel: np.ndarray, reference: np.ndarray) -> float:
     return float(difference / np.abs(reference).max())
 
 
-COLUMNS = ("method", "CPU s", "wall s", "peak MB", "compile s", "max rel. error")
+COLUMNS = ("method", "CPU s", "wall s", "peak MB", "runs", "compile s", "max rel. error")
 
 
 def cells(m: Measurement, ours: Measurement | None) -> list[str]:
     """A row of the table: each figure with its ratio to ours."""
     if m.failed:
-        return [m.method, m.failed, "", "", "", ""]
+        return [m.method, m.failed] + [""] * (len(COLUMNS) - 2)
 
     def figure(key: str, digits: int) -> str:
         value = m.figures[key]
@@ -205,6 +213,7 @@ def cells(m: Measurement, ours: Measurement | None) -> list[str]:
         figure("cpu_s", 3),
         figure("wall_s", 3),
         figure("peak_mb", 0),
+        str(len(m.figures["all_cpu_s"])),
         "" if m.compile_s is None else f"{m.compile_s:.1f}",
         "" if m.error is None else ("–" if m is ours else f"{m.error:.0e}"),
     ]
@@ -252,8 +261,8 @@ def store(measurements: Sequence[Measurement], options: argparse.Namespace) -> N
         "",
     ]
     lines += [
-        "Best of at least three runs after a warm-up, each method in a process of its own; memory is",
-        "the peak above the process with its imports and inputs; (k×) is the ratio to net2gp.",
+        "Best of so many runs after a warm-up, each method in a process of its own; memory is the",
+        "peak above the process with its imports and inputs; (k×) is the ratio to net2gp.",
         "Made by `make bench`.",
     ]
     for heading, body in tables(measurements, options):

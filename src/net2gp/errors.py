@@ -56,7 +56,11 @@ def check_finite(tensor: Tensor, name: str) -> None:
     net2gp.errors.InputError: y must be finite, but 1 of 2 values is NaN or infinite ...
     """
     # a sum carries every NaN and infinity, and unlike isfinite() takes no copy
-    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().sum())):
+    if (
+        tensor.is_meta
+        or not tensor.is_floating_point()
+        or bool(torch.isfinite(tensor.detach().sum()))
+    ):
         return
     bad = ~torch.isfinite(tensor.detach())
     if not bool(bad.any()):  # the sum overflowed, the entries did not

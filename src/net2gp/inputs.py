@@ -116,6 +116,7 @@ def gather(data: Data) -> tuple[Inputs, Tensor]:
             )
         _check_pair(pair[0], pair[1])
     if not isinstance(data, tuple | list):
+        _check_same_shapes(pairs)
         _check_same_order(pairs[0], next(iter(_loader_pairs(data))))
     return join([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
 
@@ -123,8 +124,18 @@ def gather(data: Data) -> tuple[Inputs, Tensor]:
 def _loader_pairs(data: Any) -> Iterator[Any]:
     if not isinstance(data, DataLoader) and not hasattr(data, "__iter__"):
         raise InputError(f"data must be a pair (x, y) or a DataLoader, but is {describe(data)}.")
+    if iter(data) is data:
+        raise InputError(
+            f"data can be read only once, since it is an iterator ({describe(data)}). "
+            "Pass the DataLoader itself, or a pair (x, y)."
+        )
     for batch in data:
-        yield tuple(batch) if isinstance(batch, list) else batch
+        yield _as_tuples(batch)
+
+
+def _as_tuples(batch: Any) -> Any:
+    # the default collate function turns every tuple into a list
+    return tuple(map(_as_tuples, batch)) if isinstance(batch, list) else batch
 
 
 def _check_pair(x: Any, y: Any) -> None:
@@ -137,6 +148,15 @@ def _check_pair(x: Any, y: Any) -> None:
             f"x has {num_rows(x)} rows and y has {count}: they must have equally many."
         )
     check_finite(y, "y")
+
+
+def _check_same_shapes(pairs: list[Any]) -> None:
+    shapes = {str([tuple(v.shape[1:]) for v in (*tensors(x), y)]) for x, y in pairs}
+    if len(shapes) > 1:
+        raise InputError(
+            f"the rows of all batches must have the same shapes, but have {', '.join(sorted(shapes))}. "
+            "Pad or crop them in the loader."
+        )
 
 
 def _check_same_order(first: Any, again: Any) -> None:

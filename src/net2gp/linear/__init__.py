@@ -2,6 +2,7 @@
 
 from net2gp.linear.ggn import Fisher
 from net2gp.linear.linearized import Linearized, linearize
-from net2gp.linear.tangent import TangentKernel, TraceKernel
+from net2gp.linear.tangent import TangentKernel
+from net2gp.linear.trace import TraceKernel
 
 __all__ = ["Fisher", "Linearized", "TangentKernel", "TraceKernel", "linearize"]

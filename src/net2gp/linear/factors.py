@@ -136,6 +136,15 @@ def jacobian(factor: Factor) -> Tensor:
     return factor.gradients(everything).reshape(B, C, -1)
 
 
+def in_dtype(factor: Factor, dtype: torch.dtype) -> Factor:
+    """`factor` with its floating tensors in another dtype."""
+    if isinstance(factor, Direct):
+        return Direct(factor.J.to(dtype))
+    if isinstance(factor, Lookup):
+        return replace(factor, g=factor.g.to(dtype), scale=factor.scale.to(dtype))
+    return Outer(factor.a.to(dtype), factor.g.to(dtype), factor.scale.to(dtype))
+
+
 def scaled(factor: Factor, variance: Tensor) -> Factor:
     """`factor` times the square root of a prior variance (a number, or of the parameter's shape)."""
     root = variance.sqrt()

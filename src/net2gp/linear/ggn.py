@@ -13,8 +13,8 @@ from net2gp.errors import InputError
 from net2gp.inputs import check_inputs
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 from net2gp.linalg import block_matmul
-from net2gp.linear.linearized import Linearized, column_products, column_pullbacks
-from net2gp.linear.tangent import capacity
+from net2gp.linear.linearized import Linearized
+from net2gp.linear.passes import capacity, column_products, column_pullbacks
 from net2gp.types import Inputs, Likelihood
 
 

@@ -1,13 +1,15 @@
 """One rule per layer: from a layer's input and output gradients to its parameters' gradients.
 
-A rule gets the layer, its input (rows first) and the gradients of all outputs with respect to the
-layer's output, (rows, C, …); it returns a factor for each of the layer's parameters. To add a layer,
-register a rule here; the conformance suite then tests it.
+A rule has two steps. `prepare` gets the layer and its input while the layer runs, and keeps what the
+gradients need of it; `factors` gets that (rows first) and the gradients of some outputs with respect to
+the layer's output, (rows, C, …), and returns a factor for each of the layer's parameters. To add a
+layer, register a rule here; the conformance suite then tests it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,27 +17,41 @@ from torch import Tensor, nn
 
 from net2gp.linear.factors import Direct, Factor, Lookup, Outer
 
-Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Factor]]
+Prepare = Callable[[nn.Module, Tensor], Tensor]
+Factors = Callable[[nn.Module, Tensor, Tensor], dict[str, Factor]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a layer's parameters get their gradients."""
+
+    prepare: Prepare
+    factors: Factors
+
+
 RULES: dict[type[nn.Module], Rule] = {}
 
 
-def register(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Make a function the rule of these layer types."""
+def register(
+    *kinds: type[nn.Module], prepare: Prepare = lambda module, a: a
+) -> Callable[[Factors], Factors]:
+    """Make a function, and the step before it, the rule of these layer types."""
 
-    def add(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, rule))
-        return rule
+    def add(factors: Factors) -> Factors:
+        RULES.update(dict.fromkeys(kinds, Rule(prepare, factors)))
+        return factors
 
     return add
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of a layer, or None; a subclass counts only if it kept the layer's forward."""
+    """The rule of a layer, or None; a subclass or an instance counts only if it kept the layer's forward."""
     for kind in type(module).__mro__:
         if kind in RULES:
             methods = ("forward", "_conv_forward")
             same = all(getattr(type(module), m, None) is getattr(kind, m, None) for m in methods)
-            return RULES[kind] if same else None
+            own = any(method in vars(module) for method in methods)
+            return RULES[kind] if same and not own else None
     return None
 
 
@@ -52,18 +68,9 @@ def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     return {"weight": weight, "bias": Direct(g.sum((2, 4)))}
 
 
-@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """A convolution is a linear map of the patch around every place."""
-    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    B, C, groups = g.shape[0], g.shape[1], module.groups
-    g = g.reshape(B, C, groups, module.out_channels // groups, -1)
-    weight = Outer(_patches(module, a), g, _one(g))
-    return {"weight": weight, "bias": Direct(g.sum(4).reshape(B, C, -1))}
-
-
-def _patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
+def _patches(module: nn.Module, a: Tensor) -> Tensor:
     """(B, groups, places, channels · kernel), in the order of the weight's own entries."""
+    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     a = F.pad(a, tuple(module._reversed_padding_repeated_twice), mode=mode)
     spatial = zip(a.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
@@ -81,45 +88,62 @@ def _patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
     return a.reshape(B, module.groups, a.shape[2 : 2 + dims].numel(), -1)
 
 
-@register(nn.Embedding)
+@register(nn.Conv1d, nn.Conv2d, nn.Conv3d, prepare=_patches)
+def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
+    """A convolution is a linear map of the patch around every place."""
+    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    B, C, groups = g.shape[0], g.shape[1], module.groups
+    g = g.reshape(B, C, groups, module.out_channels // groups, -1)
+    return {"weight": Outer(a, g, _one(g)), "bias": Direct(g.sum(4).reshape(B, C, -1))}
+
+
+def _real_ids(module: nn.Module, ids: Tensor) -> Tensor:
+    """Padding has no gradient: it gets the id −1."""
+    assert isinstance(module, nn.Embedding)
+    padding = module.padding_idx
+    return ids if padding is None else torch.where(ids == padding, -1, ids)
+
+
+@register(nn.Embedding, prepare=_real_ids)
 def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """A row of the table at every place; padding has no gradient."""
+    """A row of the table at every place."""
     assert isinstance(module, nn.Embedding)
     B, C = g.shape[:2]
-    ids = a.reshape(B, -1)
-    if module.padding_idx is not None:
-        ids = torch.where(ids == module.padding_idx, -1, ids)
     g = g.reshape(B, C, -1, g.shape[-1])
-    return {"weight": Lookup(ids, g, _one(g), module.num_embeddings)}
+    return {"weight": Lookup(a.reshape(B, -1), g, _one(g), module.num_embeddings)}
 
 
-@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def _batch_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The affine part; in eval mode the statistics are constants."""
+def _fixed_statistics(module: nn.Module, a: Tensor) -> Tensor:
+    """Normalized while the layer runs: only then does it hold the statistics of the linearization."""
     assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
-    normal = F.batch_norm(a, module.running_mean, module.running_var, eps=module.eps)
-    return _per_channel(normal, g)
+    mean, var = module.running_mean, module.running_var
+    return F.batch_norm(a, mean, var, training=mean is None, eps=module.eps)
 
 
-@register(nn.GroupNorm)
-def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The affine part, per channel."""
+def _group_statistics(module: nn.Module, a: Tensor) -> Tensor:
     assert isinstance(module, nn.GroupNorm)
-    return _per_channel(F.group_norm(a, module.num_groups, eps=module.eps), g)
+    return F.group_norm(a, module.num_groups, eps=module.eps)
 
 
-@register(nn.LayerNorm)
+@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, prepare=_fixed_statistics)
+@register(nn.GroupNorm, prepare=_group_statistics)
+def _per_channel(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
+    """The affine part of a norm, per channel, from the normalized input."""
+    B, C, channels = g.shape[:3]
+    g, a = g.reshape(B, C, channels, -1), a.reshape(B, 1, channels, -1)
+    return {"weight": Direct((g * a).sum(-1)), "bias": Direct(g.sum(-1))}
+
+
+def _layer_statistics(module: nn.Module, a: Tensor) -> Tensor:
+    assert isinstance(module, nn.LayerNorm)
+    return F.layer_norm(a, module.normalized_shape, eps=module.eps)
+
+
+@register(nn.LayerNorm, prepare=_layer_statistics)
 def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     """The affine part, over the normalized axes."""
     assert isinstance(module, nn.LayerNorm)
-    normal = F.layer_norm(a, module.normalized_shape, eps=module.eps)
     size = torch.Size(module.normalized_shape).numel()
     B, C = g.shape[:2]
-    g, normal = g.reshape(B, C, -1, size), normal.reshape(B, 1, -1, size)
-    return {"weight": Direct((g * normal).sum(2)), "bias": Direct(g.sum(2))}
-
-
-def _per_channel(normal: Tensor, g: Tensor) -> dict[str, Factor]:
-    B, C, channels = g.shape[:3]
-    g, normal = g.reshape(B, C, channels, -1), normal.reshape(B, 1, channels, -1)
-    return {"weight": Direct((g * normal).sum(-1)), "bias": Direct(g.sum(-1))}
+    g, a = g.reshape(B, C, -1, size), a.reshape(B, 1, -1, size)
+    return {"weight": Direct((g * a).sum(2)), "bias": Direct(g.sum(2))}

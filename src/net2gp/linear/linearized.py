@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import functional_call, jvp
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
-from net2gp.inputs import check_inputs, chunks, describe, num_rows, tensors
+from net2gp.inputs import check_inputs, describe, num_rows, tensors
+from net2gp.linear.evaluation import (
+    check_eval_mode,
+    differentiable,
+    pullback,
+    pushforward,
+)
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
-    from net2gp.linear.tangent import TangentKernel, TraceKernel
+    from net2gp.linear.tangent import TangentKernel
+    from net2gp.linear.trace import TraceKernel
 
 Output = Callable[[Any], Tensor]
 Patterns = str | Sequence[str]
@@ -51,9 +55,15 @@ class Linearized:
 
     def __call__(self, x: Inputs) -> Tensor:
         """f(x; θ*): (N, C)."""
-        check_inputs(x)
+        self.check(x)
         with torch.no_grad():
             return self.evaluate(self.params, x)
+
+    def check(self, x: Inputs, name: str = "x") -> None:
+        """Raise unless `x` is finite and has the network's dtype and device."""
+        check_inputs(x, name)
+        for value in tensors(x):
+            check_dtype_and_device(value, name, self.example, "the network")
 
     def evaluate(self, params: Params, x: Inputs) -> Tensor:
         """f(x; θ) of the network itself at other values of the chosen parameters: (N, C).
@@ -87,21 +97,23 @@ class Linearized:
                 [3.],
                 [3.]])
         """
+        self.check(x)
         self._check_tangent(v)
-        return _pushforward(lambda p: self.evaluate(p, x), self.params, v)
+        return pushforward(lambda p: self.evaluate(p, x), self.params, v)
 
     def vjp(self, x: Inputs, u: Tensor) -> Params:
         """J(x)ᵀ u for u of shape (N, C): a value for each chosen parameter, one backward pass."""
-        out, pullback = _pullback(lambda p: self.evaluate(p, x), self.params)
+        self.check(x)
+        out, pull = pullback(lambda p: self.evaluate(p, x), self.params)
         if u.shape != out.shape:
             raise InputError(
                 f"u must have the shape {tuple(out.shape)} of the output, but is {describe(u)}."
             )
-        return pullback(u.to(out.dtype))
+        return pull(u.to(out.dtype))
 
     def jacobian(self, x: Inputs) -> Tensor:
         """J(x): (N, C, P), columns in the order of `params`. Costs N·C·P memory: see `kernel` instead."""
-        from net2gp.linear.tangent import jacobian
+        from net2gp.linear.jacobian import jacobian
 
         return jacobian(self, x)
 
@@ -111,14 +123,17 @@ class Linearized:
         Σ_k dᵏf/dtᵏ f(x; θ* + t(θ − θ*))|₀ / k!, by nested forward-mode; order 1 is the linearized
         network itself, whose error is O(‖θ − θ*‖²).
         """
+        self.check(x)
         self._check_tangent(params)
+        if order < 0:
+            raise InputError(f"order must be 0 or more, but is {order}. Pass order=1.")
         step = {name: params[name] - value for name, value in self.params.items()}
         term: Callable[[Params], Tensor] = lambda p: self.evaluate(p, x)
         total, factorial = term(self.params), 1.0
         for k in range(1, order + 1):
-            term = _directional(term, step)
             factorial *= k
-            total = total + term(self.params) / factorial
+            total = total + pushforward(term, self.params, step) / factorial
+            term = _directional(term, step)
         return total
 
     def kernel(self, prior_var: PriorVar = 1.0) -> TangentKernel:
@@ -136,7 +151,7 @@ class Linearized:
 
         For tasks with another number of outputs than the network.
         """
-        from net2gp.linear.tangent import TraceKernel
+        from net2gp.linear.trace import TraceKernel
 
         return TraceKernel(self.kernel(prior_var))
 
@@ -215,10 +230,11 @@ def linearize(
             "Pass a module with nn.Parameter weights."
         )
     given = _check_given(params, named)
-    everything = {name: given.get(name, value).detach().clone() for name, value in named.items()}
+    with torch.inference_mode(False):  # copies made in inference mode could not be differentiated
+        everything = {n: given.get(n, value).detach().clone() for n, value in named.items()}
+        buffers = {name: value.detach().clone() for name, value in network.named_buffers()}
     chosen = choose(list(everything), only)
-    frozen = {name: value for name, value in everything.items() if name not in chosen}
-    frozen |= {name: value.detach().clone() for name, value in network.named_buffers()}
+    frozen = {name: value for name, value in everything.items() if name not in chosen} | buffers
     values = {name: everything[name] for name in chosen}
     _check_params(values)
     return Linearized(network, values, frozen, output)
@@ -312,105 +328,5 @@ def _some(names: list[str], limit: int = 8) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def check_eval_mode(network: nn.Module) -> None:
-    """Raise if the network, or a part of it that would then act at random, is in training mode."""
-    if not any(module.training for module in network.modules()):
-        return
-    active = [name or "the network" for name, module in network.named_modules() if module.training]
-    kinds = {type(module).__name__ for module in network.modules() if module.training}
-    noisy = sorted(kind for kind in kinds if "Dropout" in kind or "BatchNorm" in kind)
-    reason = f" ({', '.join(noisy)} would act at random or couple the batch)" if noisy else ""
-    raise NetworkError(
-        f"the network is in training mode{reason}: {_some(active, 4)}. Call network.eval() first."
-    )
-
-
-@contextlib.contextmanager
-def differentiable(network: nn.Module) -> Iterator[None]:
-    """Within it, the network runs on kernels that every kind of differentiation supports, in full precision.
-
-    Fused attention and recurrent kernels have no forward mode or no double backward, and TensorFloat32
-    would cost three digits of the kernel.
-    """
-    recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if torch.backends.cudnn.is_available():
-            stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
-        if recurrent:
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
-
-
-def _pushforward(function: Callable[[Params], Tensor], at: Params, v: Params) -> Tensor:
-    """Forward mode; where an operation lacks it, J v as the derivative of u ↦ Jᵀu along v."""
-    try:
-        return jvp(function, (at,), (v,))[1]
-    except (NotImplementedError, RuntimeError) as error:
-        if "forward" not in str(error).lower() and "jvp" not in str(error).lower():
-            raise
-    out, pullback = _pullback(function, at)
-    _, double = vjp(pullback, torch.zeros_like(out))[:2]
-    return double(v)[0]
-
-
-def _pullback(
-    function: Callable[[Params], Tensor], at: Params
-) -> tuple[Tensor, Callable[[Tensor], Params]]:
-    """The value of `function`, and u ↦ Jᵀu."""
-    out, pullback = vjp(function, at)[:2]
-    return out, lambda u: pullback(u)[0]
-
-
 def _directional(function: Callable[[Params], Tensor], step: Params) -> Callable[[Params], Tensor]:
     return lambda params: jvp(function, (params,), (step,))[1]
-
-
-def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
-    """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
-    size = min(num_rows(x), capacity)
-    parts = []
-    for part in chunks(x, size):
-        evaluate = lambda p, part=part: linearized.evaluate(p, part)
-        push = lambda column, evaluate=evaluate: _pushforward(
-            evaluate, linearized.params, linearized.unflatten(column)
-        )
-        columns = _each(push, v.mT.contiguous(), max(1, capacity // size))
-        parts.append(columns.permute(1, 2, 0).flatten(0, 1))
-    return torch.cat(parts)
-
-
-def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int) -> Tensor:
-    """J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
-    size = min(num_rows(x), capacity)
-    width = u.shape[0] // num_rows(x)
-    total = u.new_zeros(u.shape[1], linearized.num_params)
-    start = 0
-    for part in chunks(x, size):
-        stop = start + num_rows(part) * width
-        out, pullback = _pullback(
-            lambda p, part=part: linearized.evaluate(p, part), linearized.params
-        )
-        pull = partial(_pull_flat, linearized, pullback, out.shape)
-        total += _each(pull, u[start:stop].mT.contiguous(), max(1, capacity // size))
-        start = stop
-    return total.mT
-
-
-def _pull_flat(
-    linearized: Linearized, pullback: Callable[[Tensor], Params], shape: torch.Size, column: Tensor
-) -> Tensor:
-    return linearized.flatten(pullback(column.reshape(shape)))
-
-
-def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -> Tensor:
-    """`function` of each row of `columns`, vectorized where the network's operations allow it."""
-    if len(columns) > 1 and at_once > 1:
-        with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
-            return vmap(function, chunk_size=at_once)(columns)
-    return torch.stack([function(column) for column in columns])

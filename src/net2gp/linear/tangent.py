@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_memory
-from net2gp.inputs import check_inputs, chunks, num_rows, rows, tensors
+from net2gp.errors import InputError, available_memory, check_memory
+from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows, rows
 from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
 from net2gp.linear.factors import (
     Direct,
@@ -18,12 +18,13 @@ from net2gp.linear.factors import (
     Outer,
     accumulate,
     add_blocks,
+    in_dtype,
     mirror,
     scaled,
     with_bias,
 )
-from net2gp.linear.factors import jacobian as factor_jacobian
-from net2gp.linear.linearized import Linearized, column_products, column_pullbacks
+from net2gp.linear.linearized import Linearized
+from net2gp.linear.passes import capacity, check_device, column_products, column_pullbacks
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
 
@@ -36,14 +37,19 @@ class TangentKernel:
     with inputs a and output gradients g, K += Σ_ts (a_t·a'_s)(g_t·g'_s) or the product of layer
     gradients, whichever is cheaper; all other parameters through their own columns of the Jacobian,
     a few at a time. Cost: C backward passes over x and y, plus N²C² times the number of layer outputs
-    (not parameters) for dense layers. `memory_budget` bounds, in bytes, what is held beside the result.
+    (not parameters) for dense layers. `memory_budget` bounds, in bytes, what is held beside the result
+    (None: a quarter of the free memory).
+
+    A `precise` kernel runs the network in its own dtype but multiplies in float64: differences such as
+    k(x, x) − k(x, X)K⁻¹k(X, x) keep their digits, at the price of float64 products alone.
 
     Reference: Novak et al., Fast finite width neural tangent kernel, ICML 2022.
     """
 
     linearized: Linearized
     prior_var: Params = field(repr=False)
-    memory_budget: int = 2**30
+    memory_budget: int | None = None
+    product_dtype: torch.dtype | None = None
 
     @property
     def joint(self) -> bool:
@@ -76,7 +82,7 @@ class TangentKernel:
         C = layout.num_outputs
         parts = []
         for part in chunks(x, self._points(layout)):
-            block = self.linearized.example.new_zeros(num_rows(part), C, C)
+            block = self._zeros(num_rows(part), C, C)
             for factor in self._factors(part, layout):
                 add_blocks(block, factor)
             parts.append(block)
@@ -92,24 +98,25 @@ class TangentKernel:
 
     def features(self, x: Inputs) -> Tensor:
         """Φ(x) = J(x) diag(√prior_var): (N, C, P)."""
-        return self.linearized.jacobian(x) * self._roots
+        J = self.linearized.jacobian(x)
+        return J.to(self.product_dtype or J.dtype) * self._roots
 
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
         """Φ(x) w: (N·C, k) for w of shape (P, k)."""
-        w = (w * self._roots[:, None]).to(self.linearized.example.dtype)
-        return column_products(
-            self.linearized, x, w, capacity(self.linearized, x, self.memory_budget)
-        )
+        linearized, x = self._passes(x)
+        w = (w * self._roots[:, None]).to(linearized.example.dtype)
+        return column_products(linearized, x, w, capacity(linearized, x, self._budget))
 
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
-        u = u.to(self.linearized.example.dtype)
-        return (
-            column_pullbacks(
-                self.linearized, x, u, capacity(self.linearized, x, self.memory_budget)
-            )
-            * self._roots[:, None]
-        )
+        linearized, x = self._passes(x)
+        u = u.to(linearized.example.dtype)
+        pulled = column_pullbacks(linearized, x, u, capacity(linearized, x, self._budget))
+        return pulled * self._roots[:, None]
+
+    def precise(self) -> TangentKernel:
+        """The same kernel with products in float64; inputs stay in the network's dtype."""
+        return replace(self, product_dtype=torch.float64)
 
     def scaled(self, variance: float | Tensor) -> TangentKernel:
         """variance · k: the same kernel with every prior variance multiplied."""
@@ -133,20 +140,41 @@ class TangentKernel:
     def _roots(self) -> Tensor:
         """√prior_var as a vector (P,)."""
         params = self.linearized.params
-        return torch.cat(
-            [self.prior_var[n].sqrt().expand(p.shape).reshape(-1) for n, p in params.items()]
+        roots = [self.prior_var[n].sqrt().expand(p.shape).reshape(-1) for n, p in params.items()]
+        return torch.cat(roots).to(self.product_dtype)
+
+    @cached_property
+    def _budget(self) -> int:
+        if self.memory_budget is not None:
+            return self.memory_budget
+        return available_memory(self.linearized.example.device) // 4
+
+    @cached_property
+    def _precise_linearized(self) -> Linearized:
+        return self.linearized.to(dtype=torch.float64)
+
+    def _passes(self, x: Inputs) -> tuple[Linearized, Inputs]:
+        """The network and inputs for products with single vectors, which must be precise as a whole."""
+        if self.product_dtype in (None, self.linearized.example.dtype):
+            return self.linearized, x
+        return self._precise_linearized, map_inputs(
+            x, lambda v: v.to(self.product_dtype) if v.is_floating_point() else v
         )
+
+    def _zeros(self, *shape: int) -> Tensor:
+        like = self.linearized.example
+        return torch.zeros(shape, dtype=self.product_dtype or like.dtype, device=like.device)
 
     def _plan(self, x: Inputs) -> Plan:
         check_inputs(x)
-        _check_device(x, self.linearized)
+        check_device(x, self.linearized)
         return plan(self.linearized, x)
 
     def _points(self, layout: Plan) -> int:
         """How many points' factors fit into the memory budget."""
         leftover = max((self.linearized.params[n].numel() for n in layout.leftover), default=0)
         leftover *= layout.num_outputs * self.linearized.example.element_size()
-        return max(1, self.memory_budget // max(1, 2 * (layout.bytes_per_point + 2 * leftover)))
+        return max(1, self._budget // max(1, 2 * (layout.bytes_per_point + 2 * leftover)))
 
     def _assemble(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
         """k(x, y), or its trace over outputs, as a sum over the prior variances that need gradients."""
@@ -181,17 +209,17 @@ class TangentKernel:
         layout = self._plan(x)
         if y is not None:
             check_inputs(y, "y")
-            _check_device(y, self.linearized)
+            check_device(y, self.linearized)
         C = 1 if traced else layout.num_outputs
         N, M = num_rows(x), num_rows(x if y is None else y)
         like = self.linearized.example
         check_memory(
-            like.element_size() * N * C * M * C,
+            torch.finfo(self.product_dtype or like.dtype).bits // 8 * N * C * M * C,
             like.device,
             f"a {N * C} × {M * C} kernel matrix",
             "use kernel.matmul, condition(..., solver=CG()), or fewer points",
         )
-        K = like.new_zeros(N * C, M * C)
+        K = self._zeros(N * C, M * C)
         size = self._points(layout)
         starts, others = range(0, N, size), range(0, M, size)
         with progress("tangent kernel", len(starts) * len(others)) as advance:
@@ -214,6 +242,8 @@ class TangentKernel:
 
     def _pieces(self, x: Inputs, layout: Plan, traced: bool) -> _Pieces:
         factors = scaled_factors(capture(self.linearized, x, layout), self.prior_var)
+        if self.product_dtype is not None:
+            factors = [in_dtype(factor, self.product_dtype) for factor in factors]
         if traced:
             factors = [factor.traced() for factor in factors]
         return _Pieces(self, x, factors, self._leftover_groups(x, layout), traced)
@@ -229,7 +259,7 @@ class TangentKernel:
             size = self.linearized.params[name].numel() * per_entry
             if not groups or size > room:
                 groups.append([])
-                room = self.memory_budget
+                room = self._budget
             groups[-1].append(name)
             room -= size
         return groups
@@ -256,7 +286,7 @@ class _Pieces:
         linearized, prior = self.kernel.linearized, self.kernel.prior_var
         J = leftover_jacobian(linearized, self.x, names)
         roots = [prior[n].sqrt().expand(linearized.params[n].shape).reshape(-1) for n in names]
-        factor = Direct(J * torch.cat(roots))
+        factor = Direct((J * torch.cat(roots)).to(self.kernel.product_dtype))
         return factor.traced() if self.traced else factor
 
 
@@ -290,6 +320,7 @@ def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor
             and bias in factors
             and not prior_var[bias].dim()
             and result.g.shape[2] * result.g.shape[4] == 1
+            and _belongs(factors[bias], result)
         ):
             result = with_bias(result, prior_var[bias])
             joined.add(bias)
@@ -297,107 +328,6 @@ def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor
     return done
 
 
-@dataclass(frozen=True, eq=False)
-class TraceKernel:
-    """(1/C) Σ_c k_cc(x, x'): the tangent kernel averaged over outputs, for any number of independent ones."""
-
-    tangent: TangentKernel
-
-    @property
-    def joint(self) -> bool:
-        """False: outputs are independent copies."""
-        return False
-
-    def check(self, x: Inputs) -> None:
-        """Raise if the network cannot take `x`, or cannot be linearized there."""
-        self.tangent.check(x)
-
-    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M)."""
-        return self.tangent._assemble(x, y, traced=True) / self._num_outputs(x)
-
-    def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N, 1, 1)."""
-        return self.diag(x)[:, None, None]
-
-    def diag(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N,)."""
-        return self.tangent.blocks(x).diagonal(dim1=1, dim2=2).mean(1)
-
-    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
-        element = self.tangent.linearized.example.element_size()
-        size = max(1, self.tangent.memory_budget // (element * num_rows(y)))
-        return torch.cat([self(part, y) @ v for part in chunks(x, size)])
-
-    def scaled(self, variance: float | Tensor) -> TraceKernel:
-        """variance · k."""
-        return TraceKernel(self.tangent.scaled(variance))
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> TraceKernel:
-        """The same kernel with its tensors on another device or in another dtype."""
-        return TraceKernel(self.tangent.to(device, dtype))
-
-    def _num_outputs(self, x: Inputs) -> int:
-        return self.tangent.linearized(rows(x, slice(0, 1))).shape[1]
-
-
-def jacobian(linearized: Linearized, x: Inputs) -> Tensor:
-    """J(x): (N, C, P), from the same structured gradients as the kernel."""
-    check_inputs(x)
-    _check_device(x, linearized)
-    layout = plan(linearized, x)
-    C, N, P = layout.num_outputs, num_rows(x), linearized.num_params
-    like = linearized.example
-    check_memory(
-        2.2 * like.element_size() * N * C * P,
-        like.device,
-        f"a Jacobian of {N} × {C} × {P}",
-        "use linearized.kernel(), jvp and vjp, which never store it, or fewer parameters with only=",
-    )
-    J = like.new_empty(N, C, P)
-    size = max(1, 2**30 // max(1, 2 * layout.bytes_per_point))
-    for start in range(0, N, size):
-        part = rows(x, slice(start, start + size))
-        factors = capture(linearized, part, layout)
-        column = 0
-        for name, value in linearized.params.items():
-            factor = factors.get(name) or Direct(leftover_jacobian(linearized, part, [name]))
-            J[start : start + size, :, column : column + value.numel()] = factor_jacobian(factor)
-            column += value.numel()
-    return J
-
-
-def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
-    """How many points times columns fit into the memory budget in one forward-mode or backward pass.
-
-    Measured on one point: the bytes that autograd keeps for it.
-    """
-    total = 0
-
-    def count(saved: Tensor) -> Tensor:
-        nonlocal total
-        total += saved.numel() * saved.element_size()
-        return saved
-
-    leaves = {name: value.detach().requires_grad_() for name, value in linearized.params.items()}
-    own = sum(value.numel() * value.element_size() for value in leaves.values())
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
-        linearized.evaluate(leaves, rows(x, slice(0, 1)))
-    return max(1, memory_budget // (4 * max(total - own, 1)))
-
-
-def _check_device(x: Inputs, linearized: Linearized) -> None:
-    like = linearized.example
-    for value in tensors(x):
-        if value.device != like.device:
-            raise InputError(
-                f"x is on {value.device}, but the network is on {like.device}. "
-                f"Move it: x = x.to('{like.device}')."
-            )
-        if value.is_floating_point() and value.dtype != like.dtype:
-            raise InputError(
-                f"x is {value.dtype}, but the network is {like.dtype}. Convert it: x = x.to({like.dtype})."
-            )
+def _belongs(bias: Factor, weight: Outer) -> bool:
+    """Whether a bias has no other gradient than through the layer of this weight."""
+    return isinstance(bias, Direct) and torch.equal(bias.J, weight.g[:, :, 0, :, 0])

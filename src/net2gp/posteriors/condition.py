@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, check_memory
-from net2gp.inputs import gather, join, num_rows
+from net2gp.inputs import describe, gather, join, num_rows, tensors
 from net2gp.likelihoods import Gaussian
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import block_matmul, cholesky
@@ -28,8 +28,17 @@ from net2gp.posteriors.gaussian import (
 )
 from net2gp.posteriors.inference import Inferred, infer
 from net2gp.posteriors.matrix_free import matrix_free_system
-from net2gp.posteriors.problem import Problem, choose_solver, make_problem, prior_mean
-from net2gp.posteriors.solvers import CG, Cholesky, Inference, Lanczos, Laplace, Solver, WeightSpace
+from net2gp.posteriors.problem import Problem, choose_solver, in_float64, make_problem
+from net2gp.posteriors.solvers import (
+    CG,
+    Cholesky,
+    Inference,
+    Lanczos,
+    Laplace,
+    Solver,
+    Variational,
+    WeightSpace,
+)
 from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, precision
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import Data, Inputs, Kernel, Likelihood, Mean
@@ -58,7 +67,7 @@ def condition(
     >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> posterior = condition(RBF(), (x, torch.sin(x)), Gaussian(noise_var=1e-6))
     >>> posterior.marginal(torch.tensor([[0.5]], dtype=torch.float64)).mean
-    tensor([[0.4624]], dtype=torch.float64)
+    tensor([[0.4622]], dtype=torch.float64)
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 3.
     """
@@ -74,7 +83,20 @@ def condition(
             if isinstance(solver, Cholesky)
             else gaussian_cg(problem, solver)
         )
-    return _approximate(problem, solver, inference or Laplace())
+    return _approximate(problem, solver, _checked(inference or Laplace(), solver))
+
+
+def _checked(inference: Inference, solver: Solver) -> Inference:
+    if not isinstance(inference, Laplace | Variational):
+        raise InputError(
+            f"inference must be Laplace(), Variational() or None, but is {describe(inference)}."
+        )
+    if isinstance(inference, Variational) and isinstance(solver, CG):
+        raise InputError(
+            "Variational() needs the covariance of every training point, which CG() does not give. "
+            "Pass solver=Cholesky() or WeightSpace(), or inference=Laplace()."
+        )
+    return inference
 
 
 def _approximate(
@@ -99,8 +121,7 @@ def _approximate(
         f"inference with a {rows} × {rows} Gram matrix",
         "pass solver=CG() or WeightSpace(), or fewer points",
     )
-    K = problem.kernel(problem.x).to(torch.float64)
-    return _with_gram(problem, solver, inference, K, start)
+    return _with_gram(problem, solver, inference, problem.gram(), start)
 
 
 def _with_gram(
@@ -128,7 +149,7 @@ def extend(
     posterior: FunctionPosterior, data: Data, likelihood: Likelihood | None = None
 ) -> FunctionPosterior:
     """Condition a function-space posterior on more data."""
-    kernel, solver = posterior.kernel, posterior.solver
+    solver = posterior.solver
     new, problem = _grown(posterior, data, likelihood)
     if posterior.sites is not None:
         assert posterior.inference is not None
@@ -137,20 +158,23 @@ def extend(
             grown = _approximate(problem, solver, posterior.inference, start)
             assert isinstance(grown, FunctionPosterior)
             return grown
-        K = _bordered(posterior.gram, kernel, posterior.x, new)
+        K = _bordered(posterior.gram, problem, posterior.x, new)
         return _with_gram(problem, solver, posterior.inference, K, start)
+    same_rows = problem.kernel.joint == posterior.kernel.joint
+    added = problem.num_rows - len(posterior.alpha)
     if isinstance(solver, CG):
-        added = problem.num_rows - len(posterior.alpha)
+        if not same_rows:
+            return gaussian_cg(problem, solver)
         guess = torch.cat(
             [posterior.alpha, posterior.alpha.new_zeros(added, posterior.alpha.shape[1])]
         )
         return gaussian_cg(problem, solver, guess)
     assert isinstance(solver, Cholesky)
-    factor = _old_factor(posterior)
-    added = problem.num_rows - len(posterior.alpha)
-    cross = kernel(posterior.x, new).to(torch.float64)
-    block = kernel(new).to(torch.float64) + torch.diag(noise_rows(problem)[-added:])
-    return from_factor(problem, solver, factor.extend(cross, block))
+    if not same_rows:  # new noise tells apart the outputs that shared one Gram matrix
+        return gaussian_dense(problem, solver)
+    cross, block = _new_blocks(problem, posterior.x, new)
+    block = block + torch.diag(noise_rows(problem)[-added:])
+    return from_factor(problem, solver, _old_factor(posterior).extend(cross, block))
 
 
 def extend_weights(
@@ -185,18 +209,21 @@ def _grown(
 ) -> tuple[Inputs, Problem]:
     """The new inputs, and the problem of old and new data together."""
     x, y = gather(data)
-    if (
-        type(x) is not type(posterior.x)
-        or y.dim() != posterior.y.dim()
-        or y.shape[1:] != posterior.y.shape[1:]
-    ):
-        raise InputError(
-            f"new data must look like the old: y is {tuple(y.shape)}, but was "
-            f"{tuple(posterior.y.shape)} before."
-        )
+    for name, new, old in (("x", x, posterior.x), ("y", y, posterior.y)):
+        if _layout(new) != _layout(old):
+            raise InputError(
+                f"new data must look like the old, but for the number of rows: {name} is "
+                f"{describe(new)}, but was {describe(old)} before."
+            )
     together = (join([posterior.x, x]), torch.cat([posterior.y, y]))
     joined = _joined_likelihood(posterior, y, likelihood)
     return x, make_problem(posterior.kernel, together, joined, posterior.mean)
+
+
+def _layout(x: Inputs) -> object:
+    """What must not differ between old and new inputs: structure, shapes of rows, dtypes, devices."""
+    names = list(x) if isinstance(x, dict) else type(x)
+    return names, [(v.shape[1:], v.dtype, v.device) for v in tensors(x)]
 
 
 def _joined_likelihood(
@@ -219,13 +246,17 @@ def _joined_likelihood(
 
 def _present_mode(posterior: FunctionPosterior | WeightPosterior, new: Inputs) -> Tensor:
     """f − m at old and new points, as the present posterior sees them."""
-    points = join([posterior.x, new])
-    f = posterior.marginal(points).mean.to(torch.float64)
-    return f - prior_mean(posterior.mean, points, f)
+    return posterior.centered(join([posterior.x, new])).to(torch.float64)
 
 
-def _bordered(K: Tensor, kernel: Kernel, x: Inputs, new: Inputs) -> Tensor:
-    cross, block = kernel(x, new).to(K.dtype), kernel(new).to(K.dtype)
+def _new_blocks(problem: Problem, x: Inputs, new: Inputs) -> tuple[Tensor, Tensor]:
+    """k(x, new) and k(new, new) in float64."""
+    kernel, points = problem.precise_kernel, in_float64(new)
+    return kernel(in_float64(x), points), kernel(points)
+
+
+def _bordered(K: Tensor, problem: Problem, x: Inputs, new: Inputs) -> Tensor:
+    cross, block = _new_blocks(problem, x, new)
     return torch.cat([torch.cat([K, cross], 1), torch.cat([cross.mT, block], 1)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -12,10 +13,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError
-from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows
-from net2gp.linalg import Cholesky, block_matmul
+from net2gp.inputs import chunks, num_rows, rows
+from net2gp.linalg import Cholesky, block_matmul, kron_identity
 from net2gp.posteriors.laws import gaussian_law
-from net2gp.posteriors.problem import prior_mean
+from net2gp.posteriors.problem import in_float64, prior_mean
 from net2gp.posteriors.samples import FunctionSamples, draw_from
 from net2gp.posteriors.solvers import Inference, Solver
 from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
@@ -74,6 +75,9 @@ class FunctionPosterior:
 
     With a kernel of independent outputs (`kernel.joint` false) rows are points and columns outputs;
     else there is one column and rows run n·C + c.
+
+    Covariances are differences of nearly equal numbers, so they come from the kernel in float64; means
+    and results are in the dtype of the kernel.
     """
 
     kernel: Kernel
@@ -98,23 +102,25 @@ class FunctionPosterior:
         Cost for a kernel with features and a `Lanczos` cache: 1 + rank forward-mode passes; else k(x, X)
         and one triangular solve per test row.
         """
-        check_inputs(x)
+        self.kernel.check(x)
         means, covariances = [], []
         for part in chunks(x, self._chunk_size()):
-            means.append(self._mean(part))
-            covariances.append(self._blocks(part))
+            cross = self._cross(part)
+            means.append(self._mean(part, cross))
+            covariances.append(self._blocks(part, cross).to(means[-1].dtype))
         return gaussian_law(torch.cat(means), torch.cat(covariances))
 
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
-        check_inputs(x)
-        prior = self.kernel(x).to(torch.float64)
-        covariance = prior - self._explained(x, lambda a, b: a.mT @ b)
+        self.kernel.check(x)
+        cross = self._cross(x)
+        mean = self._mean(x, cross)
+        prior = self._precise_kernel(in_float64(x))
+        covariance = prior - self._explained(x, cross, lambda a, b: a.mT @ b)
         if not self.kernel.joint:
-            covariance = torch.kron(covariance, torch.eye(self.num_outputs).to(covariance))
-        covariance = 0.5 * (covariance + covariance.mT)
-        mean = self._mean(x)
-        return gaussian_law(mean.reshape(-1), covariance.to(mean.dtype))
+            covariance = kron_identity(covariance, self.num_outputs)
+        covariance = (0.5 * (covariance + covariance.mT)).to(mean.dtype)
+        return gaussian_law(mean.reshape(-1), covariance)
 
     def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
         """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""
@@ -149,9 +155,8 @@ class FunctionPosterior:
             dtype=torch.float64,
             device=self.alpha.device if generator is None else generator.device,
         ).to(self.alpha.device)
-        precise = kernel.to(dtype=torch.float64)
+        precise, x = self._precise_kernel, in_float64(self.x)
         assert isinstance(precise, FeatureKernel)
-        x = self._precise_x()
         w0 = draw(kernel.num_features)
         missed = self._correction(precise.apply(x, w0), draw(len(self.alpha)))
         weights = w0 + precise.adjoint(x, missed)
@@ -180,43 +185,60 @@ class FunctionPosterior:
 
         return move(self, device, dtype)
 
-    def _mean(self, x: Inputs) -> Tensor:
-        if self.weights is not None and isinstance(self.kernel, FeatureKernel):
-            centered = self.kernel.apply(x, self.weights)
-        else:
-            centered = self.kernel(x, self.x).to(torch.float64) @ self.alpha
-        centered = centered.reshape(num_rows(x), self.num_outputs)
-        dtype = self.y.dtype if self.y.is_floating_point() else self.kernel.diag(x).dtype
-        if self.mean is None:
-            return centered.to(dtype)
-        prior = self.mean(x)
-        return prior + centered.to(prior.dtype)
+    def centered(self, x: Inputs) -> Tensor:
+        """E f(x) − m(x): (N, C); without variances, and so without a solve."""
+        return self._centered(x, None)
 
-    def _blocks(self, x: Inputs) -> Tensor:
-        """Covariance of each point: (N, C, C)."""
-        prior = self.kernel.blocks(x)
+    @cached_property
+    def _precise_kernel(self) -> Kernel:
+        return self.kernel.to(dtype=torch.float64)
+
+    def _cross(self, x: Inputs) -> Tensor | None:
+        """k(X, x) in float64; nothing where the features spare it."""
+        if isinstance(self.kernel, FeatureKernel) and self.cache is not None:
+            return None
+        return self._precise_kernel(in_float64(self.x), in_float64(x))
+
+    def _centered(self, x: Inputs, cross: Tensor | None) -> Tensor:
+        if self.weights is not None and isinstance(self.kernel, FeatureKernel):
+            product = self.kernel.apply(x, self.weights)
+        else:
+            cross = self._cross(x) if cross is None else cross
+            assert cross is not None
+            dtype = self.kernel.diag(rows(x, slice(0, 1))).dtype
+            product = (cross.mT @ self.alpha).to(dtype)
+        return product.reshape(num_rows(x), self.num_outputs)
+
+    def _mean(self, x: Inputs, cross: Tensor | None) -> Tensor:
+        centered = self._centered(x, cross)
+        return centered if self.mean is None else self.mean(x) + centered
+
+    def _blocks(self, x: Inputs, cross: Tensor | None) -> Tensor:
+        """Covariance of each point: (N, C, C), float64."""
+        prior = self._precise_kernel.blocks(in_float64(x))
         C = prior.shape[-1]
 
         def inner(a: Tensor, b: Tensor) -> Tensor:
             points = (a.shape[0], num_rows(x), C)
             return torch.einsum("rnc,rnd->ncd", a.reshape(points), b.reshape(points))
 
-        blocks = prior.to(torch.float64) - self._explained(x, inner)
+        blocks = prior - self._explained(x, cross, inner)
         blocks = 0.5 * (blocks + blocks.mT)
-        floor = blocks.diagonal(dim1=1, dim2=2).clamp(min=0.0)
-        blocks = (
-            blocks - torch.diag_embed(blocks.diagonal(dim1=1, dim2=2)) + torch.diag_embed(floor)
-        )
+        variances = blocks.diagonal(dim1=1, dim2=2)
+        blocks = blocks + torch.diag_embed(variances.clamp(min=0.0) - variances)
         if self.num_outputs != C:
             blocks = blocks * torch.eye(self.num_outputs).to(blocks)
-        return blocks.to(prior.dtype)
+        return blocks
 
-    def _explained(self, x: Inputs, inner: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def _explained(
+        self, x: Inputs, cross: Tensor | None, inner: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
         """inner(R, R) for R with RᵀR = k(x, X)(K + Λ⁻¹)⁻¹k(X, x)."""
-        if self.cache is not None and isinstance(self.kernel, FeatureKernel):
-            R = self.kernel.apply(x, self.cache).to(torch.float64).mT
+        if cross is None:
+            assert self.cache is not None
+            assert isinstance(self._precise_kernel, FeatureKernel)
+            R = self._precise_kernel.apply(in_float64(x), self.cache).mT
             return inner(R, R)
-        cross = self.kernel(self.x, x).to(torch.float64)
         if self.cache is not None:
             R = self.cache.mT @ cross
             return inner(R, R)
@@ -255,9 +277,6 @@ class FunctionPosterior:
                 f"is {type(self.kernel).__name__}. Use posterior.sample(x, num_samples) at fixed points."
             )
         return self.kernel
-
-    def _precise_x(self) -> Inputs:
-        return map_inputs(self.x, lambda v: v.double() if v.is_floating_point() else v)
 
     def _chunk_size(self) -> int:
         outputs = self.num_outputs if self.kernel.joint else 1

@@ -37,8 +37,7 @@ def noisy_gram(problem: Problem) -> Tensor:
         f"a {rows} × {rows} Gram matrix and its factor",
         "pass solver=CG(), or fewer points",
     )
-    K = problem.kernel(problem.x).to(torch.float64)
-    return K + torch.diag(noise_rows(problem))
+    return problem.gram() + torch.diag(noise_rows(problem))
 
 
 def noise_rows(problem: Problem) -> Tensor:
@@ -156,7 +155,7 @@ def to_features(problem: Problem, rows: Tensor | None) -> Tensor | None:
     """Φ(X)ᵀ rows in float64 for kernels with features, whose cancellations need the digits; else rows."""
     if rows is None or not isinstance(problem.kernel, FeatureKernel):
         return rows
-    precise = problem.kernel.to(dtype=torch.float64)
+    precise = problem.precise_kernel
     assert isinstance(precise, FeatureKernel)
     return precise.adjoint(problem.precise_x, rows.detach())
 

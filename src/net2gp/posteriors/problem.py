@@ -10,7 +10,7 @@ from torch import Tensor
 from net2gp.errors import InputError, available_memory
 from net2gp.inputs import describe, gather, map_inputs, num_rows, rows, tensors
 from net2gp.kernels import IndependentOutputs
-from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
 
@@ -55,20 +55,36 @@ class Problem:
         return self.y.reshape(self.offset.shape).to(torch.float64) - self.offset
 
     @property
+    def precise_kernel(self) -> Kernel:
+        """The kernel in float64."""
+        return self.kernel.to(dtype=torch.float64)
+
+    @property
     def precise_x(self) -> Inputs:
         """x in float64."""
-        return map_inputs(self.x, lambda v: v.double() if v.is_floating_point() else v)
+        return in_float64(self.x)
+
+    def gram(self) -> Tensor:
+        """k(X, X), computed in float64: rounding to float32 would count as noise of either sign."""
+        return self.precise_kernel(self.precise_x)
+
+
+def in_float64(x: Inputs) -> Inputs:
+    """`x` with its floating tensors in float64."""
+    return map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
 
 
 def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean | None) -> Problem:
     """Gather and check everything; raises `InputError` or `NetworkError` with what to change."""
-    if not isinstance(kernel, Kernel):
+    if not isinstance(kernel, Kernel) or isinstance(kernel, type):
         raise InputError(
             f"kernel must be a Kernel, but is {describe(kernel)}. "
             "Pass linearize(network).kernel(), or use adapt(network, data, likelihood)."
         )
-    if not isinstance(likelihood, Likelihood):
+    if not isinstance(likelihood, Likelihood) or isinstance(likelihood, type):
         raise InputError(f"likelihood must be e.g. Gaussian(0.1), but is {describe(likelihood)}.")
+    if mean is not None and not callable(mean):
+        raise InputError(f"mean must be a function of x, or None, but is {describe(mean)}.")
     x, y = gather(data)
     kernel.check(x)
     dtype = kernel.diag(rows(x, slice(0, 1))).dtype
@@ -76,7 +92,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype)
     if mean is not None:
         given = mean(x)
-        if given.shape != offset.shape:
+        if not isinstance(given, Tensor) or given.shape != offset.shape:
             raise InputError(
                 f"the mean gives {describe(given)}, but {tuple(offset.shape)} is needed for {num_rows(x)} "
                 f"points and {C} outputs."
@@ -94,11 +110,12 @@ def _num_outputs(
 ) -> int:
     if kernel.joint:
         return kernel.blocks(rows(x, slice(0, 1))).shape[-1]
-    if mean is not None:
-        return mean(rows(x, slice(0, 1))).shape[-1]
+    if mean is not None and isinstance(value := mean(rows(x, slice(0, 1))), Tensor):
+        return value.shape[-1]
     if isinstance(likelihood, Categorical):
         return max(2, int(y.max()) + 1)
-    return y.shape[1] if y.dim() > 1 else 1
+    targets = y.shape[1] if y.dim() > 1 else 1
+    return 2 * targets if isinstance(likelihood, HeteroscedasticGaussian) else targets
 
 
 def _with_joint_kernel(problem: Problem) -> Problem:

@@ -20,7 +20,8 @@ from net2gp.errors import FileFormatError, InputError
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.linear.linearized import Linearized, Output
-from net2gp.linear.tangent import TangentKernel, TraceKernel
+from net2gp.linear.tangent import TangentKernel
+from net2gp.linear.trace import TraceKernel
 from net2gp.posteriors import function_space, solvers, systems
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.weight_space import WeightPosterior

@@ -105,6 +105,10 @@ class Laplace:
     max_iterations: int = 100
     tol: float = 1e-10
 
+    def __post_init__(self) -> None:
+        _positive("tol", self.tol)
+        _positive("max_iterations", self.max_iterations)
+
 
 @dataclass(frozen=True)
 class Variational:
@@ -117,6 +121,10 @@ class Variational:
 
     max_iterations: int = 200
     tol: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _positive("tol", self.tol)
+        _positive("max_iterations", self.max_iterations)
 
 
 Inference = Laplace | Variational

@@ -98,8 +98,7 @@ def decompose(problem: Problem) -> Spectrum:
     )
     if features < problem.num_rows:
         return _from_features(problem, t)
-    K = problem.kernel(problem.x).detach().to(torch.float64)
-    eigenvalues, Q = torch.linalg.eigh(K)
+    eigenvalues, Q = torch.linalg.eigh(problem.gram().detach())
     nothing = t.new_zeros(t.shape[1])
     return Spectrum(problem, eigenvalues.clamp(min=0.0), (Q.mT @ t) ** 2, nothing, 0, Q)
 

@@ -27,10 +27,11 @@ from net2gp.types import Inputs, Kernel
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """b: (N, C) and Λ: (N, C, C)."""
+    """b: (N, C) and Λ: (N, C, C); `root` is an S with SSᵀ = Λ, where one is known."""
 
     natural: Tensor
     curvature: Tensor
+    root: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,9 @@ class System(Protocol):
 
     def solve(self, sites: Sites) -> State:
         """The posterior under the sites."""
+
+    def step(self, sites: Sites) -> State | None:
+        """The stationary point under sites that may be indefinite, without a factor; None if too costly."""
 
     def covariances(self, state: State) -> Tensor:
         """The posterior covariance of each training point: (N, C, C)."""
@@ -94,14 +98,22 @@ class DenseSystem:
         """α = b − S (I + SᵀKS)⁻¹ Sᵀ K b (Rasmussen and Williams 2006, eq. 3.27)."""
         N, C = sites.natural.shape
         b = sites.natural.reshape(N * C, 1)
-        factor = self.factorize(sites.curvature)
+        factor = self.factorize(sites)
         alpha = b - factor.solve(self.K @ b)
         f = self.K @ alpha
         return State(f.reshape(N, C), alpha, (f * alpha).sum(), factor.cholesky.log_det(), factor)
 
-    def factorize(self, curvature: Tensor) -> CurvatureFactor:
+    def step(self, sites: Sites) -> State:
+        """α = (I + ΛK)⁻¹ b by LU."""
+        N, C = sites.natural.shape
+        inner = self._shifted(sites.curvature)
+        alpha = torch.linalg.solve(inner, sites.natural.reshape(N * C, 1))
+        f = self.K @ alpha
+        return State(f.reshape(N, C), alpha, (f * alpha).sum(), inner.new_zeros(()), None)
+
+    def factorize(self, sites: Sites) -> CurvatureFactor:
         """Cholesky of I + SᵀKS, whose eigenvalues are at least one."""
-        S = psd_root(curvature.detach())
+        S = psd_root(sites.curvature.detach()) if sites.root is None else sites.root
         inner = block_matmul(S.mT, block_matmul(S.mT, self.K).mT)
         inner = inner + torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
         return CurvatureFactor(cholesky(inner, what="I + SᵀKS"), S)
@@ -116,8 +128,12 @@ class DenseSystem:
 
     def log_det(self, curvature: Tensor) -> Tensor:
         """By LU of I + ΛK, which needs no root of Λ and so differentiates at singular Λ too."""
+        return torch.linalg.slogdet(self._shifted(curvature)).logabsdet
+
+    def _shifted(self, curvature: Tensor) -> Tensor:
+        """I + ΛK."""
         inner = block_matmul(curvature, self.K)
-        return torch.linalg.slogdet(inner + torch.eye(len(inner)).to(inner)).logabsdet
+        return inner + torch.eye(len(inner)).to(inner)
 
     def quadratic(self, f: Tensor, dual: Tensor) -> Tensor:
         """fᵀα."""
@@ -137,6 +153,13 @@ class FeatureSystem:
         w = factor.solve(b)
         f = (self.features @ w)[..., 0]
         return State(f, w, (w * w).sum(), factor.log_det(), factor)
+
+    def step(self, sites: Sites) -> State:
+        """w = (I + ΦᵀΛΦ)⁻¹ Φᵀ b by LU."""
+        b = torch.einsum("ncp,nc->p", self.features, sites.natural)[:, None]
+        w = torch.linalg.solve(precision(self.features, sites.curvature), b)
+        f = (self.features @ w)[..., 0]
+        return State(f, w, (w * w).sum(), w.new_zeros(()), None)
 
     def factorize(self, curvature: Tensor) -> Cholesky:
         """Cholesky of the precision of the whitened weights, I + ΦᵀΛΦ."""
@@ -244,6 +267,9 @@ class MatrixFreeSystem:
         f = self.matmul(alpha).to(b.dtype)
         nothing = torch.zeros((), dtype=f.dtype, device=f.device)
         return State(f.reshape(N, C), alpha, (f * alpha).sum(), nothing, factor)
+
+    def step(self, sites: Sites) -> None:
+        """None: an indefinite matrix is not for conjugate gradients."""
 
     def estimate_log_det(self, factor: IterativeFactor) -> Tensor:
         """log|I + SᵀKS| by stochastic Lanczos quadrature.

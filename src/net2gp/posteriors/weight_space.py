@@ -106,6 +106,10 @@ class WeightPosterior:
 
         return move(self, device, dtype)
 
+    def centered(self, x: Inputs) -> Tensor:
+        """E f(x) − m(x): (N, C), one forward-mode pass."""
+        return self.kernel.apply(x, self.weights).reshape(-1, self.num_outputs)
+
     def _mean(self, x: Inputs, features: Tensor) -> Tensor:
         centered = (features.to(torch.float64) @ self.weights)[..., 0].to(features.dtype)
         return centered if self.mean is None else self.mean(x) + centered

@@ -1,0 +1,90 @@
+"""One forward pass of a network, and what its layers were called with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from net2gp.inputs import map_inputs
+from net2gp.linear.layers import Rule, find_rule
+from net2gp.linear.linearized import Linearized
+from net2gp.types import Inputs, Params
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of one layer: its input as the rule needs it, and its output's place in the graph.
+
+    `names` maps the layer's own parameter names to the network's.
+    """
+
+    module: nn.Module
+    rule: Rule
+    names: dict[str, str]
+    a: Tensor
+    version: int
+    shape: torch.Size
+    edge: GradientEdge | None = field(repr=False)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Within it autograd records, whatever the caller switched off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def recordable(x: Inputs) -> Inputs:
+    """`x` as tensors that autograd can save, which those made in inference mode are not."""
+    return map_inputs(x, lambda value: value.clone() if value.is_inference() else value)
+
+
+def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
+    """The parameters, with those named `names` as fresh leaves of the autograd graph."""
+    with recording():
+        return {
+            name: value.detach().requires_grad_() if name in names else value
+            for name, value in linearized.params.items()
+        }
+
+
+def forward(linearized: Linearized, leaves: Params, x: Inputs) -> tuple[list[Call], Tensor]:
+    """The calls of all layers that have a rule and chosen parameters, and the outputs with a graph."""
+    calls: list[Call] = []
+    canonical = {id(value): name for name, value in linearized.network.named_parameters()}
+    with contextlib.ExitStack() as stack:
+        for module in linearized.network.modules():
+            rule = find_rule(module)
+            names = {
+                suffix: canonical[id(value)]
+                for suffix, value in module.named_parameters(recurse=False)
+                if suffix in ("weight", "bias") and canonical[id(value)] in leaves
+            }
+            if rule is not None and names:
+                # in front of the network's own hooks, which may replace the output
+                hook = _recorder(calls, rule, names)
+                handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
+                stack.callback(handle.remove)
+        with recording():
+            out = linearized.evaluate(leaves, recordable(x))
+    return calls, out
+
+
+def _recorder(calls: list[Call], rule: Rule, names: dict[str, str]) -> Any:
+    def hook(module: nn.Module, arguments: tuple, keywords: dict, out: Tensor) -> Tensor:
+        a = (arguments[0] if arguments else keywords["input"]).detach()
+        prepared = rule.prepare(module, a)
+        # an in-place operation on a view writes a new history, without this output
+        out = out.clone() if out._is_view() else out
+        # the edge names this output even if an in-place operation overwrites the tensor later
+        edge = get_gradient_edge(out) if out.requires_grad else None
+        calls.append(Call(module, rule, names, prepared, prepared._version, out.shape, edge))
+        return out
+
+    return hook

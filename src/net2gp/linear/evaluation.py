@@ -1,0 +1,185 @@
+"""How a network is run so that it can be differentiated in every way, and how J v and Jᵀ u follow."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.func import jvp, vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from net2gp.errors import NetworkError
+from net2gp.types import Params
+
+Function = Callable[[Params], Tensor]
+
+
+def check_eval_mode(network: nn.Module) -> None:
+    """Raise if the network, or a part of it that would then act at random, is in training mode."""
+    active = [name or "the network" for name, module in network.named_modules() if module.training]
+    if not active:
+        return
+    kinds = {type(module).__name__ for module in network.modules() if module.training}
+    noisy = sorted(kind for kind in kinds if "Dropout" in kind or "BatchNorm" in kind)
+    reason = f" ({', '.join(noisy)} would act at random or couple the batch)" if noisy else ""
+    more = f", … ({len(active)} in all)" if len(active) > 4 else ""
+    raise NetworkError(
+        f"the network is in training mode{reason}: {', '.join(active[:4])}{more}. "
+        "Call network.eval() first."
+    )
+
+
+@contextlib.contextmanager
+def differentiable(network: nn.Module) -> Iterator[None]:
+    """Within it, the network runs on kernels that every kind of differentiation supports, in full precision.
+
+    Fused attention and recurrent kernels have no forward mode or no double backward, and TensorFloat32
+    would cost three digits of the kernel. A checkpoint would recompute with the network's own
+    parameters in place of the given ones, and torch.func has no place for it.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_plain_recurrence(network))
+        stack.enter_context(_without_checkpoints())
+        for module in network.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                stack.enter_context(_plain_lookup(module))
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+
+
+@contextlib.contextmanager
+def _plain_recurrence(network: nn.Module) -> Iterator[None]:
+    recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
+    with contextlib.ExitStack() as stack:
+        if torch.backends.cudnn.is_available():
+            stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
+        if recurrent:
+            with warnings.catch_warnings():
+                # it warns of Intel GPUs, whatever is asked of it
+                warnings.simplefilter("ignore")
+                stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    module: Any = torch.utils.checkpoint
+    function, generator = module.CheckpointFunction, module._checkpoint_without_reentrant_generator
+
+    def enclose(*arguments: Any, **keywords: Any) -> Iterator[None]:
+        yield
+
+    class Through:
+        apply = staticmethod(lambda function, preserve, *arguments: function(*arguments))
+
+    module.CheckpointFunction, module._checkpoint_without_reentrant_generator = Through, enclose
+    try:
+        yield
+    finally:
+        module.CheckpointFunction = function
+        module._checkpoint_without_reentrant_generator = generator
+
+
+@contextlib.contextmanager
+def _plain_lookup(module: nn.Embedding | nn.EmbeddingBag) -> Iterator[None]:
+    """Dense gradients that do not depend on the batch, and none for padding in any mode."""
+    before = module.sparse, module.scale_grad_by_freq
+    module.sparse = module.scale_grad_by_freq = False
+    hold = isinstance(module, nn.Embedding) and module.padding_idx is not None
+    with contextlib.ExitStack() as stack:
+        if hold:
+            handle = module.register_forward_hook(_hold_padding, prepend=True, with_kwargs=True)
+            stack.callback(handle.remove)
+        try:
+            yield
+        finally:
+            module.sparse, module.scale_grad_by_freq = before
+
+
+def _hold_padding(
+    module: nn.Embedding, arguments: tuple[Tensor, ...], keywords: dict[str, Tensor], out: Tensor
+) -> Tensor:
+    # torch leaves padding out of the backward pass, but not out of forward mode
+    assert module.padding_idx is not None
+    ids = arguments[0] if arguments else keywords["input"]
+    return torch.where(ids.eq(module.padding_idx)[..., None], out.detach(), out)
+
+
+@contextlib.contextmanager
+def without_vmap_warnings() -> Iterator[None]:
+    """Within it torch does not tell of operations that it vectorizes slowly, which no user can change."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
+
+
+def pushforward(function: Function, at: Params, v: Params) -> Tensor:
+    """J v by forward mode; where an operation lacks it, as the derivative of u ↦ Jᵀu along v."""
+    try:
+        return jvp(function, (at,), (v,))[1]
+    except (NotImplementedError, RuntimeError) as error:
+        if not _lacks_transform(error):
+            raise
+    _refuse_vmap(*v.values())
+    out, pull = pullback(function, at, twice=True)
+    u = torch.zeros_like(out).requires_grad_()
+    with torch.enable_grad():
+        pulled = pull(u)
+    pairs = [(g, v[name]) for name, g in pulled.items() if g.requires_grad]
+    if not pairs:
+        return torch.zeros_like(out)
+    try:
+        outputs, directions = [g for g, _ in pairs], [d for _, d in pairs]
+        keep = any(d.requires_grad for d in directions)
+        return torch.autograd.grad(outputs, u, directions, create_graph=keep)[0]
+    except (NotImplementedError, RuntimeError) as error:
+        raise NetworkError(
+            "an operation of the network has neither a forward mode nor a second derivative "
+            f"({error}), which J v needs. Use linearized.jacobian(x) or kernel(x, y), which do not."
+        ) from error
+
+
+def pullback(
+    function: Function, at: Params, *, twice: bool = False
+) -> tuple[Tensor, Callable[[Tensor], Params]]:
+    """The value of `function`, and u ↦ Jᵀu; differentiable once more in u if `twice`."""
+    if not twice:
+        try:
+            out, pull = vjp(function, at)[:2]
+            return out, lambda u: pull(u)[0]
+        except (NotImplementedError, RuntimeError) as error:
+            if not _lacks_transform(error):
+                raise
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+    with torch.enable_grad():
+        out = function(leaves)
+
+    def pull_back(u: Tensor) -> Params:
+        _refuse_vmap(u)
+        values = list(leaves.values())
+        grads = torch.autograd.grad(
+            out, values, u, retain_graph=True, create_graph=u.requires_grad, materialize_grads=True
+        )
+        return dict(zip(leaves, grads, strict=True))
+
+    return out.detach(), pull_back
+
+
+def _refuse_vmap(*values: Tensor) -> None:
+    # a vectorized tensor does not tell whether it requires a gradient; the caller then loops
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in values):
+        raise RuntimeError("plain autograd cannot be vectorized")
+
+
+def _lacks_transform(error: Exception) -> bool:
+    """Whether torch.func refused an operation, such as an autograd.Function written without it in mind."""
+    return any(word in str(error).lower() for word in ("forward", "jvp", "functorch", "torch.func"))

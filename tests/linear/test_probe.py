@@ -1,0 +1,158 @@
+"""One odd layer does not slow the rest: which parameters are structured, and which are left over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from architectures import ARCHITECTURES, OUTPUTS, Apply, N, parameter, points
+from net2gp.errors import NetworkError
+from net2gp.linear import linearize
+from net2gp.linear.layers import RULES
+from net2gp.linear.probe import Plan, plan
+from reference.jacobians import brute_force_jacobian, flat
+
+ATTENTION = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+LSTM = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+UNBATCHED = ("table", "position.weight", "mix.weight", "mix.bias")
+IN_ENCODER = tuple(f"encoder.layers.0.self_attn.{name}" for name in ATTENTION)
+
+LEFTOVER = {
+    "attention": tuple(f"attend.{name}" for name in ATTENTION),
+    "bilinear": ("pair.weight", "pair.bias"),
+    "both_halves_in_one_batch": ("inner.weight", "inner.bias"),
+    "convolutions_of_other_groups_share_a_weight": ("conv.0.weight",),
+    "data_dependent_branch": ("scale",),
+    "embedding_bag": ("0.weight",),
+    "embedding_tied_with_output": ("embed.weight",),
+    "forward_replaced_on_the_instance": ("0.weight", "0.bias"),
+    "in_place_assignment": ("shift",),
+    "instance_and_rms_norm": ("1.weight", "1.bias", "3.weight"),
+    "low_rank_update": ("0.weight", "0.bias", "0.down", "0.up"),
+    "lstm": tuple(f"recurrent.{name}" for name in LSTM),
+    "lstm_with_projection": tuple(f"recurrent.{name}" for name in (*LSTM, "weight_hr_l0")),
+    "bidirectional_gru": tuple(
+        f"recurrent.{name}{side}" for side in ("", "_reverse") for name in LSTM
+    ),
+    "lstm_time_first": tuple(f"recurrent.{name}" for name in LSTM),
+    "pruned": ("0.weight_orig", "2.weight_orig"),
+    "spectral_norm": ("0.parametrizations.weight.original",),
+    "three_unbatched_positions": UNBATCHED,
+    "time_major_linear": ("inner.weight", "inner.bias"),
+    "time_major_linear_of_which_the_first_step_counts": ("inner.weight", "inner.bias"),
+    "transformer_batch_first": IN_ENCODER,
+    "transformer_time_first": IN_ENCODER,
+    "transformer_with_mask": IN_ENCODER,
+    "transposed_convolution": ("2.weight", "2.bias"),
+    "two_unbatched_positions": UNBATCHED,
+    "unbatched_positions": UNBATCHED,
+    "unbatched_positions_as_many_as_points": UNBATCHED,
+    "vision_transformer": (
+        "token", "position", "scale", *(f"attend.{name}" for name in ATTENTION),
+    ),
+    "weight_norm": (
+        "0.parametrizations.weight.original0", "0.parametrizations.weight.original1",
+    ),
+    "weight_used_by_itself_and_in_a_layer_that_is_ignored": ("layer.weight", "layer.bias"),
+    "weight_used_in_a_layer_and_by_itself": ("layer.weight",),
+}  # fmt: skip
+"""Parameters that have no structured gradient; every other parameter of every architecture has one."""
+
+
+def planned(name: str) -> Plan:
+    network, x = ARCHITECTURES[name]()
+    return plan(linearize(network, output=OUTPUTS.get(name)), x)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_only_parameters_outside_known_layers_are_left_over(name: str) -> None:
+    found = planned(name)
+    assert found.leftover == LEFTOVER.get(name, ())
+    everything = [n for n, _ in ARCHITECTURES[name]()[0].named_parameters()]
+    assert sorted(found.structured + found.leftover) == sorted(everything)
+
+
+def test_every_rule_is_used_by_some_architecture() -> None:
+    used = {
+        type(module)
+        for name, build in ARCHITECTURES.items()
+        if not LEFTOVER.get(name)
+        for module in build()[0].modules()
+    }
+    assert set(RULES) - used == {nn.BatchNorm3d}
+
+
+def test_batch_norm_in_three_dimensions_has_a_rule_too() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2)
+    network, x = nn.Sequential(*layers).double().eval(), points(1, 3, 3, 3)
+    linearized = linearize(network)
+    assert plan(linearized, x).leftover == ()
+    J = flat(brute_force_jacobian(network, x)).flatten(0, 1)
+    torch.testing.assert_close(linearized.kernel()(x), J @ J.T, rtol=1e-10, atol=1e-10)
+
+
+def test_a_module_with_a_rule_and_a_bare_parameter_leaves_only_the_latter_over() -> None:
+    network = Apply(
+        lambda self, x: self.layer(x) * self.scale, layer=nn.Linear(2, 2), scale=parameter()
+    )
+    found = plan(linearize(network.eval()), torch.randn(4, 2))
+    assert (found.structured, found.leftover) == (("layer.weight", "layer.bias"), ("scale",))
+
+
+def test_frozen_parameters_are_in_no_part_of_the_plan() -> None:
+    network, x = ARCHITECTURES["mlp"]()
+    found = plan(linearize(network, only=["2.*", "0.bias"]), x)
+    assert found.structured == ("0.bias", "2.weight", "2.bias")
+
+
+@pytest.mark.parametrize("only", ["0.weight", "2.bias", ["*", "!4.*"], ["*", "!*.bias"]])
+def test_the_kernel_of_chosen_parameters_is_that_of_their_columns(only) -> None:
+    network, x = ARCHITECTURES["mlp"]()
+    linearized = linearize(network, only=only)
+    chosen = brute_force_jacobian(network, x)
+    J = flat({name: chosen[name] for name in linearized.params}).flatten(0, 1)
+    torch.testing.assert_close(linearized.kernel()(x), J @ J.T, rtol=1e-10, atol=1e-12)
+
+
+def test_layers_that_sort_their_points_are_left_over() -> None:
+    """An order that depends on the data may be right by chance for the points that are looked at."""
+
+    def forward(self, x):
+        order = x[:, 0].argsort(descending=True)
+        return self.head(self.inner(x[order]).tanh()[order.argsort()])
+
+    torch.manual_seed(1)
+    network = Apply(forward, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)).double().eval()
+    for seed in range(6):
+        x = torch.randn(N, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        linearized = linearize(network)
+        assert "inner.weight" in plan(linearized, x).leftover
+        J = flat(brute_force_jacobian(network, x)).flatten(0, 1)
+        torch.testing.assert_close(linearized.kernel()(x), J @ J.T, rtol=1e-10, atol=1e-12)
+
+
+def test_points_that_take_different_ways_are_refused() -> None:
+    def forward(self, x):
+        out = self.everywhere(x)
+        some = x[:, 0] > 0
+        return out.index_add(0, some.nonzero()[:, 0], self.somewhere(x[some]))
+
+    network = Apply(forward, everywhere=nn.Linear(2, 2), somewhere=nn.Linear(2, 2)).eval()
+    x = torch.randn(7, 2)
+    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0])
+    with pytest.raises(
+        NetworkError, match=r"Linear.* gets 5 rows for 7 points: .*treats all points"
+    ):
+        linearize(network).kernel()(x)
+
+
+def test_layers_that_are_called_for_some_batches_only_are_refused() -> None:
+    def forward(self, x):
+        h = self.layer(x)
+        return self.layer(h) if len(x) > 3 else h
+
+    network = Apply(forward, layer=nn.Linear(2, 2)).eval()
+    with pytest.raises(NetworkError, match="calls other layers for some inputs than for others"):
+        linearize(network).kernel()(torch.randn(5, 2))
