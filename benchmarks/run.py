@@ -261,19 +261,17 @@ def store(measurements: Sequence[Measurement], options: argparse.Namespace) -> N
         "",
     ]
     lines += [
-        "Best of so many runs after a warm-up, each method in a process of its own; memory is the",
-        "peak above the process with its imports and inputs; (k×) is the ratio to net2gp.",
+        "Best of the given number of runs after a warm-up, each method in a process of its own; memory is",
+        "the peak above the process with its imports and inputs; (k×) is the ratio to net2gp.",
         "Made by `make bench`.",
     ]
     for heading, body in tables(measurements, options):
         lines += ["", f"## {heading}", "", "| " + " | ".join(COLUMNS) + " |"]
         lines += ["|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in body]
-    versions = {
-        m.method: (m.figures["version"], m.figures["note"]) for m in measurements if m.figures
-    }
-    lines += ["", "## Versions and settings", ""]
-    lines += [f"- {method}: {version}; {note}" for method, (version, note) in versions.items()]
+    measured = [m for m in measurements if m.figures]
+    said = [f"- {m.method}: {m.figures['version']}; {m.figures['note']}" for m in measured]
+    lines += ["", "## Versions and settings", "", *dict.fromkeys(said)]
     (options.output / "tangent.md").write_text("\n".join(lines) + "\n")
 
 

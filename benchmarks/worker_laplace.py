@@ -70,7 +70,7 @@ def make_job(problem: Problem, quantity: str, arrays: dict[str, np.ndarray]) -> 
         warm_up=lambda: fit(16),
         matrix=matrix,
         version=f"laplace-torch {version('laplace-torch')}, torch {torch.__version__}",
-        note=f"FunctionalLaplace, BackPACK Jacobians, batches of {batch_size}",
+        note=f"FunctionalLaplace, BackPACK Jacobians, batches of {batch_size} for P = {problem.num_params:,}",
     )
 
 

@@ -198,6 +198,15 @@ def convolution_same_padding_circular_even_kernel():
 
 
 @architecture
+def convolution_without_a_batch():
+    def forward(self, x):
+        return self.head(x) + self.conv(self.image).mean((1, 2))
+
+    parts = {"conv": nn.Conv2d(2, 3, 2), "image": parameter(2, 4, 4), "head": nn.Linear(3, 3)}
+    return Apply(forward, **parts), points(3)
+
+
+@architecture
 def transposed_convolution():
     layers = nn.Conv2d(2, 3, 2), nn.Tanh(), nn.ConvTranspose2d(3, 2, 3, stride=2), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(98, 2)), points(2, 4, 4)

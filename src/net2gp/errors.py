@@ -106,11 +106,15 @@ def check_dtype_and_device(tensor: Tensor, name: str, like: Tensor, like_name: s
 
 
 def available_memory(device: torch.device | str = "cpu") -> int:
-    """Bytes that can still be allocated on `device`, as the system reports them."""
+    """Bytes that can still be allocated on `device`: what the system reports, within a container's limit."""
     device = torch.device(device)
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + idle
+    return min(_system_memory(), _container_memory())
+
+
+def _system_memory() -> int:
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -122,6 +126,41 @@ def available_memory(device: torch.device | str = "cpu") -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 2**63 - 1
+
+
+def _container_memory() -> int:
+    """Bytes left under the memory limits of this process's control groups (versions 1 and 2)."""
+    left = 2**63 - 1
+    try:
+        groups = [line.strip().split(":", 2) for line in _read("/proc/self/cgroup").splitlines()]
+    except OSError:
+        return left
+    for _, controllers, path in groups:
+        if controllers not in ("", "memory"):
+            continue
+        root = f"/sys/fs/cgroup/{controllers}"
+        limit, usage = (
+            ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
+        )
+        # within a container its own group is the root, and the path is that of the world outside
+        for folder in (f"{root}{path}", root):
+            try:
+                used = int(_read(f"{folder}/memory.{usage}")) - _inactive_files(folder)
+                left = min(left, max(0, int(_read(f"{folder}/memory.{limit}")) - used))
+            except (OSError, ValueError):
+                continue
+    return left
+
+
+def _inactive_files(folder: str) -> int:
+    """Bytes of cached files that the system gives up when memory is asked for."""
+    entries = dict(line.split() for line in _read(f"{folder}/memory.stat").splitlines())
+    return int(entries.get("total_inactive_file", entries.get("inactive_file", 0)))
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def check_memory(num_bytes: float, device: torch.device, what: str, instead: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_positive
+from net2gp.errors import InputError, check_dtype_and_device, check_positive
 from net2gp.inputs import check_inputs, chunks, describe, num_rows
 from net2gp.linalg import kron_identity
 from net2gp.types import Inputs, Kernel
@@ -20,8 +21,8 @@ class RBF:
     """k(x, x') = output_var · exp(−‖x − x'‖² / (2 lengthscale²)), for x of shape (N, D).
 
     `lengthscale` is a number or a tensor (D,), one per input; both may require gradients.
-    Cost: N·M·D. Squared distances are taken from differences to the mean of x, so that an offset of
-    the data costs no digits.
+    Cost: N·M·D. Squared distances are taken in float64 and from differences to the mean of x, so that
+    neither a short length scale nor an offset of the data costs digits; the result has x's dtype.
 
     >>> RBF()(torch.tensor([[0.0], [1.0]]))
     tensor([[1.0000, 0.6065],
@@ -32,6 +33,7 @@ class RBF:
 
     lengthscale: float | Tensor = 1.0
     output_var: float | Tensor = 1.0
+    product_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         check_positive(self.lengthscale, "lengthscale")
@@ -49,19 +51,37 @@ class RBF:
             raise InputError(
                 f"RBF needs x as a floating tensor of shape (N, D), but x is {describe(x)}."
             )
+        if isinstance(self.lengthscale, Tensor) and self.lengthscale.shape not in (
+            torch.Size([]),
+            torch.Size([1]),
+            x.shape[1:],
+        ):
+            raise InputError(
+                f"RBF needs one lengthscale, or one for each of the {x.shape[1]} columns of x, but "
+                f"lengthscale is {describe(self.lengthscale)}."
+            )
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """k(x, y): (N, M)."""
         self.check(x)
-        assert isinstance(x, Tensor)
         y = x if y is None else y
+        self.check(y)
+        assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
-        center = x.mean(0).detach()
-        a, b = (x - center) / self.lengthscale, (y - center) / self.lengthscale
+        check_dtype_and_device(x, "x", y, "the other points")
+        if x.shape[1] != y.shape[1]:
+            raise InputError(
+                f"RBF compares points of equally many columns, but got {describe(x)} and {describe(y)}."
+            )
+        center = x.detach().double().mean(0)
+        lengthscale = torch.as_tensor(self.lengthscale, dtype=torch.float64, device=x.device)
+        a, b = (x - center) / lengthscale, (y - center) / lengthscale
         squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2 * a @ b.T
         if y is x:
             squared = squared - torch.diag(squared.diagonal())
-        return self.output_var * torch.exp(-0.5 * squared.clamp(min=0))
+        return (self.output_var * torch.exp(-0.5 * squared.clamp(min=0))).to(
+            self.product_dtype or x.dtype
+        )
 
     def blocks(self, x: Inputs) -> Tensor:
         """k(x_n, x_n): (N, 1, 1)."""
@@ -71,7 +91,8 @@ class RBF:
         """k(x_n, x_n): (N,)."""
         self.check(x)
         assert isinstance(x, Tensor)
-        return x.new_ones(x.shape[0]) * self.output_var
+        dtype = self.product_dtype or x.dtype
+        return (x.new_ones(x.shape[0], dtype=dtype) * self.output_var).to(dtype)
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
@@ -80,13 +101,17 @@ class RBF:
             [tile @ v.to(tile.dtype) for tile in (self(part, y) for part in chunks(x, size))]
         )
 
+    def precise(self) -> RBF:
+        """The same kernel of the same inputs, its results in float64."""
+        return replace(self, product_dtype=torch.float64)
+
     def scaled(self, variance: float | Tensor) -> RBF:
         """variance · k."""
         return replace(self, output_var=self.output_var * variance)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> RBF:
         """The same kernel with its tensors on another device or in another dtype."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device=device, dtype=dtype)
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
@@ -127,6 +152,10 @@ class IndependentOutputs:
         """(k(x, y) ⊗ I) @ v, with the outputs as further columns."""
         columns = v.reshape(num_rows(y), self.num_outputs * v.shape[1])
         return self.kernel.matmul(x, y, columns).reshape(-1, v.shape[1])
+
+    def precise(self) -> IndependentOutputs:
+        """The same kernel of the same inputs, its results in float64."""
+        return replace(self, kernel=self.kernel.precise())
 
     def scaled(self, variance: float | Tensor) -> IndependentOutputs:
         """variance · k."""

@@ -50,6 +50,9 @@ class Kernel(Protocol):
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """k(x, y) @ v for v of shape (M or M·C, k), never storing k(x, y)."""
 
+    def precise(self) -> Kernel:
+        """The same kernel of the same inputs, its products and results in float64."""
+
     def scaled(self, variance: float | Tensor) -> Kernel:
         """variance · k."""
 

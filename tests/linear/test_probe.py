@@ -22,6 +22,7 @@ LEFTOVER = {
     "attention": tuple(f"attend.{name}" for name in ATTENTION),
     "bilinear": ("pair.weight", "pair.bias"),
     "both_halves_in_one_batch": ("inner.weight", "inner.bias"),
+    "convolution_without_a_batch": ("image", "conv.weight", "conv.bias"),
     "convolutions_of_other_groups_share_a_weight": ("conv.0.weight",),
     "data_dependent_branch": ("scale",),
     "embedding_bag": ("0.weight",),

@@ -50,7 +50,7 @@ def capture(linearized: Linearized, x: Inputs, plan: Plan) -> dict[str, Factor]:
         grads = torch.autograd.grad(out, edges, seed, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
         uses: dict[str, list[Factor]] = {name: [] for name in plan.structured}
         for (call, layout), g, repeat in zip(kept, grads, repeats, strict=True):
-            g = out.new_zeros(call.shape) if g is None else g
+            g = linearized.example.new_zeros(call.shape) if g is None else g
             a, g = _points_first(call.a, layout), _points_first(g, layout)[:, None]
             for suffix, factor in call.rule.factors(call.module, a, g).items():
                 if call.names.get(suffix) in uses:

@@ -71,6 +71,7 @@ def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 def _patches(module: nn.Module, a: Tensor) -> Tensor:
     """(B, groups, places, channels · kernel), in the order of the weight's own entries."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    a = a if a.dim() == 2 + len(module.kernel_size) else a[None]  # without a batch, as torch allows
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     a = F.pad(a, tuple(module._reversed_padding_repeated_twice), mode=mode)
     spatial = zip(a.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)

@@ -84,6 +84,7 @@ def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
 
     Measured on one point: the bytes that autograd keeps for it.
     """
+    linearized.check(x)
     total = 0
 
     def count(saved: Tensor) -> Tensor:

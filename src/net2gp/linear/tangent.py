@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
-from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows, rows
+from net2gp.inputs import check_inputs, chunks, num_rows, rows
 from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
 from net2gp.linear.factors import (
     Direct,
@@ -25,6 +25,7 @@ from net2gp.linear.factors import (
 )
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.passes import capacity, check_device, column_products, column_pullbacks
+from net2gp.linear.products import jacobian_times, jacobian_transposed_times
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
 
@@ -103,15 +104,24 @@ class TangentKernel:
 
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
         """Φ(x) w: (N·C, k) for w of shape (P, k)."""
-        linearized, x = self._passes(x)
-        w = (w * self._roots[:, None]).to(linearized.example.dtype)
+        linearized, w = self.linearized, w * self._roots[:, None]
+        if self.product_dtype is not None:
+            layout = self._plan(x)
+            w = w.to(self.product_dtype)
+            return jacobian_times(linearized, x, layout, self._points(layout), w)
+        w = w.to(linearized.example.dtype)
         return column_products(linearized, x, w, capacity(linearized, x, self._budget))
 
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
-        linearized, x = self._passes(x)
-        u = u.to(linearized.example.dtype)
-        pulled = column_pullbacks(linearized, x, u, capacity(linearized, x, self._budget))
+        linearized = self.linearized
+        if self.product_dtype is not None:
+            layout = self._plan(x)
+            u = u.to(self.product_dtype)
+            pulled = jacobian_transposed_times(linearized, x, layout, self._points(layout), u)
+        else:
+            u = u.to(linearized.example.dtype)
+            pulled = column_pullbacks(linearized, x, u, capacity(linearized, x, self._budget))
         return pulled * self._roots[:, None]
 
     def precise(self) -> TangentKernel:
@@ -148,18 +158,6 @@ class TangentKernel:
         if self.memory_budget is not None:
             return self.memory_budget
         return available_memory(self.linearized.example.device) // 4
-
-    @cached_property
-    def _precise_linearized(self) -> Linearized:
-        return self.linearized.to(dtype=torch.float64)
-
-    def _passes(self, x: Inputs) -> tuple[Linearized, Inputs]:
-        """The network and inputs for products with single vectors, which must be precise as a whole."""
-        if self.product_dtype in (None, self.linearized.example.dtype):
-            return self.linearized, x
-        return self._precise_linearized, map_inputs(
-            x, lambda v: v.to(self.product_dtype) if v.is_floating_point() else v
-        )
 
     def _zeros(self, *shape: int) -> Tensor:
         like = self.linearized.example

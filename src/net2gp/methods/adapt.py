@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from net2gp.errors import InputError
-from net2gp.inputs import gather, num_rows, rows
+from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
@@ -67,12 +67,14 @@ def adapt(
     mean = None if zero_mean else linearized
     data = gather(data)
     kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
+    if isinstance(likelihood, Gaussian) and inference is not None:
+        raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
     if not isinstance(likelihood, Gaussian):
         if prior_var is None:
             kernel = _tune_scale(kernel, data, likelihood, mean, inference or Laplace())
         return condition(kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
     if prior_var is not None and likelihood.noise_var is not None:
-        return condition(kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
+        return condition(kernel, data, likelihood, mean=mean, solver=solver)
     noise, scale = _open(likelihood), None if prior_var is None else 1.0
     tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
     noise, scale = tune_spectra([tuning], noise, scale)
@@ -102,6 +104,10 @@ def adapt_tasks(
         raise InputError(
             "adapt_tasks is for Gaussian noise; call adapt for each task of another likelihood."
         )
+    if not isinstance(tasks, Mapping):
+        raise InputError(
+            f"tasks must map names to data, {{name: (x, y)}}, but is {describe(tasks)}."
+        )
     if not tasks:
         raise InputError("tasks is empty: pass {name: (x, y)}.")
     linearized = network if isinstance(network, Linearized) else linearize(network)
@@ -111,19 +117,8 @@ def adapt_tasks(
     with progress("tasks", len(tasks)) as advance:
         for name, data in tasks.items():
             problem = make_problem(kernel, data, Gaussian(1.0), mean)
-            known = next(
-                (
-                    s
-                    for s in spectra.values()
-                    if s.Q is not None and same_inputs(s.problem.x, problem.x)
-                ),
-                None,
-            )
-            spectra[name] = (
-                decompose(problem)
-                if known is None
-                else share_spectrum(known, problem.y, problem.offset)
-            )
+            known = next((s for s in spectra.values() if same_inputs(s.problem.x, problem.x)), None)
+            spectra[name] = decompose(problem) if known is None else share_spectrum(known, problem)
             advance()
     noise, scale = tune_spectra(
         list(spectra.values()), _open(likelihood), None if prior_var is None else 1.0
@@ -139,6 +134,11 @@ def _open(likelihood: Gaussian) -> float | None:
         raise InputError(
             "with a noise_var per point or output, pass prior_var too, or tune it: "
             "tune(lambda prior_var: condition(linearize(network).kernel(prior_var), …), prior_var=1.0)."
+        )
+    if not float(likelihood.noise_var) > 0:
+        raise InputError(
+            "with noise_var=0 the prior variance cannot be tuned on its spectrum: pass prior_var too, or "
+            "some noise, Gaussian(noise_var=1e-6)."
         )
     return float(likelihood.noise_var)
 
@@ -179,7 +179,7 @@ def _tune_scale(
     """The kernel scaled to the largest Laplace evidence (or bound): a grid, then Brent's method."""
     problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
     weights = problem.kernel.num_features < problem.num_rows  # type: ignore[attr-defined]
-    base = feature_system(problem).features if weights else kernel(problem.x).to(torch.float64)
+    base = feature_system(problem).features if weights else problem.gram()
     level = float(kernel.diag(problem.x).mean())
     if level == 0.0:
         raise InputError(

@@ -28,7 +28,7 @@ from net2gp.posteriors.gaussian import (
 )
 from net2gp.posteriors.inference import Inferred, infer
 from net2gp.posteriors.matrix_free import matrix_free_system
-from net2gp.posteriors.problem import Problem, choose_solver, in_float64, make_problem
+from net2gp.posteriors.problem import Problem, choose_solver, make_problem
 from net2gp.posteriors.solvers import (
     CG,
     Cholesky,
@@ -251,8 +251,7 @@ def _present_mode(posterior: FunctionPosterior | WeightPosterior, new: Inputs) -
 
 def _new_blocks(problem: Problem, x: Inputs, new: Inputs) -> tuple[Tensor, Tensor]:
     """k(x, new) and k(new, new) in float64."""
-    kernel, points = problem.precise_kernel, in_float64(new)
-    return kernel(in_float64(x), points), kernel(points)
+    return problem.precise_kernel(x, new), problem.precise_kernel(new)
 
 
 def _bordered(K: Tensor, problem: Problem, x: Inputs, new: Inputs) -> Tensor:

@@ -16,7 +16,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import chunks, num_rows, rows
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
 from net2gp.posteriors.laws import gaussian_law
-from net2gp.posteriors.problem import in_float64, prior_mean
+from net2gp.posteriors.problem import prior_mean
 from net2gp.posteriors.samples import FunctionSamples, draw_from
 from net2gp.posteriors.solvers import Inference, Solver
 from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
@@ -115,7 +115,7 @@ class FunctionPosterior:
         self.kernel.check(x)
         cross = self._cross(x)
         mean = self._mean(x, cross)
-        prior = self._precise_kernel(in_float64(x))
+        prior = self._precise_kernel(x)
         covariance = prior - self._explained(x, cross, lambda a, b: a.mT @ b)
         if not self.kernel.joint:
             covariance = kron_identity(covariance, self.num_outputs)
@@ -155,7 +155,7 @@ class FunctionPosterior:
             dtype=torch.float64,
             device=self.alpha.device if generator is None else generator.device,
         ).to(self.alpha.device)
-        precise, x = self._precise_kernel, in_float64(self.x)
+        precise, x = self._precise_kernel, self.x
         assert isinstance(precise, FeatureKernel)
         w0 = draw(kernel.num_features)
         missed = self._correction(precise.apply(x, w0), draw(len(self.alpha)))
@@ -191,13 +191,13 @@ class FunctionPosterior:
 
     @cached_property
     def _precise_kernel(self) -> Kernel:
-        return self.kernel.to(dtype=torch.float64)
+        return self.kernel.precise()
 
     def _cross(self, x: Inputs) -> Tensor | None:
         """k(X, x) in float64; nothing where the features spare it."""
         if isinstance(self.kernel, FeatureKernel) and self.cache is not None:
             return None
-        return self._precise_kernel(in_float64(self.x), in_float64(x))
+        return self._precise_kernel(self.x, x)
 
     def _centered(self, x: Inputs, cross: Tensor | None) -> Tensor:
         if self.weights is not None and isinstance(self.kernel, FeatureKernel):
@@ -215,7 +215,7 @@ class FunctionPosterior:
 
     def _blocks(self, x: Inputs, cross: Tensor | None) -> Tensor:
         """Covariance of each point: (N, C, C), float64."""
-        prior = self._precise_kernel.blocks(in_float64(x))
+        prior = self._precise_kernel.blocks(x)
         C = prior.shape[-1]
 
         def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class FunctionPosterior:
         if cross is None:
             assert self.cache is not None
             assert isinstance(self._precise_kernel, FeatureKernel)
-            R = self._precise_kernel.apply(in_float64(x), self.cache).mT
+            R = self._precise_kernel.apply(x, self.cache).mT
             return inner(R, R)
         if self.cache is not None:
             R = self.cache.mT @ cross

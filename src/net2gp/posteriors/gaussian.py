@@ -129,7 +129,7 @@ def feature_system(problem: Problem) -> FeatureSystem:
         f"the weight space of {P} parameters with {problem.offset.numel()} rows",
         "pass solver=Cholesky() or CG(), or choose fewer parameters with only=",
     )
-    return FeatureSystem(problem.kernel.features(problem.x).to(torch.float64))
+    return FeatureSystem(problem.features())
 
 
 def variance_cache(
@@ -157,7 +157,7 @@ def to_features(problem: Problem, rows: Tensor | None) -> Tensor | None:
         return rows
     precise = problem.precise_kernel
     assert isinstance(precise, FeatureKernel)
-    return precise.adjoint(problem.precise_x, rows.detach())
+    return precise.adjoint(problem.x, rows.detach())
 
 
 def assemble(

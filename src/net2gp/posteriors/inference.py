@@ -15,7 +15,7 @@ from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, expected_deriva
 from net2gp.linalg import psd_root
 from net2gp.posteriors.solvers import Inference, Variational
 from net2gp.posteriors.systems import MatrixFreeSystem, Sites, State, System
-from net2gp.progress import Advance, progress
+from net2gp.progress import progress
 from net2gp.types import Likelihood
 
 
@@ -40,9 +40,9 @@ def infer(
 
     `start` is a first guess of f − mean at the training points, from an earlier posterior.
     """
-    mode = _newton(system, likelihood, mean, y, inference, start)
     if isinstance(inference, Variational):
-        return _variational(system, likelihood, mean, y, inference, mode)
+        return _variational(system, likelihood, mean, y, inference, start)
+    mode = _newton(system, likelihood, mean, y, inference, start)
     return Inferred(*mode, _laplace_evidence(system, likelihood, mean, y, mode[1]))
 
 
@@ -193,11 +193,15 @@ def _variational(
     mean: Tensor,
     y: Tensor,
     inference: Variational,
-    mode: tuple[Sites, State],
+    start: Tensor | None,
 ) -> Inferred:
-    """The sites of the largest evidence lower bound, searched from the Laplace approximation."""
-    with torch.no_grad(), progress("variational inference", inference.max_iterations) as advance:
-        sites, converged = _natural_steps(system, likelihood, mean, y, inference, mode, advance)
+    """The sites of the largest evidence lower bound."""
+    with torch.no_grad():
+        if _has_hessian(likelihood):
+            sites, _ = _newton(system, likelihood, mean, y, inference, start)
+        else:  # the mode may be a spike with little mass, such as a scale of zero
+            sites = _sites(likelihood, mean, y, torch.zeros_like(mean) if start is None else start)
+        sites, converged = _natural_steps(system, likelihood, mean, y, inference, sites)
     if not _has_hessian(likelihood):
         sites, converged = _ascend(system, likelihood, mean, y, inference, sites)
     if not converged:
@@ -220,35 +224,33 @@ def _natural_steps(
     mean: Tensor,
     y: Tensor,
     inference: Variational,
-    mode: tuple[Sites, State],
-    advance: Advance,
+    sites: Sites,
 ) -> tuple[Sites, bool]:
-    """Natural-gradient steps: the sites, and whether the bound has stopped to change.
+    """Natural-gradient steps on the bound: the sites, and whether it has stopped to change.
 
     A step of size one replaces each site by the expected residual and curvature under q; smaller
     steps interpolate the natural parameters, and are taken when the bound would fall.
     """
-    sites, state = mode
+    state = system.solve(sites)
     bound, target = _bound_and_target(system, likelihood, mean, y, sites, state)
     step = 1.0
-    for _ in range(inference.max_iterations):
-        candidate = Sites(
-            torch.lerp(sites.natural, target.natural, step),
-            torch.lerp(sites.curvature, target.curvature, step),
-        )
-        new_state = system.solve(candidate)
-        new_bound, new_target = _bound_and_target(system, likelihood, mean, y, candidate, new_state)
-        if not new_bound >= bound - 1e-9 * (1 + bound.abs()):
-            step /= 2
-            if step < 1e-4:
+    with progress("variational inference", inference.max_iterations) as advance:
+        for _ in range(inference.max_iterations):
+            natural = torch.lerp(sites.natural, target.natural, step)
+            trial = Sites(natural, torch.lerp(sites.curvature, target.curvature, step))
+            new_state = system.solve(trial)
+            new_bound, new_target = _bound_and_target(system, likelihood, mean, y, trial, new_state)
+            if not new_bound >= bound - 1e-9 * (1 + bound.abs()):
+                step /= 2
+                if step < 1e-4:
+                    return sites, True
+                continue
+            change = (new_state.f - state.f).abs().max() / (1 + state.f.abs().max())
+            gain = (new_bound - bound).abs() / (1 + bound.abs())
+            sites, state, bound, target = trial, new_state, new_bound, new_target
+            advance(note=f"bound {float(bound):.4f}")
+            if gain <= inference.tol and change <= inference.tol**0.5:
                 return sites, True
-            continue
-        change = (new_state.f - state.f).abs().max() / (1 + state.f.abs().max())
-        gain = (new_bound - bound).abs() / (1 + bound.abs())
-        sites, state, bound, target = candidate, new_state, new_bound, new_target
-        advance(note=f"bound {float(bound):.4f}")
-        if gain <= inference.tol and change <= inference.tol**0.5:
-            return sites, True
     return sites, False
 
 
@@ -268,7 +270,8 @@ def _ascend(
     N, C = sites.natural.shape
     with torch.no_grad():
         # in units of the posterior's deviations at each point the search is far better conditioned
-        unit = psd_root(system.covariances(system.solve(sites)))
+        V = system.covariances(system.solve(sites))
+        unit = psd_root(V + 1e-10 * V.diagonal(dim1=1, dim2=2).mean() * torch.eye(C).to(V))
         start = torch.cat([unit @ sites.natural[..., None], unit @ psd_root(sites.curvature)], -1)
         unit = torch.linalg.inv(unit)
 
@@ -287,11 +290,17 @@ def _ascend(
         return -float(bound.detach()), -gradient.cpu().numpy()
 
     fixed = replace(system, **{k: v.detach() for k, v in vars(system).items()})  # type: ignore[type-var]
-    options = {"maxiter": inference.max_iterations, "ftol": 0.1 * inference.tol, "gtol": 0.0}
-    found = minimize(objective, start.reshape(-1).cpu().numpy(), jac=True, method="L-BFGS-B", options=options)
-    print("LBFGS",found.nit,found.nfev,found.message)
+    options = {
+        "maxiter": 10 * inference.max_iterations,
+        "ftol": 0.1 * inference.tol,
+        "gtol": 0.0,
+        "maxcor": 40,
+    }
+    found = minimize(
+        objective, start.reshape(-1).cpu().numpy(), jac=True, method="L-BFGS-B", options=options
+    )
     best = unpack(torch.as_tensor(found.x, device=mean.device))
-    return Sites(best.natural, best.curvature), found.nit < inference.max_iterations
+    return Sites(best.natural, best.curvature), found.nit < options["maxiter"]
 
 
 def _bound_and_target(

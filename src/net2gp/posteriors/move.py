@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from net2gp.inputs import map_inputs
 
@@ -36,6 +37,8 @@ def _move(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
 
 def _field(name: str, value: Any, device: Any, dtype: torch.dtype | None) -> Any:
     if name in ("kernel", "mean") and hasattr(value, "to"):
+        if isinstance(value, nn.Module):  # whose own to() would move the user's module
+            value = deepcopy(value)
         return value.to(device, dtype)
     if name in ("x", "y"):
         return map_inputs(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory
-from net2gp.inputs import describe, gather, map_inputs, num_rows, rows, tensors
+from net2gp.inputs import describe, gather, num_rows, rows, tensors
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
@@ -56,22 +56,18 @@ class Problem:
 
     @property
     def precise_kernel(self) -> Kernel:
-        """The kernel in float64."""
-        return self.kernel.to(dtype=torch.float64)
-
-    @property
-    def precise_x(self) -> Inputs:
-        """x in float64."""
-        return in_float64(self.x)
+        """The kernel with products in float64: rounding to float32 would count as noise of either sign."""
+        return self.kernel.precise()
 
     def gram(self) -> Tensor:
-        """k(X, X), computed in float64: rounding to float32 would count as noise of either sign."""
-        return self.precise_kernel(self.precise_x)
+        """k(X, X), multiplied in float64."""
+        return self.precise_kernel(self.x)
 
-
-def in_float64(x: Inputs) -> Inputs:
-    """`x` with its floating tensors in float64."""
-    return map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
+    def features(self) -> Tensor:
+        """Φ(X) in float64: (N, C, P), for kernels with features."""
+        precise = self.precise_kernel
+        assert isinstance(precise, FeatureKernel)
+        return precise.features(self.x)
 
 
 def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean | None) -> Problem:

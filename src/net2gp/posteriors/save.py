@@ -77,6 +77,11 @@ def save(posterior: FunctionPosterior | WeightPosterior, path: str | os.PathLike
     JSON; only the network's code is not in it. It is written beside `path` first and then moved, so
     that an interrupted save leaves an older file whole.
     """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise InputError(
+            f"there is no folder {path.parent} to save in. Create it, or pass another path."
+        )
     tensors: dict[str, Tensor] = {}
     tree = _encode(posterior, tensors, {})
     body = json.dumps(tree)
@@ -87,7 +92,6 @@ def save(posterior: FunctionPosterior | WeightPosterior, path: str | os.PathLike
         "tree": body,
         "sha256": _digest(tensors, body),
     }
-    path = Path(path)
     partial = path.with_name(path.name + ".partial")
     try:
         save_file(tensors, partial, metadata=header)
@@ -152,8 +156,6 @@ def _encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any
         return {"tuple": [_encode(item, tensors, seen) for item in value]}
     if isinstance(value, dict):
         return {"dict": {key: _encode(item, tensors, seen) for key, item in value.items()}}
-    if isinstance(value, nn.Module):
-        return {"network": type(value).__name__}
     if type(value) in _NAMES and is_dataclass(value):
         parts = {f.name: _encode_field(value, f.name, tensors, seen) for f in fields(value)}
         return {"class": _NAMES[type(value)], "fields": parts}
@@ -167,6 +169,8 @@ def _encode_field(owner: Any, name: str, tensors: dict[str, Tensor], seen: dict[
     value = getattr(owner, name)
     if isinstance(owner, Linearized) and name == "output":
         return {"output": value is not None}
+    if isinstance(owner, Linearized) and name == "network":
+        return {"network": type(value).__name__}
     return _encode(value, tensors, seen)
 
 

@@ -114,7 +114,9 @@ class Laplace:
 class Variational:
     """The Gaussian closest to the posterior in KL(q‖p), full covariance, by natural-gradient steps.
 
-    The evidence is then the evidence lower bound.
+    The evidence is then the evidence lower bound. Where log p(y | f) is not concave in f
+    (`HeteroscedasticGaussian`), it is the closest of those that the data make narrower than the prior,
+    and L-BFGS follows the natural-gradient steps, with up to ten times as many iterations.
 
     Reference: Khan and Lin, Conjugate-computation variational inference, AISTATS 2017.
     """

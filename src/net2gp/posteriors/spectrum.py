@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_memory
+from net2gp.errors import check_memory, check_positive
 from net2gp.likelihoods import Gaussian
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior, SpectralFactor
-from net2gp.posteriors.gaussian import as_rows, assemble, gaussian_evidence
+from net2gp.posteriors.gaussian import as_rows, assemble, gaussian_evidence, to_features
 from net2gp.posteriors.problem import Problem, make_problem
 from net2gp.posteriors.solvers import Cholesky, WeightSpace
 from net2gp.posteriors.weight_space import WeightPosterior
@@ -31,6 +31,7 @@ class Spectrum:
     instead; it has the same eigenvalues but for zeros, whose part of the data is `remainder`.
 
     `energies` (rows, columns) are z²; `remainder` (columns,) the energy outside, of `num_zeros` rows.
+    The basis is `Q` (rows, rows) for the Gram matrix, or `U` (P, rank) for ΦᵀΦ.
     """
 
     problem: Problem = field(repr=False)
@@ -38,12 +39,14 @@ class Spectrum:
     energies: Tensor = field(repr=False)
     remainder: Tensor = field(repr=False)
     num_zeros: int
-    Q: Tensor | None = field(repr=False)
+    Q: Tensor | None = field(default=None, repr=False)
+    U: Tensor | None = field(default=None, repr=False)
 
     def log_marginal_likelihood(
         self, noise_var: float | Tensor, scale: float | Tensor = 1.0
     ) -> Tensor:
         """log N(y | m, scale·K + noise_var·I), differentiable in both, in O(N)."""
+        check_positive(noise_var, "noise_var")
         noise = torch.as_tensor(noise_var, dtype=torch.float64, device=self.eigenvalues.device)
         values = self.eigenvalues * scale + noise
         quadratic = (self.energies / values[:, None]).sum() + self.remainder.sum() / noise
@@ -55,6 +58,7 @@ class Spectrum:
         self, noise_var: float, scale: float = 1.0
     ) -> FunctionPosterior | WeightPosterior:
         """The posterior at this noise and scale of the kernel, without another decomposition."""
+        check_positive(noise_var, "noise_var")
         problem = self.problem
         kernel = problem.kernel.scaled(scale)
         likelihood = Gaussian(noise_var)
@@ -105,26 +109,32 @@ def decompose(problem: Problem) -> Spectrum:
 
 def _from_features(problem: Problem, t: Tensor) -> Spectrum:
     assert isinstance(problem.kernel, FeatureKernel)
-    Phi = problem.kernel.features(problem.x).detach().to(torch.float64).flatten(0, 1)
+    Phi = problem.features().detach().flatten(0, 1)
     eigenvalues, U = torch.linalg.eigh(Phi.mT @ Phi)
     floor = eigenvalues.max() * len(eigenvalues) * torch.finfo(torch.float64).eps
     kept = eigenvalues > floor
     eigenvalues, U = eigenvalues[kept], U[:, kept]
-    energies = (U.mT @ (Phi.mT @ t)) ** 2 / eigenvalues[:, None]
+    return _seen_in_features(problem, t, Phi.mT @ t, eigenvalues, U)
+
+
+def _seen_in_features(
+    problem: Problem, t: Tensor, pulled: Tensor, eigenvalues: Tensor, U: Tensor
+) -> Spectrum:
+    """From the targets t and Φᵀt."""
+    energies = (U.mT @ pulled) ** 2 / eigenvalues[:, None]
     remainder = ((t * t).sum(0) - energies.sum(0)).clamp(min=0.0)
-    return Spectrum(problem, eigenvalues, energies, remainder, len(t) - len(eigenvalues), None)
+    return Spectrum(problem, eigenvalues, energies, remainder, len(t) - len(eigenvalues), U=U)
 
 
-def share_spectrum(one: Spectrum, y: Tensor, offset: Tensor | None = None) -> Spectrum:
-    """The spectrum for other targets at the same points: no decomposition, one product with Q."""
-    if one.Q is None:
-        raise InputError("a spectrum in weight space keeps no basis of the points to share.")
-    old = one.problem
-    problem = Problem(
-        old.kernel, old.mean, old.likelihood, old.x, y, old.offset if offset is None else offset
-    )
+def share_spectrum(one: Spectrum, problem: Problem) -> Spectrum:
+    """The spectrum for other targets at the same points: no decomposition, one product with the basis."""
     t = as_rows(problem, problem.target)
-    return Spectrum(problem, one.eigenvalues, (one.Q.mT @ t) ** 2, one.remainder * 0, 0, one.Q)
+    if one.Q is not None:
+        return replace(one, problem=problem, energies=(one.Q.mT @ t) ** 2)
+    assert one.U is not None
+    pulled = to_features(problem, t)
+    assert pulled is not None
+    return _seen_in_features(problem, t, pulled, one.eigenvalues, one.U)
 
 
 def same_inputs(a: Inputs, b: Inputs) -> bool:

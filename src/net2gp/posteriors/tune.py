@@ -78,8 +78,7 @@ class _Objective:
         return self.builder(**self.arguments(logs)).log_marginal_likelihood()
 
     def maximize(self, start: np.ndarray, max_iterations: int) -> np.ndarray:
-        logs = torch.as_tensor(start).requires_grad_()
-        if self.evidence(logs).requires_grad:
+        if self.differentiable(start):
             bounds = [(value - 25, value + 25) for value in start]
             options = {"maxiter": max_iterations, "ftol": 1e-12, "gtol": 1e-7}
             found = minimize(
@@ -91,14 +90,27 @@ class _Objective:
                 options=options,
             )
         else:
+            # scipy's own first simplex shrinks with the start, to nothing at a logarithm of zero
+            simplex = np.vstack([start, start + 0.5 * np.eye(len(start))])
             options = {"maxfev": max_iterations * len(start), "xatol": 1e-3, "fatol": 1e-4}
-            found = minimize(self.value, start, method="Nelder-Mead", options=options)
+            found = minimize(
+                self.value,
+                start,
+                method="Nelder-Mead",
+                options={**options, "initial_simplex": simplex},
+            )
         if not np.isfinite(found.fun) or found.fun >= FAILED:
             raise InputError(
                 "the evidence could not be computed anywhere near the start: "
                 f"{ {n: v.tolist() for n, v in self.arguments(start).items()} }. Start from other values."
             )
         return found.x
+
+    def differentiable(self, start: np.ndarray) -> bool:
+        try:
+            return self.evidence(torch.as_tensor(start).requires_grad_()).requires_grad
+        except NotPositiveDefinite:
+            return False
 
     def with_gradient(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         logs = torch.as_tensor(point).requires_grad_()
@@ -107,10 +119,10 @@ class _Objective:
             (gradient,) = torch.autograd.grad(value, logs)
         except NotPositiveDefinite:
             return FAILED, np.zeros_like(point)
-        self.advance(note=f"log evidence {-float(value):.4f}")
+        self.advance(note=f"log evidence {-float(value.detach()):.4f}")
         if not bool(torch.isfinite(value)) or not bool(torch.isfinite(gradient).all()):
             return FAILED, np.zeros_like(point)
-        return float(value), gradient.numpy()
+        return float(value.detach()), gradient.numpy()
 
     def value(self, point: np.ndarray) -> float:
         try:

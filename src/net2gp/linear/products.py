@@ -1,0 +1,95 @@
+"""Products of a Jacobian with vectors from its layers' factors, in float64 if need be.
+
+A pass through the network rounds as the network does. Where a kernel matrix was built from factors in
+one precision and multiplied in another, products with its features must come from the same factors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from net2gp.inputs import chunks, num_rows
+from net2gp.linear.capture import capture, leftover_jacobian
+from net2gp.linear.factors import Direct, Factor, Lookup, in_dtype
+from net2gp.linear.linearized import Linearized
+from net2gp.linear.probe import Plan
+from net2gp.types import Inputs
+
+
+def jacobian_times(
+    linearized: Linearized, x: Inputs, layout: Plan, points: int, w: Tensor
+) -> Tensor:
+    """J(x) w for w of shape (P, k), in the dtype of w: (N·C, k), `points` points at a time."""
+    parts = []
+    for part in chunks(x, points):
+        total = w.new_zeros(num_rows(part), layout.num_outputs, w.shape[1])
+        for factor, piece in zip(
+            _factors(linearized, part, layout, w), _split(linearized, w), strict=True
+        ):
+            total += _times(factor, piece)
+        parts.append(total.flatten(0, 1))
+    return torch.cat(parts)
+
+
+def jacobian_transposed_times(
+    linearized: Linearized, x: Inputs, layout: Plan, points: int, u: Tensor
+) -> Tensor:
+    """J(x)ᵀ u for u of shape (N·C, k), in the dtype of u: (P, k), `points` points at a time."""
+    C = layout.num_outputs
+    total = u.new_zeros(linearized.num_params, u.shape[1])
+    start = 0
+    for part in chunks(x, points):
+        stop = start + num_rows(part) * C
+        own = u[start:stop].unflatten(0, (-1, C))
+        pulled = [
+            _transposed_times(factor, own) for factor in _factors(linearized, part, layout, u)
+        ]
+        total += torch.cat(pulled)
+        start = stop
+    return total
+
+
+def _factors(linearized: Linearized, x: Inputs, layout: Plan, like: Tensor) -> list[Factor]:
+    """A factor for each chosen parameter, in order."""
+    known = capture(linearized, x, layout)
+    return [
+        in_dtype(known.get(name) or Direct(leftover_jacobian(linearized, x, [name])), like.dtype)
+        for name in linearized.params
+    ]
+
+
+def _split(linearized: Linearized, w: Tensor) -> tuple[Tensor, ...]:
+    return w.split([value.numel() for value in linearized.params.values()])
+
+
+def _times(factor: Factor, w: Tensor) -> Tensor:
+    """J w: (B, C, k) for w of shape (p, k)."""
+    if isinstance(factor, Direct):
+        return factor.J @ w
+    if isinstance(factor, Lookup):
+        rows = w.reshape(factor.num_embeddings, -1, w.shape[1])[factor.ids.clamp(min=0)]
+        rows = rows * (factor.ids >= 0)[..., None, None]
+        return torch.einsum("bcto,btok->bck", factor.g, rows)
+    S, O, I = factor.g.shape[2], factor.g.shape[3], factor.a.shape[3]
+    columns = [
+        torch.einsum("bcsot,bsot->bc", factor.g, torch.einsum("bsti,soi->bsot", factor.a, column))
+        for column in w.mT.reshape(-1, S, O, I)
+    ]
+    return torch.stack(columns, -1)
+
+
+def _transposed_times(factor: Factor, u: Tensor) -> Tensor:
+    """Jᵀ u: (p, k) for u of shape (B, C, k)."""
+    if isinstance(factor, Direct):
+        return factor.J.flatten(0, 1).mT @ u.flatten(0, 1)
+    if isinstance(factor, Lookup):
+        known = factor.ids >= 0
+        mixed = torch.einsum("bcto,bck->btok", factor.g, u)[known]
+        rows = u.new_zeros(factor.num_embeddings, *mixed.shape[1:])
+        return rows.index_add_(0, factor.ids[known], mixed).flatten(0, 1)
+    columns = [
+        torch.einsum("bsot,bsti->soi", torch.einsum("bcsot,bc->bsot", factor.g, column), factor.a)
+        for column in u.unbind(2)
+    ]
+    return torch.stack([column.reshape(-1) for column in columns], 1)
