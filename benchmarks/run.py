@@ -251,7 +251,12 @@ def show(
 
 def store(measurements: Sequence[Measurement], options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
-    machine = {"processor": processor(), "cores": NUM_CORES, "python": platform.python_version()}
+    machine = {
+        "processor": processor(),
+        "cores": NUM_CORES,
+        "omp_wait_policy": "PASSIVE",
+        "python": platform.python_version(),
+    }
     content = {"machine": machine, "measurements": [asdict(m) for m in measurements]}
     (options.output / "tangent.json").write_text(json.dumps(content, indent=1) + "\n")
     lines = [
@@ -263,7 +268,8 @@ def store(measurements: Sequence[Measurement], options: argparse.Namespace) -> N
     lines += [
         "Best of the given number of runs after a warm-up, each method in a process of its own; memory is",
         "the peak above the process with its imports and inputs; (k×) is the ratio to net2gp.",
-        "Made by `make bench`.",
+        "OpenMP threads sleep while they wait (`OMP_WAIT_POLICY=PASSIVE`), for all methods: spinning",
+        "threads would count as CPU time. Made by `make bench`.",
     ]
     for heading, body in tables(measurements, options):
         lines += ["", f"## {heading}", "", "| " + " | ".join(COLUMNS) + " |"]

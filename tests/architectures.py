@@ -510,7 +510,7 @@ def time_distributed_embedding():
 
 def positions(length: int) -> nn.Module:
     def forward(self, ids):
-        h = self.embed(ids) + self.position(torch.arange(length))
+        h = self.embed(ids) + self.position(torch.arange(length, device=ids.device))
         return self.head((h + self.mix(self.table)).tanh().flatten(1))
 
     return Apply(
@@ -670,7 +670,7 @@ def data_dependent_branch():
 @architecture
 def in_place_assignment():
     def forward(self, x):
-        h = torch.zeros(len(x), 5, dtype=x.dtype)
+        h = x.new_zeros(len(x), 5)
         h[:, :2] = self.inner(x)
         h[:, 2:] = self.shift
         return self.head(h.tanh())

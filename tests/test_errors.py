@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import builtins
-import io
 import os
 
 import pytest
@@ -133,9 +132,9 @@ def test_a_system_without_a_report_of_free_memory_counts_all_of_it(monkeypatch) 
 
 VERSION_2 = {
     "/proc/self/cgroup": "0::/user/me\n",
-    "/sys/fs/cgroup//user/me/memory.max": "5000\n",
-    "/sys/fs/cgroup//user/me/memory.current": "3000\n",
-    "/sys/fs/cgroup//user/me/memory.stat": "anon 100\ninactive_file 500\n",
+    "/sys/fs/cgroup/user/me/memory.max": "5000\n",
+    "/sys/fs/cgroup/user/me/memory.current": "3000\n",
+    "/sys/fs/cgroup/user/me/memory.stat": "anon 100\ninactive_file 500\n",
 }
 VERSION_2_IN_A_CONTAINER = {
     "/proc/self/cgroup": "0::/outside\n",
@@ -151,22 +150,24 @@ VERSION_1 = {
 }
 
 
+def reader(files: dict[str, str]):
+    def read(path: str) -> str:
+        if path not in files:
+            raise FileNotFoundError(path)
+        return files[path]
+
+    return read
+
+
 @pytest.mark.parametrize("files", [VERSION_2, VERSION_2_IN_A_CONTAINER, VERSION_1])
 def test_a_container_may_have_less_than_the_system(monkeypatch, files: dict[str, str]) -> None:
     """5000 bytes, of which 3000 are used and 500 of these can be given up."""
-
-    def open_file(path, *arguments, **keywords):
-        if os.path.normpath(path) not in {os.path.normpath(name) for name in files}:
-            raise FileNotFoundError(path)
-        return io.StringIO(
-            next(v for k, v in files.items() if os.path.normpath(k) == os.path.normpath(path))
-        )
-
-    monkeypatch.setattr(builtins, "open", open_file)
+    monkeypatch.setattr(errors, "_read", reader(files))
     assert available_memory() == 2500
 
 
 def test_a_container_without_a_limit_has_what_the_system_has(monkeypatch) -> None:
-    files = {**VERSION_2, "/sys/fs/cgroup//user/me/memory.max": "max\n"}
-    monkeypatch.setattr(errors, "_read", lambda path: files[path])
-    assert errors._container_memory() == 2**63 - 1
+    files = {**VERSION_2, "/sys/fs/cgroup/user/me/memory.max": "max\n"}
+    monkeypatch.setattr(errors, "_read", reader(files))
+    monkeypatch.setattr(errors, "_system_memory", lambda: 12345)
+    assert available_memory() == 12345

@@ -138,7 +138,7 @@ def _container_memory() -> int:
     for _, controllers, path in groups:
         if controllers not in ("", "memory"):
             continue
-        root = f"/sys/fs/cgroup/{controllers}"
+        root = f"/sys/fs/cgroup/{controllers}".rstrip("/")
         limit, usage = (
             ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
         )

@@ -117,6 +117,15 @@ def test_a_module_is_needed() -> None:
         linearize(torch.sin)
 
 
+def test_wrapped_and_compiled_modules_are_refused() -> None:
+    with pytest.raises(
+        NetworkError, match=r"wrapped in DataParallel\. Pass what is inside: network\.m"
+    ):
+        linearize(nn.DataParallel(mlp()).eval())
+    with pytest.raises(NetworkError, match=r"compiled by torch\.jit, .* Pass the Python module"):
+        linearize(torch.jit.trace(mlp(), x()))
+
+
 def test_parameters_are_needed() -> None:
     with pytest.raises(
         NetworkError, match=r"\(Tanh\) has no parameters, so there is nothing to lin"

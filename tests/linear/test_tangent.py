@@ -102,6 +102,15 @@ def test_a_scaled_kernel_is_a_multiple() -> None:
     torch.testing.assert_close(trace.scaled(torch.tensor(3.0))(x), 3.0 * trace(x))
 
 
+def test_inputs_are_constants_of_the_jacobian_and_of_all_that_is_made_of_it() -> None:
+    """Better no gradient in x than that of some parameters alone."""
+    network, x = ARCHITECTURES["vision_transformer"]()
+    linearized = linearize(network)
+    kernel, x = linearized.kernel(), x.requires_grad_()
+    for value in (linearized.jacobian(x), kernel.features(x), kernel(x), kernel.blocks(x)):
+        assert not value.requires_grad
+
+
 def test_one_point_is_enough() -> None:
     for name in FAMILIES:
         network, x = ARCHITECTURES[name]()
@@ -276,21 +285,23 @@ def test_vectors_of_another_height_are_refused() -> None:
             kernel.apply(x, wrong)
 
 
-def test_precise_products_keep_a_single_precision_kernel_positive() -> None:
-    network, x = ARCHITECTURES["lenet_max_pool"]()
-    double, single = (
-        linearize(network).kernel(),
-        linearize(network).kernel().to(dtype=torch.float32),
-    )
-    x = torch.cat([x, x + 1e-6])
-    precise = single.precise()
-    K, expected = precise(x.float()), double(x)
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("prior_var", [1.0, {"*": 0.3, "*weight": 2.0}], ids=["one", "several"])
+def test_precise_products_keep_a_single_precision_kernel_positive(name: str, prior_var) -> None:
+    network, x = ARCHITECTURES[name]()
+    expected = linearize(network).kernel(prior_var)
+    x = torch.cat([x, x])
+    single = x.float() if x.is_floating_point() else x
+    kernel = expected.to(dtype=torch.float32).precise()
+    K = kernel(single)
+    scale = float(K.abs().max())
     assert K.dtype == torch.float64
-    torch.testing.assert_close(K, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    eigenvalues = torch.linalg.eigvalsh(K)
-    assert eigenvalues.min() >= -1e-13 * eigenvalues.max()
-    torch.testing.assert_close(
-        precise.blocks(x.float()).diagonal(dim1=1, dim2=2).flatten(), K.diag()
-    )
-    v = torch.ones(len(K), 2, dtype=torch.float64)
-    torch.testing.assert_close(precise.matmul(x.float(), x.float(), v), K @ v, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(K, expected(x), rtol=0, atol=2e-5 * scale)
+    assert torch.linalg.eigvalsh(K).min() >= -1e-13 * len(K) * scale
+    # products and blocks speak of the same kernel, to the digits of float64
+    exactly = {"rtol": 0, "atol": 1e-12 * len(K) * scale}
+    v = torch.linspace(-1, 1, 2 * len(K), dtype=torch.float64).reshape(-1, 2)
+    torch.testing.assert_close(kernel.diag(single), K.diagonal(), **exactly)
+    torch.testing.assert_close(kernel.matmul(single, single, v), K @ v, **exactly)
+    features = kernel.features(single).flatten(0, 1)
+    torch.testing.assert_close(features @ features.T, K, rtol=0, atol=1e-6 * scale)

@@ -21,6 +21,7 @@ def brute_force_jacobian(
 ) -> dict[str, Tensor]:
     """∂f_c(x_n)/∂θ by one autograd.grad per example and output: (N, C, *shape) for each parameter."""
     params = dict(network.named_parameters())
+    fastpath = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     pieces: dict[str, list[Tensor]] = {name: [] for name in params}
     for n in range(num_rows(x)):
@@ -31,6 +32,7 @@ def brute_force_jacobian(
             )
             for name, g in zip(params, grads, strict=True):
                 pieces[name].append(g.detach().to_dense())
+    mha.set_fastpath_enabled(fastpath)
     return {
         name: torch.stack(grads).unflatten(0, (num_rows(x), -1)) for name, grads in pieces.items()
     }

@@ -41,8 +41,8 @@ def recording() -> Iterator[None]:
 
 
 def recordable(x: Inputs) -> Inputs:
-    """`x` as tensors that autograd can save, which those made in inference mode are not."""
-    return map_inputs(x, lambda value: value.clone() if value.is_inference() else value)
+    """`x` as constants that autograd can save, which tensors made in inference mode are not."""
+    return map_inputs(x, lambda value: value.clone() if value.is_inference() else value.detach())
 
 
 def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:

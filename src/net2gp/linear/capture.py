@@ -106,6 +106,7 @@ def leftover_jacobian(linearized: Linearized, x: Inputs, names: Sequence[str]) -
     """
     others = {name: value for name, value in linearized.params.items() if name not in names}
     chosen = {name: linearized.params[name] for name in names}
+    x = map_inputs(x, lambda value: value.detach())
 
     def single(params: Params, point: Inputs) -> Tensor:
         return linearized.evaluate({**others, **params}, map_inputs(point, lambda v: v[None]))[0]

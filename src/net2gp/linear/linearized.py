@@ -220,8 +220,7 @@ def linearize(
 
     Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
     """
-    if not isinstance(network, nn.Module):
-        raise NetworkError(f"network must be a torch.nn.Module, but is {describe(network)}.")
+    _check_kind(network)
     check_eval_mode(network)
     named = dict(network.named_parameters())
     if not named:
@@ -238,6 +237,21 @@ def linearize(
     values = {name: everything[name] for name in chosen}
     _check_params(values)
     return Linearized(network, values, frozen, output)
+
+
+def _check_kind(network: nn.Module) -> None:
+    if not isinstance(network, nn.Module):
+        raise NetworkError(f"network must be a torch.nn.Module, but is {describe(network)}.")
+    if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        kind = type(network).__name__
+        raise NetworkError(
+            f"the network is wrapped in {kind}. Pass what is inside: network.module."
+        )
+    if isinstance(network, torch.jit.ScriptModule):
+        raise NetworkError(
+            "the network is compiled by torch.jit, which does not let its parameters be replaced. "
+            "Pass the Python module that it was made from."
+        )
 
 
 def _check_given(params: Params | None, named: Mapping[str, Tensor]) -> Params:

@@ -41,6 +41,8 @@ class TraceKernel:
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
+        self.tangent.linearized.check(x)
+        self.tangent.linearized.check(y, "y")
         element = self.tangent.linearized.example.element_size()
         size = max(1, self.tangent._budget // (element * num_rows(y)))
         return torch.cat(

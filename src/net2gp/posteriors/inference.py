@@ -67,7 +67,7 @@ def _newton(
         f = torch.zeros_like(mean) if start is None else start
         state: State | None = None
         for _ in range(inference.max_iterations):
-            target = system.solve(_sites(likelihood, mean, y, f))
+            target = system.solve(_sites(likelihood, mean, y, f), near=f)
             if state is None:
                 state = _nothing(target)
                 value = likelihood.log_prob(mean, y).sum()
@@ -89,7 +89,7 @@ def _newton(
                 stacklevel=4,
             )
         sites = _sites(likelihood, mean, y, f)
-        return sites, system.solve(sites)
+        return sites, system.solve(sites, near=f)
 
 
 def _nothing(like: State) -> State:

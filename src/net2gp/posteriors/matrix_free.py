@@ -31,9 +31,8 @@ def _stored_gram(problem: Problem, solver: CG) -> Tensor | None:
     """K itself, where it fits into a quarter of the free memory: a product then costs far less."""
     store = solver.store_gram
     if store is None:
-        size = problem.kernel.diag(rows(problem.x, slice(0, 1))).element_size()
-        store = size * problem.num_rows**2 < available_memory(problem.offset.device) / 4
-    return problem.kernel(problem.x).detach() if store else None
+        store = 8 * problem.num_rows**2 < available_memory(problem.offset.device) / 4
+    return problem.gram().detach() if store else None
 
 
 def _preconditioner(solver: CG, S: Tensor, matmul: GramProduct) -> LowRankPlusIdentity | None:
@@ -44,7 +43,7 @@ def _preconditioner(solver: CG, S: Tensor, matmul: GramProduct) -> LowRankPlusId
     N, C = S.shape[:2]
     if isinstance(chosen, Nystrom):
         U, eigenvalues = nystrom(
-            lambda v: block_matmul(S.mT, matmul(block_matmul(S, v))),
+            lambda v: block_matmul(S.mT, matmul(block_matmul(S, v)).to(S.dtype)),
             N * C,
             min(chosen.rank, N * C),
             generator=torch.Generator(device=S.device).manual_seed(chosen.seed),

@@ -52,8 +52,8 @@ class State:
 class System(Protocol):
     """A prior over f at the training points that sites can be combined with."""
 
-    def solve(self, sites: Sites) -> State:
-        """The posterior under the sites."""
+    def solve(self, sites: Sites, near: Tensor | None = None) -> State:
+        """The posterior under the sites; `near` is an f close to it, for those who can use one."""
 
     def step(self, sites: Sites) -> State | None:
         """The stationary point under sites that may be indefinite, without a factor; None if too costly."""
@@ -94,7 +94,7 @@ class DenseSystem:
 
     K: Tensor
 
-    def solve(self, sites: Sites) -> State:
+    def solve(self, sites: Sites, near: Tensor | None = None) -> State:
         """α = b − S (I + SᵀKS)⁻¹ Sᵀ K b (Rasmussen and Williams 2006, eq. 3.27)."""
         N, C = sites.natural.shape
         b = sites.natural.reshape(N * C, 1)
@@ -146,7 +146,7 @@ class FeatureSystem:
 
     features: Tensor
 
-    def solve(self, sites: Sites) -> State:
+    def solve(self, sites: Sites, near: Tensor | None = None) -> State:
         """w = A⁻¹ Φᵀ b with A = I + ΦᵀΛΦ."""
         factor = self.factorize(sites.curvature)
         b = torch.einsum("ncp,nc->p", self.features, sites.natural)[:, None]
@@ -258,12 +258,22 @@ class MatrixFreeSystem:
         S = psd_root(curvature)
         return IterativeFactor(self.matmul, S, self.precondition(S), self.tol, self.max_iterations)
 
-    def solve(self, sites: Sites) -> State:
-        """As in the dense system, with the solve by conjugate gradients."""
+    def solve(self, sites: Sites, near: Tensor | None = None) -> State:
+        """As in the dense system, with the solve by conjugate gradients.
+
+        α = b − Sz, where z = (I + SᵀKS)⁻¹SᵀKb = Sᵀf: so an f nearby leaves only a correction of z to
+        solve for, and errors that shrink with it.
+        """
         N, C = sites.natural.shape
         b = sites.natural.reshape(N * C, 1)
         factor = self.factor(sites.curvature)
-        alpha = b - factor.solve(self.matmul(b).to(b.dtype))
+        right = block_matmul(factor.S.mT, self.matmul(b).to(b.dtype))
+        if near is None:
+            z = factor.inner_solve(right)
+        else:
+            z = block_matmul(factor.S.mT, near.reshape(N * C, 1))
+            z = z + factor.inner_solve(right - factor.inner(z).to(z.dtype))
+        alpha = b - block_matmul(factor.S, z)
         f = self.matmul(alpha).to(b.dtype)
         nothing = torch.zeros((), dtype=f.dtype, device=f.device)
         return State(f.reshape(N, C), alpha, (f * alpha).sum(), nothing, factor)

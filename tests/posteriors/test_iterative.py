@@ -1,0 +1,191 @@
+"""Conjugate gradients, preconditioners, and variances from a Lanczos cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from net2gp import (
+    CG,
+    RBF,
+    Categorical,
+    Cholesky,
+    Exact,
+    Gaussian,
+    Lanczos,
+    Nystrom,
+    PivotedCholesky,
+    condition,
+    linearize,
+)
+from net2gp.errors import NotConverged
+from net2gp.linalg import block_cg, log_det_quadrature
+from net2gp.posteriors import systems
+from posteriors.ways import class_targets, network, points, real_targets
+
+PRECONDITIONERS = [None, PivotedCholesky(10), Nystrom(10), PivotedCholesky(500), Nystrom(500)]
+NAMED = pytest.mark.parametrize("preconditioner", PRECONDITIONERS, ids=str)
+
+
+def wide():
+    """More parameters than rows, so that nothing is low-rank."""
+    return linearize(network(2, hidden=30))
+
+
+def close(a: Tensor, b: Tensor, tol: float) -> None:
+    torch.testing.assert_close(a, b, rtol=tol, atol=tol)
+
+
+def solve(solver, *, kernel=None, num_points=40, noise=0.05):
+    linearized, x = wide(), points(num_points)
+    kernel = linearized.kernel() if kernel is None else kernel
+    return condition(kernel, (x, real_targets(x, 2)), Gaussian(noise), solver=solver)
+
+
+@NAMED
+@pytest.mark.parametrize("store", [True, False], ids=["stored", "matrix-free"])
+def test_conjugate_gradients_reach_the_cholesky_solution(preconditioner, store):
+    exact, test = solve(Cholesky()), points(5, seed=5)
+    solver = CG(tol=1e-10, preconditioner=preconditioner, variance=Exact(), store_gram=store)
+    iterative = solve(solver)
+    close(iterative.alpha, exact.alpha, 1e-7)
+    close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-8)
+    close(iterative.joint(test).covariance_matrix, exact.joint(test).covariance_matrix, 1e-7)
+
+
+@NAMED
+def test_the_residual_is_within_the_tolerance(preconditioner):
+    solver = CG(tol=1e-4, preconditioner=preconditioner)
+    posterior = solve(solver)
+    A = posterior.kernel(posterior.x) + 0.05 * torch.eye(80, dtype=torch.float64)
+    t = posterior.y.reshape(-1, 1)
+    assert (A @ posterior.alpha - t).norm() <= 1e-4 * t.norm()
+
+
+@NAMED
+def test_the_evidence_is_estimated_within_its_standard_error(preconditioner):
+    exact = solve(Cholesky())
+    posterior = solve(CG(tol=1e-10, preconditioner=preconditioner, num_probes=64))
+    factor = posterior.factor
+    M = factor.preconditioner
+    inner = factor.inner if M is None else lambda v: M.inverse_sqrt(factor.inner(M.inverse_sqrt(v)))
+    _, error = log_det_quadrature(
+        inner, 80, num_probes=64, rank=64, generator=torch.Generator().manual_seed(1)
+    )
+    difference = posterior.log_marginal_likelihood() - exact.log_marginal_likelihood()
+    assert abs(float(difference)) < 4 * 0.5 * float(error) + 1e-6
+
+
+def test_a_better_preconditioner_leaves_less_of_the_evidence_to_chance():
+    exact = float(solve(Cholesky()).log_marginal_likelihood())
+    errors = [
+        abs(float(solve(CG(preconditioner=PivotedCholesky(r))).log_marginal_likelihood()) - exact)
+        for r in (5, 40, 80)
+    ]
+    assert errors[2] < 1e-6 < errors[1] < errors[0]
+
+
+def count_iterations(monkeypatch) -> list[int]:
+    counts: list[int] = []
+
+    def counting(*args, **kwargs):
+        solution = block_cg(*args, **kwargs)
+        counts.append(solution.iterations)
+        return solution
+
+    monkeypatch.setattr(systems, "block_cg", counting)
+    return counts
+
+
+def test_preconditioning_saves_iterations(monkeypatch):
+    counts = count_iterations(monkeypatch)
+    for preconditioner in (None, PivotedCholesky(20), PivotedCholesky(80)):
+        solve(CG(preconditioner=preconditioner), noise=1e-3)
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_an_update_starts_from_the_present_solution(monkeypatch):
+    linearized, x = wide(), points(41)
+    y = real_targets(x, 2)
+    kernel, solver = linearized.kernel(), CG(tol=1e-6, preconditioner=None, variance=Exact())
+    before = condition(kernel, (x[:-1], y[:-1]), Gaussian(1.0), solver=solver)
+    counts = count_iterations(monkeypatch)
+    updated = before.update((x[-1:], y[-1:]))
+    anew = condition(kernel, (x, y), Gaussian(1.0), solver=solver)
+    assert counts[0] < counts[1]
+    close(updated.alpha, anew.alpha, 1e-4)
+
+
+def test_it_says_when_the_iterations_run_out():
+    with pytest.warns(NotConverged, match="2 iterations"):
+        solve(CG(max_iterations=2, preconditioner=None, variance=Exact()), noise=1e-4)
+
+
+def test_newton_on_conjugate_gradients_reaches_the_mode_beyond_the_solver_s_tolerance():
+    linearized, x = linearize(network(3, hidden=30)), points(40)
+    y = class_targets(x, 3)
+    build = lambda solver: condition(linearized.kernel(30.0), (x, y), Categorical(), solver=solver)
+    iterative, exact = build(CG(preconditioner=None)), build(Cholesky())
+    test = points(5, seed=5)
+    close(iterative.alpha, exact.alpha, 1e-9)
+    close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-9)
+
+
+@pytest.mark.parametrize("kernel", [None, RBF(0.5)], ids=["features", "rbf"])
+def test_cached_variances_fall_towards_the_exact_ones_as_the_rank_grows(kernel):
+    test = points(20, seed=5)
+    exact = solve(Cholesky(), kernel=kernel).joint(test).covariance_matrix
+    previous = torch.full((len(exact),), torch.inf, dtype=torch.float64)
+    for rank in (1, 3, 10, 30, 80):
+        cached = solve(Cholesky(Lanczos(rank)), kernel=kernel).joint(test).covariance_matrix
+        lowest = torch.linalg.eigvalsh(cached - exact).min()
+        assert float(lowest) > -1e-9
+        assert bool((cached.diagonal() <= previous + 1e-9).all())
+        previous = cached.diagonal()
+    rows = 80 if kernel is None else 40
+    assert solve(Cholesky(Lanczos(rows)), kernel=kernel).cache.shape[1] == rows
+    close(cached, exact, 1e-8)
+
+
+def test_the_cache_of_conjugate_gradients_is_that_of_cholesky_at_full_rank():
+    test = points(5, seed=5)
+    iterative = solve(CG(tol=1e-10, variance=Lanczos(200))).joint(test)
+    close(iterative.covariance_matrix, solve(Cholesky()).joint(test).covariance_matrix, 1e-7)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_a_cached_prediction_does_not_touch_the_training_points(likelihood):
+    linearized, x, test = linearize(network(3)), points(), points(4, seed=5)
+    if likelihood == "gaussian":
+        posterior = condition(
+            linearized.kernel(), (x, real_targets(x, 3)), Gaussian(0.1), solver=CG()
+        )
+    else:
+        data = (x, class_targets(x, 3))
+        posterior = condition(linearized.kernel(), data, Categorical(), solver=CG())
+    expected = posterior.marginal(test)
+    forgetful = replace(posterior, x=None, y=None, factor=None, gram=None, sites=None)
+    again = forgetful.marginal(test)
+    assert torch.equal(again.mean, expected.mean)
+    assert torch.equal(again.covariance_matrix, expected.covariance_matrix)
+
+
+def test_the_mean_of_a_network_s_posterior_does_not_touch_the_training_points():
+    linearized, x, test = linearize(network(1)), points(), points(4, seed=5)
+    posterior = condition(
+        linearized.kernel(), (x, real_targets(x, 1)), Gaussian(0.1), solver=Cholesky()
+    )
+    forgetful = replace(posterior, x=None, y=None, factor=None, alpha=None)
+    assert torch.equal(forgetful.centered(test), posterior.centered(test))
+
+
+def test_seeds_make_conjugate_gradients_deterministic():
+    solver = CG(preconditioner=Nystrom(10))
+    one, other = solve(solver), solve(solver)
+    assert torch.equal(one.alpha, other.alpha)
+    assert torch.equal(one.log_marginal_likelihood(), other.log_marginal_likelihood())
+    different = solve(replace(solver, seed=1))
+    assert not torch.equal(one.log_marginal_likelihood(), different.log_marginal_likelihood())
