@@ -121,7 +121,9 @@ def evidence_by_importance(
     return float(top + ratio.mean().log()), float(error)
 
 
-def evidence_by_quadrature(log_prob: LogProb, K: Tensor, mean: Tensor, num_nodes: int = 60) -> float:
+def evidence_by_quadrature(
+    log_prob: LogProb, K: Tensor, mean: Tensor, num_nodes: int = 60
+) -> float:
     """log ∫ p(y | f) N(f | mean, K) df for two or three rows, on a grid of Gauss–Hermite nodes."""
     import numpy as np
 

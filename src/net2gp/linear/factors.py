@@ -204,6 +204,9 @@ def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tenso
             if len(some):
                 J = left.gradients(some)
                 yield J, J if left is right else right.gradients(some)
+    else:
+        # rows of other lengths on the two sides: one may be cheaper in another form
+        yield jacobian(left).flatten(0, 1), jacobian(right).flatten(0, 1)
 
 
 def _tiles(K: Tensor, C: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:

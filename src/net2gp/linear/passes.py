@@ -19,7 +19,7 @@ from net2gp.types import Inputs, Params
 
 def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
     """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
-    _check_height(v, linearized.num_params, "v", "parameters")
+    check_height(v, linearized.num_params, "v", "parameters")
     size = min(num_rows(x), capacity)
     parts = []
     for part in chunks(x, size):
@@ -38,7 +38,7 @@ def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int
     for part in chunks(x, size):
         stop = start + num_rows(part) * width
         out, pull = pullback(partial(_evaluate, linearized, part), linearized.params)
-        _check_height(u, num_rows(x) * out.shape[1], "u", "outputs of the given points")
+        check_height(u, num_rows(x) * out.shape[1], "u", "outputs of the given points")
         pull_flat = partial(_pull_flat, linearized, pull, out)
         total += _each(pull_flat, u[start:stop].mT.contiguous(), max(1, capacity // size))
         start = stop
@@ -60,7 +60,8 @@ def _pull_flat(
     return linearized.flatten(pull(column.reshape(out.shape).to(out.dtype)))
 
 
-def _check_height(value: Tensor, height: int, name: str, meaning: str) -> None:
+def check_height(value: Tensor, height: int, name: str, meaning: str) -> None:
+    """Raise unless `value` is a matrix with `height` rows."""
     if value.dim() != 2 or value.shape[0] != height:
         raise InputError(
             f"{name} must have shape ({height}, k), a row for each of the {meaning}, but is "

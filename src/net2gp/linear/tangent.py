@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
-from net2gp.inputs import check_inputs, chunks, num_rows, rows
+from net2gp.inputs import check_inputs, chunks, num_rows, rows, tensors
 from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
 from net2gp.linear.factors import (
     Direct,
@@ -24,7 +24,13 @@ from net2gp.linear.factors import (
     with_bias,
 )
 from net2gp.linear.linearized import Linearized
-from net2gp.linear.passes import capacity, check_device, column_products, column_pullbacks
+from net2gp.linear.passes import (
+    capacity,
+    check_device,
+    check_height,
+    column_products,
+    column_pullbacks,
+)
 from net2gp.linear.products import jacobian_times, jacobian_transposed_times
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
@@ -104,6 +110,7 @@ class TangentKernel:
 
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
         """Φ(x) w: (N·C, k) for w of shape (P, k)."""
+        check_height(w, self.num_features, "w", "parameters")
         linearized, w = self.linearized, w * self._roots[:, None]
         if self.product_dtype is not None:
             layout = self._plan(x)
@@ -150,8 +157,9 @@ class TangentKernel:
     def _roots(self) -> Tensor:
         """√prior_var as a vector (P,)."""
         params = self.linearized.params
-        roots = [self.prior_var[n].sqrt().expand(p.shape).reshape(-1) for n, p in params.items()]
-        return torch.cat(roots).to(self.product_dtype)
+        dtype = self.product_dtype or self.linearized.example.dtype
+        prior = {n: variance.to(dtype) for n, variance in self.prior_var.items()}
+        return torch.cat([prior[n].sqrt().expand(p.shape).reshape(-1) for n, p in params.items()])
 
     @cached_property
     def _budget(self) -> int:
@@ -179,13 +187,12 @@ class TangentKernel:
         groups = self._variance_groups()
         if groups is None:
             return self._dense(x, y, traced=traced)
-        ones = {name: torch.ones_like(value) for name, value in self.prior_var.items()}
-        zero = torch.zeros_like(next(iter(ones.values())))
-        total: Tensor | float = 0.0
+        zero = self.linearized.example.new_zeros(())
+        fixed = {n: zero if v.requires_grad else v for n, v in self.prior_var.items()}
+        total = replace(self, prior_var=fixed)._dense(x, y, traced=traced)
         for variance, names in groups:
-            only = {name: value if name in names else zero for name, value in ones.items()}
+            only = {n: zero + 1 if n in names else zero for n in self.prior_var}
             total = total + variance * replace(self, prior_var=only)._dense(x, y, traced=traced)
-        assert isinstance(total, Tensor)
         return total
 
     def _variance_groups(self) -> list[tuple[Tensor, set[str]]] | None:
@@ -199,15 +206,17 @@ class TangentKernel:
                     f"prior_var for '{name}' has one value per entry and requires a gradient, which only "
                     "the weight space offers. Pass solver=WeightSpace(), or one number per parameter."
                 )
-            groups.setdefault(id(variance), (variance, set()))[1].add(name)
+            if variance.requires_grad:
+                groups.setdefault(id(variance), (variance, set()))[1].add(name)
         return list(groups.values())
 
     @torch.no_grad()
     def _dense(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
-        layout = self._plan(x)
+        layout = right_layout = self._plan(x)
         if y is not None:
-            check_inputs(y, "y")
-            check_device(y, self.linearized)
+            self.linearized.check(y, "y")
+            if _row_shapes(x) != _row_shapes(y):
+                layout, right_layout = _common(layout, self._plan(y))
         C = 1 if traced else layout.num_outputs
         N, M = num_rows(x), num_rows(x if y is None else y)
         like = self.linearized.example
@@ -218,11 +227,12 @@ class TangentKernel:
             "use kernel.matmul, condition(..., solver=CG()), or fewer points",
         )
         K = self._zeros(N * C, M * C)
-        size = self._points(layout)
+        size = min(self._points(layout), self._points(right_layout))
         starts, others = range(0, N, size), range(0, M, size)
         with progress("tangent kernel", len(starts) * len(others)) as advance:
             for start in starts:
-                left = self._pieces(rows(x, slice(start, start + size)), layout, traced)
+                join = layout is right_layout
+                left = self._pieces(rows(x, slice(start, start + size)), layout, traced, join)
                 for other in others:
                     advance()
                     if y is None and other < start:
@@ -230,7 +240,7 @@ class TangentKernel:
                     right = left
                     if y is not None or other != start:
                         points = rows(x if y is None else y, slice(other, other + size))
-                        right = self._pieces(points, layout, traced)
+                        right = self._pieces(points, right_layout, traced, join)
                     n = slice(start * C, min(N, start + size) * C)
                     m = slice(other * C, min(M, other + size) * C)
                     _add_tile(K[n, m], left, right, C)
@@ -238,10 +248,12 @@ class TangentKernel:
                         K[m, n] = K[n, m].mT
         return K
 
-    def _pieces(self, x: Inputs, layout: Plan, traced: bool) -> _Pieces:
-        factors = scaled_factors(capture(self.linearized, x, layout), self.prior_var)
+    def _pieces(self, x: Inputs, layout: Plan, traced: bool, join: bool = True) -> _Pieces:
+        captured, prior = capture(self.linearized, x, layout), self.prior_var
         if self.product_dtype is not None:
-            factors = [in_dtype(factor, self.product_dtype) for factor in factors]
+            captured = {n: in_dtype(factor, self.product_dtype) for n, factor in captured.items()}
+            prior = {n: variance.to(self.product_dtype) for n, variance in prior.items()}
+        factors = scaled_factors(captured, prior, join)
         if traced:
             factors = [factor.traced() for factor in factors]
         return _Pieces(self, x, factors, self._leftover_groups(x, layout), traced)
@@ -283,8 +295,11 @@ class _Pieces:
     def jacobian(self, names: list[str]) -> Direct:
         linearized, prior = self.kernel.linearized, self.kernel.prior_var
         J = leftover_jacobian(linearized, self.x, names)
-        roots = [prior[n].sqrt().expand(linearized.params[n].shape).reshape(-1) for n in names]
-        factor = Direct((J * torch.cat(roots)).to(self.kernel.product_dtype))
+        dtype = self.kernel.product_dtype or J.dtype
+        roots = [
+            prior[n].to(dtype).sqrt().expand(linearized.params[n].shape).reshape(-1) for n in names
+        ]
+        factor = Direct(J.to(dtype) * torch.cat(roots))
         return factor.traced() if self.traced else factor
 
 
@@ -299,7 +314,23 @@ def _add_tile(K: Tensor, left: _Pieces, right: _Pieces, C: int) -> None:
         mirror(K, C)
 
 
-def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor]:
+def _row_shapes(x: Inputs) -> list[torch.Size]:
+    return [value.shape[1:] for value in tensors(x)]
+
+
+def _common(one: Plan, other: Plan) -> tuple[Plan, Plan]:
+    """Both plans, with the parameters that are structured in both: the length of a row may decide that."""
+    structured = tuple(name for name in one.structured if name in other.structured)
+    leftover = tuple(sorted({*one.structured, *one.leftover} - set(structured)))
+    return (
+        replace(one, structured=structured, leftover=leftover),
+        replace(other, structured=structured, leftover=leftover),
+    )
+
+
+def scaled_factors(
+    factors: dict[str, Factor], prior_var: Params, join: bool = True
+) -> list[Factor]:
     """Factors times √prior_var, without those of zero variance, a dense layer's bias joined to its weight.
 
     The bias of a layer at one place is the weight of a constant input, so it needs no product of its own.
@@ -312,7 +343,8 @@ def scaled_factors(factors: dict[str, Factor], prior_var: Params) -> list[Factor
         bias = name.removesuffix("weight") + "bias"
         result = scaled(factor, prior_var[name])
         if (
-            isinstance(result, Outer)
+            join
+            and isinstance(result, Outer)
             and result.by_gram
             and name.endswith("weight")
             and bias in factors
