@@ -134,7 +134,7 @@ def residuals(quick: bool) -> list[str]:
         rows.append(f"| ResNet-20 | skipped: {error} | | | | | | |")
     for name, net, inputs, targets, dtype in problems:
         linearized = n2g.linearize(net.to(dtype))
-        K = linearized.kernel()(inputs.to(dtype)).double()
+        K = linearized.kernel().precise()(inputs.to(dtype))
         level = float(K.diagonal().mean())
         for noise in (1e-2, 1e-4, 1e-6):
             for preconditioner in (None, n2g.PivotedCholesky(200), n2g.Nystrom(200)):

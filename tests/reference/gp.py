@@ -88,7 +88,7 @@ def laplace(
         while size > 1e-12 and not objective(f + size * step) >= objective(f):
             size /= 2
         f = f + size * step
-        if step.abs().max() < 1e-13 * (1 + f.abs().max()):
+        if step.abs().max() < 1e-10 * (1 + f.abs().max()):
             break
     Lam = -torch.func.hessian(log_prob)(f) if curvature is None else curvature(f)
     determinant = torch.logdet(torch.eye(len(f), dtype=f.dtype) + Lam @ K)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from net2gp.inputs import chunks, num_rows
 from net2gp.linear.capture import capture, leftover_jacobian
-from net2gp.linear.factors import Direct, Factor, Lookup, in_dtype
+from net2gp.linear.factors import CHUNK_BYTES, Direct, Factor, Lookup, in_dtype
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.probe import Plan
 from net2gp.types import Inputs
@@ -71,12 +71,14 @@ def _times(factor: Factor, w: Tensor) -> Tensor:
         rows = w.reshape(factor.num_embeddings, -1, w.shape[1])[factor.ids.clamp(min=0)]
         rows = rows * (factor.ids >= 0)[..., None, None]
         return torch.einsum("bcto,btok->bck", factor.g, rows)
-    S, O, I = factor.g.shape[2], factor.g.shape[3], factor.a.shape[3]
-    columns = [
-        torch.einsum("bcsot,bsot->bc", factor.g, torch.einsum("bsti,soi->bsot", factor.a, column))
-        for column in w.mT.reshape(-1, S, O, I)
+    B, _, S, O, T = factor.g.shape
+    step = max(1, CHUNK_BYTES // (B * S * O * T * w.element_size()))
+    weights = w.mT.reshape(-1, S, O, factor.a.shape[3])
+    parts = [
+        torch.einsum("bcsot,bsotk->bck", factor.g, torch.einsum("bsti,ksoi->bsotk", factor.a, some))
+        for some in weights.split(step)
     ]
-    return torch.stack(columns, -1)
+    return torch.cat(parts, -1)
 
 
 def _transposed_times(factor: Factor, u: Tensor) -> Tensor:
@@ -88,8 +90,10 @@ def _transposed_times(factor: Factor, u: Tensor) -> Tensor:
         mixed = torch.einsum("bcto,bck->btok", factor.g, u)[known]
         rows = u.new_zeros(factor.num_embeddings, *mixed.shape[1:])
         return rows.index_add_(0, factor.ids[known], mixed).flatten(0, 1)
-    columns = [
-        torch.einsum("bsot,bsti->soi", torch.einsum("bcsot,bc->bsot", factor.g, column), factor.a)
-        for column in u.unbind(2)
+    B, _, S, O, T = factor.g.shape
+    step = max(1, CHUNK_BYTES // (B * S * O * T * u.element_size()))
+    parts = [
+        torch.einsum("bsotk,bsti->soik", torch.einsum("bcsot,bck->bsotk", factor.g, some), factor.a)
+        for some in u.split(step, -1)
     ]
-    return torch.stack([column.reshape(-1) for column in columns], 1)
+    return torch.cat(parts, -1).flatten(0, 2)

@@ -1,0 +1,337 @@
+"""Gradients of the evidence, and its maximization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from net2gp import (
+    CG,
+    RBF,
+    Bernoulli,
+    Categorical,
+    Cholesky,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Laplace,
+    LogVariance,
+    MonteCarlo,
+    SoftplusScale,
+    Variational,
+    WeightSpace,
+    condition,
+    linearize,
+    spectrum,
+    tune,
+)
+from net2gp.errors import InputError, NotPositiveDefinite
+from net2gp.posteriors.spectrum import same_inputs, share_spectrum
+from net2gp.posteriors.tune import tune_spectra
+from posteriors.ways import (
+    binary_targets,
+    class_targets,
+    network,
+    points,
+    real_targets,
+    seeded,
+)
+
+DOUBLE = torch.float64
+
+
+def differences(evidence: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-4) -> Tensor:
+    """Central differences in each entry."""
+    result = torch.zeros_like(at)
+    for index in range(at.numel()):
+        change = torch.zeros_like(at)
+        change.view(-1)[index] = step
+        with torch.no_grad():
+            rise = evidence(at + change) - evidence(at - change)
+        result.view(-1)[index] = rise / (2 * step)
+    return result
+
+
+def assert_gradient(evidence, at: Tensor, *, rtol: float = 1e-6, step: float = 1e-4) -> None:
+    leaf = at.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(evidence(leaf), leaf)
+    assert float(gradient.abs().min()) > 1e-3  # else the comparison says little
+    torch.testing.assert_close(
+        gradient,
+        differences(evidence, at, step),
+        rtol=rtol,
+        atol=rtol * float(gradient.abs().max()),
+    )
+
+
+SOLVERS = pytest.mark.parametrize(
+    "solver", [Cholesky(), WeightSpace()], ids=["function space", "weight space"]
+)
+
+
+@SOLVERS
+@pytest.mark.parametrize("shape", [(), (2,), (7, 1), (7, 2)], ids=str)
+def test_the_gradient_in_the_noise_is_right(solver, shape):
+    linearized, x = linearize(network(2)), points(7)
+    data = (x, real_targets(x, 2))
+    at = 0.1 + 0.2 * torch.rand(shape, generator=seeded(0), dtype=DOUBLE)
+    assert_gradient(
+        lambda noise: condition(
+            linearized.kernel(), data, Gaussian(noise), mean=linearized, solver=solver
+        ).log_marginal_likelihood(),
+        at,
+    )
+
+
+PRIORS: dict[str, tuple[Callable, Tensor]] = {
+    "one": (lambda v: v, torch.tensor(0.5, dtype=DOUBLE)),
+    "by pattern": (
+        lambda v: {"0.*": v[0], "2.weight": v[1], "2.bias": v[2]},
+        torch.tensor([0.5, 0.2, 1.5], dtype=DOUBLE),
+    ),
+}
+POSTERIORS: dict[str, tuple] = {
+    "gaussian": (Gaussian(0.1), 2, real_targets, None, 1e-6),
+    "bernoulli, laplace": (Bernoulli(), 2, binary_targets, Laplace(), 1e-6),
+    "bernoulli, variational": (Bernoulli(), 2, binary_targets, Variational(1000, 1e-13), 1e-5),
+    "categorical, laplace": (Categorical(), 3, class_targets, Laplace(), 1e-6),
+    # the sample that stands for the expectations leaves the bound stationary to its own accuracy
+    "categorical, variational": (
+        Categorical(MonteCarlo(16384)),
+        3,
+        class_targets,
+        Variational(1000, 1e-13),
+        2e-3,
+    ),
+    "heteroscedastic, laplace": (
+        HeteroscedasticGaussian(LogVariance()),
+        2,
+        lambda x, c: real_targets(x, 1),
+        Laplace(),
+        1e-6,
+    ),
+    "heteroscedastic with softplus, laplace": (
+        HeteroscedasticGaussian(SoftplusScale(0.1)),
+        2,
+        lambda x, c: real_targets(x, 1),
+        Laplace(),
+        1e-6,
+    ),
+    "heteroscedastic, variational": (
+        HeteroscedasticGaussian(LogVariance()),
+        2,
+        lambda x, c: real_targets(x, 1),
+        Variational(1000, 1e-11),
+        1e-3,
+    ),
+}
+
+
+SEARCHED = "heteroscedastic, variational"  # by L-BFGS, which takes seconds: one prior shows it
+
+
+@SOLVERS
+@pytest.mark.parametrize(
+    ("name", "prior"),
+    [(n, p) for n in POSTERIORS for p in PRIORS if (n, p) != (SEARCHED, "by pattern")],
+)
+def test_the_gradient_in_the_prior_variance_is_right(name, prior, solver):
+    likelihood, outputs, targets, inference, rtol = POSTERIORS[name]
+    searched = name == SEARCHED
+    expand, at = PRIORS[prior]
+    linearized, x = linearize(network(outputs)), points(4 if searched else 7)
+    data = (x, targets(x, outputs))
+
+    def evidence(values: Tensor) -> Tensor:
+        kernel = linearized.kernel(expand(values))
+        return condition(
+            kernel, data, likelihood, mean=linearized, solver=solver, inference=inference
+        ).log_marginal_likelihood()
+
+    assert_gradient(evidence, at, rtol=rtol, step=1e-2 if searched else 1e-4)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "bernoulli, laplace", "bernoulli, variational"])
+def test_the_gradient_in_length_scales_is_right(name):
+    likelihood, outputs, targets, inference, rtol = POSTERIORS[name]
+    x = points(7)
+    data = (x, targets(x, outputs))
+    assert_gradient(
+        lambda scales: condition(
+            RBF(scales[:2], scales[2]), data, likelihood, inference=inference
+        ).log_marginal_likelihood(),
+        torch.tensor([0.6, 1.4, 2.0], dtype=DOUBLE),
+        rtol=rtol,
+    )
+
+
+def test_the_gradient_in_one_variance_for_each_entry_is_right_in_weight_space():
+    linearized, x = linearize(network(1)), points(7)
+    data = (x, real_targets(x, 1))
+    fixed = linearized.kernel().prior_var
+
+    def evidence(values: Tensor) -> Tensor:
+        prior = {**fixed, "2.weight": values}
+        kernel = linearized.kernel(prior)
+        return condition(
+            kernel, data, Gaussian(0.1), solver=WeightSpace()
+        ).log_marginal_likelihood()
+
+    assert_gradient(evidence, torch.full((1, 5), 0.5, dtype=DOUBLE))
+
+
+def test_the_gradient_of_a_spectrum_is_right():
+    for hidden in (2, 30):
+        linearized, x = linearize(network(1, hidden=hidden)), points(12)
+        fixed = spectrum(linearized.kernel(), (x, real_targets(x, 1)))
+        assert_gradient(
+            lambda v, fixed=fixed: fixed.log_marginal_likelihood(v[0], v[1]),
+            torch.tensor([0.2, 0.7], dtype=DOUBLE),
+        )
+
+
+def test_a_shared_spectrum_is_that_of_the_other_targets(monkeypatch):
+    for hidden in (2, 30):
+        linearized, x = linearize(network(2, hidden=hidden)), points(12)
+        y, other = real_targets(x, 2), real_targets(x, 2).flip(0)
+        one, expected = (spectrum(linearized.kernel(), (x, t), mean=linearized) for t in (y, other))
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.linalg, "eigh", None)
+            shared = share_spectrum(one, expected.problem)
+        evidence = expected.log_marginal_likelihood(0.2, 0.7)
+        torch.testing.assert_close(shared.log_marginal_likelihood(0.2, 0.7), evidence)
+        torch.testing.assert_close(
+            shared.condition(0.2).marginal(x).mean, expected.condition(0.2).marginal(x).mean
+        )
+
+
+def test_same_inputs_are_recognized_by_value():
+    x = points(3)
+    assert same_inputs(x, x)
+    assert same_inputs((x, x), (x.clone(), x))
+    assert not same_inputs(x, x + 1)
+    assert not same_inputs((x,), (x, x))
+    assert not same_inputs(x, x[:2])
+
+
+def line(count: int = 40) -> tuple[Tensor, Tensor]:
+    """A draw from an RBF process with length scale 0.7, variance 2 and noise variance 0.05."""
+    x = torch.linspace(0, 8, count, dtype=DOUBLE)[:, None]
+    K = RBF(0.7, 2.0)(x) + 0.05 * torch.eye(count, dtype=DOUBLE)
+    z = torch.randn(count, 1, generator=seeded(3), dtype=DOUBLE)
+    return x, torch.linalg.cholesky(K) @ z
+
+
+def test_tuning_finds_the_optimum_of_a_known_problem():
+    """y ~ N(0, v I): the evidence in v is largest at the mean square of y."""
+    x, y = points(30), real_targets(points(30), 1)
+    kernel = RBF(1.0, 1e-12)
+    tuned = tune(lambda noise_var: condition(kernel, (x, y), Gaussian(noise_var)), noise_var=3.0)
+    assert tuned.likelihood.noise_var == pytest.approx(float(y.square().mean()), rel=1e-5)
+
+
+def test_tuning_stops_where_the_gradient_vanishes_and_no_neighbor_is_better():
+    data = line()
+    build = lambda lengthscale, output_var, noise_var: condition(
+        RBF(lengthscale, output_var), data, Gaussian(noise_var)
+    )
+    tuned = tune(build, lengthscale=1.0, output_var=1.0, noise_var=0.1)
+    best = float(tuned.log_marginal_likelihood())
+    found = [tuned.kernel.lengthscale, tuned.kernel.output_var, tuned.likelihood.noise_var]
+    logs = torch.tensor(found, dtype=DOUBLE).log().requires_grad_()
+    (gradient,) = torch.autograd.grad(build(*logs.exp()).log_marginal_likelihood(), logs)
+    assert float(gradient.abs().max()) < 1e-3
+    for index in range(3):
+        for factor in (0.9, 1.1):
+            moved = list(found)
+            moved[index] *= factor
+            assert float(build(*moved).log_marginal_likelihood()) < best
+    assert found[0] == pytest.approx(0.7, rel=0.4)
+    assert found[2] == pytest.approx(0.05, rel=0.6)
+    assert not tuned.log_marginal_likelihood().requires_grad
+
+
+@pytest.mark.parametrize("start", [0.01, 1.0, 30.0])
+def test_tuning_without_gradients_finds_the_same_optimum(start):
+    """At 1 the logarithm is 0, from which a relative first step would not move."""
+    data = line()
+    build = lambda solver: (
+        lambda noise_var: condition(RBF(0.7, 2.0), data, Gaussian(noise_var), solver=solver)
+    )
+    smooth = tune(build(Cholesky()), noise_var=0.1).likelihood.noise_var
+    rough = tune(build(CG(num_probes=8)), noise_var=start)
+    assert rough.likelihood.noise_var == pytest.approx(smooth, rel=1e-2)
+
+
+def test_tuning_tensors_keeps_their_shape():
+    linearized, x = linearize(network(2)), points(12)
+    data = (x, real_targets(x, 2))
+    tuned = tune(
+        lambda noise_var: condition(linearized.kernel(), data, Gaussian(noise_var)),
+        noise_var=torch.tensor([0.1, 0.5]),
+    )
+    assert tuned.likelihood.noise_var.shape == (2,)
+
+
+@pytest.mark.parametrize("start", [1e-6, 1e6])
+def test_tuning_recovers_from_a_bad_start(start):
+    x, y = points(30), real_targets(points(30), 1)
+    build = lambda noise_var: condition(RBF(1.0), (x, y), Gaussian(noise_var))
+    good = tune(build, noise_var=0.1).log_marginal_likelihood()
+    bad = tune(build, noise_var=start).log_marginal_likelihood()
+    assert float(bad) == pytest.approx(float(good), abs=1e-4)
+
+
+def test_tuning_turns_back_where_the_posterior_cannot_be_built():
+    x, y = points(20), real_targets(points(20), 1)
+
+    def build(noise_var):
+        if float(noise_var) < 0.5:
+            raise NotPositiveDefinite("too small")
+        return condition(RBF(1.0), (x, y), Gaussian(noise_var))
+
+    assert tune(build, noise_var=2.0).likelihood.noise_var >= 0.5
+
+
+def test_tuning_says_when_nothing_can_be_built():
+    def build(noise_var):
+        raise NotPositiveDefinite("never")
+
+    with pytest.raises(InputError, match=r"could not be computed anywhere near the start.*0\.1"):
+        tune(build, noise_var=0.1)
+
+
+def test_tuning_says_what_it_needs():
+    with pytest.raises(InputError, match=r"something to tune: tune\(builder, noise_var=0.1\)"):
+        tune(lambda: None)
+    with pytest.raises(InputError, match="noise_var is .* must be positive and finite, but -1"):
+        tune(lambda noise_var: None, noise_var=-1.0)
+
+
+def test_tuning_spectra_finds_the_optimum_over_noise_and_scale():
+    linearized, x = linearize(network(1, hidden=30)), points(40)
+    y = linearized.kernel(0.3).features(x)[:, 0] @ torch.randn(
+        121, 1, generator=seeded(0), dtype=DOUBLE
+    ) + 0.2 * torch.randn(40, 1, generator=seeded(1), dtype=DOUBLE)
+    fixed = spectrum(linearized.kernel(), (x, y))
+    noise, scale = tune_spectra([fixed])
+    best = float(fixed.log_marginal_likelihood(noise, scale))
+    for a in (0.9, 1.0, 1.1):
+        for b in (0.9, 1.0, 1.1):
+            assert float(fixed.log_marginal_likelihood(noise * a, scale * b)) <= best + 1e-9
+    assert noise == pytest.approx(0.04, rel=0.6)
+    kept = tune_spectra([fixed], noise_var=0.5)
+    assert kept[0] == pytest.approx(0.5)
+    assert tune_spectra([fixed], scale=0.3)[1] == pytest.approx(0.3)
+
+
+def test_a_spectrum_refuses_a_noise_without_a_density():
+    fixed = spectrum(RBF(), (points(5), real_targets(points(5), 1)))
+    for noise in (0.0, -1.0, math.nan):
+        with pytest.raises(InputError, match="noise_var .* must be positive and finite"):
+            fixed.log_marginal_likelihood(noise)
+        with pytest.raises(InputError, match="noise_var .* must be positive and finite"):
+            fixed.condition(noise)
