@@ -164,7 +164,7 @@ def test_dicts_must_keep_their_names():
 
     y = real_targets(X, 1)
     posterior = condition(linearize(Named().eval()).kernel(), ({"a": X}, y), Gaussian(0.1))
-    with pytest.raises(InputError, match="x is a dict of {b: .* but was a dict of {a:"):
+    with pytest.raises(InputError, match=r"x is a dict of {b: .* but was a dict of {a:"):
         posterior.update(({"b": X}, y))
 
 

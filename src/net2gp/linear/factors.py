@@ -14,7 +14,7 @@ from torch import Tensor
 CHUNK_BYTES = 2**27
 """The largest piece of a Jacobian that a contraction holds at a time, per side."""
 
-TILE_ROWS = 512
+TILE_ROWS = 400
 """Rows of a tile: large enough for the matrix product, small enough for the cache and for symmetry."""
 
 ELEMENTWISE = 24

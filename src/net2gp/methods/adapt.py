@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, NotConverged
 from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import Linearized, TangentKernel, linearize
@@ -185,7 +186,9 @@ def _tune_scale(
         raise InputError(
             "the tangent kernel is zero at the data: the chosen parameters have no effect there."
         )
-    with progress("prior variance", None) as advance, torch.no_grad():
+    with progress("prior variance", None) as advance, torch.no_grad(), warnings.catch_warnings():
+        # at the far ends of the grid; the prior that is chosen is conditioned with once more
+        warnings.simplefilter("ignore", NotConverged)
         start: Tensor | None = None
 
         def loss(log_scale: float) -> float:

@@ -90,7 +90,7 @@ def save(posterior: FunctionPosterior | WeightPosterior, path: str | os.PathLike
         "format": str(FORMAT),
         "version": __version__,
         "tree": body,
-        "sha256": _digest(tensors, body),
+        "sha256": _digest(tensors, __version__ + body),
     }
     partial = path.with_name(path.name + ".partial")
     try:
@@ -133,7 +133,8 @@ def load(
             f"{path} has format {header.get('format')} (net2gp {header.get('version')}), but this is net2gp "
             f"{__version__}, which reads format {FORMAT}. Save it again with this version."
         )
-    if header.get("sha256") != _digest(tensors, header.get("tree", "")):
+    text = header.get("version", "") + header.get("tree", "")
+    if header.get("sha256") != _digest(tensors, text):
         raise FileFormatError(f"{path} is corrupted: its checksum does not match. Save it again.")
     _check_network(header["tree"], network, tensors)
     posterior = _decode(json.loads(header["tree"]), tensors, network, output)
@@ -146,12 +147,15 @@ def _encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
+        # factors are stored by columns, and come back so: products round by how memory is laid out
+        by_columns = value.dim() > 1 and not value.is_contiguous() and value.mT.is_contiguous()
         if id(value) not in seen:
             seen[id(value)] = f"t{len(tensors)}"
-            tensors[seen[id(value)]] = (
-                value.detach().cpu().clone(memory_format=torch.contiguous_format)
-            )
-        return {"tensor": seen[id(value)]}
+            laid_out = (value.mT if by_columns else value).detach().cpu()
+            tensors[seen[id(value)]] = laid_out.clone(memory_format=torch.contiguous_format)
+        return {"columns" if by_columns else "tensor": seen[id(value)]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, tuple):
         return {"tuple": [_encode(item, tensors, seen) for item in value]}
     if isinstance(value, dict):
@@ -182,6 +186,10 @@ def _decode(
     again = lambda part: _decode(part, tensors, network, output)
     if "tensor" in tree:
         return tensors[tree["tensor"]]
+    if "columns" in tree:
+        return tensors[tree["columns"]].mT
+    if "dtype" in tree:
+        return {"float32": torch.float32, "float64": torch.float64}[tree["dtype"]]
     if "tuple" in tree:
         return tuple(again(item) for item in tree["tuple"])
     if "dict" in tree:
@@ -235,9 +243,9 @@ def _find(tree: Any, name: str) -> Any:
     return _find(list(tree.values()), name)
 
 
-def _digest(tensors: dict[str, Tensor], body: str) -> str:
-    """SHA-256 over the tensors' names, types, shapes and bytes, and over the description."""
-    digest = hashlib.sha256(body.encode())
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    """SHA-256 over the tensors' names, types, shapes and bytes, and over the text of the header."""
+    digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

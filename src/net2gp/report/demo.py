@@ -1,0 +1,70 @@
+"""The demo: from a trained network to its Gaussian process, in figures and one page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from net2gp._version import __version__
+from net2gp.errors import InputError
+from net2gp.progress import progress
+from net2gp.report import digits, regression, transfer
+from net2gp.report.page import Section, page
+
+SCENES: dict[str, Callable[[], list[Section]]] = {
+    "regression": regression.scene,
+    "digits": digits.scene,
+    "transfer": transfer.scene,
+}
+
+TITLE = "The Gaussian process in your network"
+
+LEAD = """Three small networks are trained below, each within seconds. Each one is then read as the Gaussian
+process that it is around its parameters, and so says what it knows and what it does not. Nothing is
+trained a second time."""
+
+
+def demo(out: str | os.PathLike = "demo_output") -> Path:
+    """Run all scenes, write their figures and one page into the folder `out`, return the page's path.
+
+    Only built-in data are used; seeds are fixed, so that all numbers but the timings repeat, and
+    the global random state is left alone. Shows a progress bar on a terminal.
+    """
+    folder = _writable(Path(out))
+    start = perf_counter()
+    sections: list[Section] = []
+    with progress("demo", len(SCENES)) as advance:
+        for name, scene in SCENES.items():
+            advance(0, note=name)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                sections += scene()
+            advance(note=name)
+    for section in sections:
+        for figure in section.figures:
+            (folder / f"{figure.name}.png").write_bytes(figure.png)
+    footer = f"""Written by net2gp {__version__} with PyTorch {torch.__version__} on
+        {torch.get_num_threads()} CPU threads in {perf_counter() - start:.0f} seconds. Timings vary; every
+        other number repeats."""
+    path = folder / "index.html"
+    path.write_text(page(TITLE, LEAD, sections, footer), encoding="utf-8")
+    return path
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, made if need be; refused before anything is computed if it cannot be written."""
+    probe = folder / ".net2gp-probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"cannot write into the folder {folder} ({error.strerror}). Pass another one: "
+            "net2gp demo --out some_folder."
+        ) from error
+    return folder

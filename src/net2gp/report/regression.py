@@ -1,0 +1,132 @@
+"""The scene of the demo about regression: uncertainty where there are no data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import net2gp as n2g
+from net2gp import data, metrics, plots
+from net2gp.report.page import Figure, Section, Table
+from net2gp.report.tools import Stopwatch, canvas, mlp, shown, train
+
+
+def scene() -> list[Section]:
+    """A small network on a curve with a gap, its process, and how well that is calibrated."""
+    watch = Stopwatch()
+    curve = data.snelson_like()
+    with watch("training the network"):
+        network = train(
+            mlp(1, 32, 32, 1), curve.data, nn.functional.mse_loss, steps=1000
+        ).requires_grad_(False)
+    grid = torch.linspace(-0.5, 6.5, 281)[:, None]
+    with watch("these lines"):
+        posterior, f, curves = _uncertainty(network, *curve.data, grid)
+    deviation = f.variance.sqrt()[:, 0]
+    inside = (grid[:, 0] > curve.gap[0]) & (grid[:, 0] < curve.gap[1])
+    at_data = posterior.marginal(curve.x).variance.sqrt().mean()
+    text = f"""
+        A tanh network with {sum(p.numel() for p in network.parameters()):,} parameters was fitted to
+        150 noisy points; there are none between {curve.gap[0]:g} and {curve.gap[1]:g}. The network
+        alone gives one curve (dashed) and no warning. As a Gaussian process it gives a mean, a band of
+        two standard deviations and whole functions that agree with the data (thin lines).
+
+        The band is wide where data are missing: the standard deviation of f is
+        {float(at_data):.2f} on average at the data and reaches {float(deviation[inside].max()):.2f}
+        inside the gap. Prior variance and noise were set by the evidence: the noise came out as
+        {posterior.likelihood.noise_var:.3f}, where {curve.noise_var:.3f} made the data.
+
+        `zero_mean=True` is there because the network has already been fitted to these very points: with
+        its own output as the prior mean nothing would be left to explain, and the evidence would set the
+        prior variance to zero. For data that the network has not seen, leave it out.
+        """
+    picture = _draw(curve, network, grid, f, curves)
+    first = Section(
+        "Regression: unsure where there are no data",
+        text,
+        (picture,),
+        shown(_uncertainty),
+        seconds=watch.seconds,
+    )
+    return [first, _calibration(curve, network, posterior)]
+
+
+def _uncertainty(network: nn.Module, x: Tensor, y: Tensor, grid: Tensor) -> tuple[Any, Any, Tensor]:
+    posterior = n2g.adapt(network, (x, y), n2g.Gaussian(), zero_mean=True)
+    f = posterior.marginal(grid)  # f.mean and f.variance at every point
+    curves = posterior.sample(grid, 4, generator=torch.Generator().manual_seed(0))
+    return posterior, f, curves
+
+
+def _draw(curve: data.Curve, network: nn.Module, grid: Tensor, f: Any, curves: Tensor) -> Figure:
+    figure = canvas(9, 4.2)
+    ax = figure.subplots()
+    ax.axvspan(*curve.gap, color="#f0f0f0", zorder=0, linewidth=0)
+    plots.plot_regression(
+        ax, grid, f.mean, f.variance, data=curve.data, label="GP mean ± 2 standard deviations"
+    )
+    for number, values in enumerate(curves[..., 0]):
+        label = "functions drawn from the GP" if number == 0 else None
+        ax.plot(grid[:, 0], values, color=plots.COLORS[0], linewidth=0.7, alpha=0.6, label=label)
+    ax.plot(
+        grid[:, 0],
+        network(grid)[:, 0],
+        color=plots.COLORS[1],
+        linewidth=1.5,
+        linestyle="--",
+        label="network",
+    )
+    ax.text(sum(curve.gap) / 2, 2.35, "no data", ha="center", color=plots.INK, fontsize=9)
+    ax.set_xlim(-0.5, 6.5)
+    ax.set_ylim(-4.2, 2.7)
+    ax.legend(frameon=False, loc="lower left", fontsize=9, ncols=2)
+    return Figure.draw("regression", figure, "Network curve and Gaussian process over a data gap")
+
+
+def _calibration(curve: data.Curve, network: nn.Module, posterior: Any) -> Section:
+    """Coverage over the whole range, the gap included, against the network with constant noise."""
+    watch = Stopwatch()
+    x = torch.linspace(0, 6, 1001)[:, None]
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    y = curve.truth(x) + math.sqrt(curve.noise_var) * noise
+    spread = metrics.rmse(network(curve.x), curve.y) ** 2
+    figure = canvas(4.6, 4.4)
+    with watch("these lines"):
+        predictions = _coverage(figure.subplots(), network, posterior, spread, x, y)
+    gap = ((x > curve.gap[0]) & (x < curve.gap[1]))[:, 0]
+    rows = []
+    for name, (mean, var) in predictions.items():
+        scores = [f"{metrics.rmse(mean, y):.3f}", f"{metrics.gaussian_nll((mean, var), y):.3f}"]
+        for part in (~gap, gap):
+            scores.append(f"{metrics.coverage(mean[part], var[part], y[part], 0.95):.1%}")
+        rows.append((name, *scores))
+    head = ("", "RMSE", "NLL", "95 % interval, with data", "95 % interval, in the gap")
+    note = """Share of fresh observations inside the central 95 % interval; 95 % is ideal. NLL is the mean
+        negative log density; lower is better. The network gets a constant variance, its mean squared
+        error on the training data."""
+    text = """
+        Is the band honest? 1001 fresh observations over the whole range, the gap included, are compared
+        with central intervals of every probability. On the diagonal, an interval of 80 % holds 80 % of
+        the observations; below it, a prediction is too sure of itself.
+        """
+    picture = Figure.draw("coverage", figure, "Observed against nominal coverage of intervals")
+    return Section(
+        "Regression: intervals that hold what they promise",
+        text,
+        (picture,),
+        shown(_coverage),
+        Table(head, tuple(rows), note),
+        watch.seconds,
+    )
+
+
+def _coverage(
+    ax: Any, network: nn.Module, posterior: Any, spread: Tensor, x: Tensor, y: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    law = posterior.predict(x)  # the law of y, noise included
+    predictions = {"GP": (law.mean, law.variance), "network": (network(x), spread.expand(y.shape))}
+    plots.plot_coverage(ax, predictions, y)
+    return predictions
