@@ -326,8 +326,8 @@ def accuracy(scores: Tensor, y: Tensor) -> float:
     return float((scores.argmax(1) == y).double().mean())
 
 
-def retrained_head(module: nn.Sequential, x: Tensor, y: Tensor) -> nn.Module:
-    """The last layer alone, refitted from zero by L-BFGS with a weight decay chosen in its favor."""
+def retrained_head(module: nn.Sequential, x: Tensor, y: Tensor, decay: float) -> nn.Module:
+    """The last layer alone, refitted from zero by L-BFGS with weight decay."""
     head = nn.Linear(16, 5)
     nn.init.zeros_(head.weight)
     features = module[:-1](x).detach()
@@ -336,7 +336,7 @@ def retrained_head(module: nn.Sequential, x: Tensor, y: Tensor) -> nn.Module:
     def closure():
         optimizer.zero_grad()
         penalty = sum(p.square().sum() for p in head.parameters())
-        loss = nn.functional.cross_entropy(head(features), y) + 1e-3 * penalty
+        loss = nn.functional.cross_entropy(head(features), y) + decay * penalty
         loss.backward()
         return loss
 
@@ -354,7 +354,8 @@ def test_a_classifier_of_other_digits_is_at_least_a_retrained_last_layer():
     test, labels = test[labels >= 5], labels[labels >= 5] - 5
     posterior = n2g.adapt(module, (x, y), n2g.Categorical(n2g.Probit()), zero_mean=True)
     ours = accuracy(posterior.predict(test).probs, labels)
-    head = accuracy(retrained_head(module, x, y)(test), labels)
+    decays = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # the best on the test digits, in favor of the head
+    head = max(accuracy(retrained_head(module, x, y, d)(test), labels) for d in decays)
     assert head > 0.4  # the baseline works
     assert ours >= head
     independent = n2g.condition(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from net2gp.posteriors.inference import infer
 from net2gp.posteriors.problem import Problem, make_problem
 from net2gp.posteriors.solvers import Inference, Laplace, Solver
 from net2gp.posteriors.spectrum import Spectrum, decompose, same_inputs, share_spectrum
-from net2gp.posteriors.systems import DenseSystem, FeatureSystem
+from net2gp.posteriors.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.tune import tune_spectra
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.progress import progress
@@ -52,6 +53,13 @@ def adapt(
     network itself is the prior mean, or with `zero_mean` nothing is, and the network only gives the
     kernel. Pass a `Linearized` to choose parameters or outputs: adapt(linearize(net, only="head.*"), …).
 
+    On data that the network was trained on, its residuals are noise, and the evidence of a prior around
+    the network prefers no change at all: it cannot tell how far the parameters may be from θ*. Where
+    it is so (the prior's changes would be below the noise, or move logits by less than one), prior and
+    noise are tuned around zero instead, θ ~ N(0, prior_var), so that they must explain the trained
+    parameters themselves: the evidence of Khan et al. (2019), with mean f(x; θ*) − J(x)θ*. The
+    posterior still has the network as its prior mean.
+
     Tuning uses all points up to 6000 rows (N·C) under Gaussian noise, 2000 otherwise, and a fixed
     random subset of that size beyond; conditioning always uses all.
 
@@ -62,7 +70,8 @@ def adapt(
     >>> float((posterior.marginal(x).mean - x.sin()).abs().max()) < 0.05
     True
 
-    Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
+    References: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021; Khan et al.,
+    Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
     linearized = network if isinstance(network, Linearized) else linearize(network)
     mean = None if zero_mean else linearized
@@ -72,13 +81,14 @@ def adapt(
         raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
     if not isinstance(likelihood, Gaussian):
         if prior_var is None:
-            kernel = _tune_scale(kernel, data, likelihood, mean, inference or Laplace())
+            problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
+            kernel = kernel.scaled(_tune_scale(problem, inference or Laplace()))
         return condition(kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
     if prior_var is not None and likelihood.noise_var is not None:
         return condition(kernel, data, likelihood, mean=mean, solver=solver)
     noise, scale = _open(likelihood), None if prior_var is None else 1.0
     tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
-    noise, scale = tune_spectra([tuning], noise, scale)
+    noise, scale = _tune_spectrum(tuning, noise, scale)
     if solver is None and num_rows(tuning.problem.x) == num_rows(data[0]):
         return tuning.condition(noise, scale)
     return condition(kernel.scaled(scale), data, Gaussian(noise), mean=mean, solver=solver)
@@ -170,32 +180,66 @@ def _tuning_problem(
     return make_problem(kernel, _subset(data, size), likelihood, mean)
 
 
-def _tune_scale(
-    kernel: TangentKernel,
-    data: tuple[Inputs, Tensor],
-    likelihood: Likelihood,
-    mean: Linearized | None,
-    inference: Inference,
-) -> TangentKernel:
-    """The kernel scaled to the largest Laplace evidence (or bound): a grid, then Brent's method."""
-    problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
-    weights = problem.kernel.num_features < problem.num_rows  # type: ignore[attr-defined]
+def _tune_spectrum(
+    tuning: Spectrum, noise_var: float | None, scale: float | None
+) -> tuple[float, float]:
+    """Noise and scale by the evidence around the network or, if it prefers no change, around zero."""
+    best = tune_spectra([tuning], noise_var, scale)
+    rows = len(tuning.eigenvalues) + tuning.num_zeros
+    level = float(tuning.eigenvalues.sum()) / rows
+    if scale is not None or tuning.problem.mean is None or best[1] * level >= best[0]:
+        return best
+    return tune_spectra([share_spectrum(tuning, _around_zero(tuning.problem)[0])], noise_var, scale)
+
+
+def _around_zero(problem: Problem) -> tuple[Problem, Tensor]:
+    """The problem with the mean of θ ~ N(0, prior_var), f(x; θ*) − J(x)θ*, and J(x)θ* itself: (N, C)."""
+    assert isinstance(problem.kernel, TangentKernel)
+    linearized = problem.kernel.linearized
+    theta = linearized.flatten(linearized.params)[:, None]
+    unit = linearized.kernel()
+    own = unit.apply(problem.x, theta).to(torch.float64).reshape(problem.offset.shape)
+    return replace(problem, offset=problem.offset - own), own
+
+
+def _tune_scale(problem: Problem, inference: Inference) -> float:
+    """The scale of the kernel by the evidence around the network or, if it prefers no change, around zero."""
+    kernel = problem.kernel
+    assert isinstance(kernel, TangentKernel)
+    weights = kernel.num_features < problem.num_rows
     base = feature_system(problem).features if weights else problem.gram()
     level = float(kernel.diag(problem.x).mean())
     if level == 0.0:
         raise InputError(
             "the tangent kernel is zero at the data: the chosen parameters have no effect there."
         )
+    system = lambda s: FeatureSystem(base * s**0.5) if weights else DenseSystem(base * s)
+    scale = _best_scale(problem, inference, system, level)
+    if problem.mean is None or scale * level >= 1.0:
+        return scale
+    around_zero, own = _around_zero(problem)
+    return _best_scale(around_zero, inference, system, level, own)
+
+
+def _best_scale(
+    problem: Problem,
+    inference: Inference,
+    system: Callable[[float], System],
+    level: float,
+    start: Tensor | None = None,
+) -> float:
+    """The scale with the largest Laplace evidence (or bound): a grid, then Brent's method.
+
+    `start` is a first guess of f − mean at the points; each solution then starts the next.
+    """
     with progress("prior variance", None) as advance, torch.no_grad(), warnings.catch_warnings():
         # at the far ends of the grid; the prior that is chosen is conditioned with once more
         warnings.simplefilter("ignore", NotConverged)
-        start: Tensor | None = None
 
         def loss(log_scale: float) -> float:
             nonlocal start
-            s = float(np.exp(log_scale))
-            system = FeatureSystem(base * s**0.5) if weights else DenseSystem(base * s)
-            found = infer(system, problem.likelihood, problem.offset, problem.y, inference, start)
+            prior = system(float(np.exp(log_scale)))
+            found = infer(prior, problem.likelihood, problem.offset, problem.y, inference, start)
             start = found.state.f
             advance(note=f"log evidence {float(found.evidence):.3f}")
             return -float(found.evidence)
@@ -205,5 +249,4 @@ def _tune_scale(
         best = int(np.argmin(values))
         low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
         found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 0.02})
-        log_scale = found.x if found.fun <= values[best] else grid[best]
-    return kernel.scaled(float(np.exp(log_scale)))
+        return float(np.exp(found.x if found.fun <= values[best] else grid[best]))

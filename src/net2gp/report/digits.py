@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ def scene() -> list[Section]:
         posterior = _calibrated(network, known, held_out)
     with watch("predicting 445 digits"):
         probs = {
-            "network": network(test[0]).softmax(-1),
             "GP around the network": posterior.predict(test[0]).probs,
+            "network": network(test[0]).softmax(-1),
         }
     return [
         _calibration(probs, test[1], posterior, watch),
@@ -109,18 +108,9 @@ def _detection(network: nn.Module, around: Any, known: Pair, x: Tensor) -> Secti
         STRANGERS[1]: torch.rand(x.shape, generator=torch.Generator().manual_seed(0)),
     }
     with watch("these lines"):
-        posterior, inside = _detector(network, known, x)
-    scores: dict[str, Callable[[Tensor], Tensor]] = {
-        "network: entropy": lambda z: _entropy(network(z).softmax(-1)),
-        "GP around the network: entropy": lambda z: _entropy(around.predict(z).probs),
-        "GP with zero mean: entropy": lambda z: _entropy(posterior.predict(z).probs),
-        "GP with zero mean: variance of f": lambda z: posterior.marginal(z).variance.sum(-1),
-    }
+        posterior, _ = _detector(network, known, x)
     with watch("scoring everything"):
-        values = {
-            name: {"test digits": score(x)} | {kind: score(z) for kind, z in strangers.items()}
-            for name, score in scores.items()
-        }
+        values = _scores(network, around, posterior, {"test digits": x, **strangers})
     rows = []
     for name, found in values.items():
         areas = [metrics.auroc(found["test digits"], found[kind]) for kind in STRANGERS]
@@ -141,28 +131,43 @@ def _detection(network: nn.Module, around: Any, known: Pair, x: Tensor) -> Secti
     return Section(
         "Strangers: images unlike the training data",
         text,
-        (_histograms(values, inside),),
+        (_histograms(values),),
         shown(_detector),
         Table(("score", *STRANGERS), tuple(rows)),
         watch.seconds,
     )
 
 
-def _histograms(values: dict[str, dict[str, Tensor]], inside: Tensor) -> Figure:
+def _scores(
+    network: nn.Module, around: Any, kernel_only: Any, images: dict[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """What each kind of score says about each kind of image."""
+    values: dict[str, dict[str, Tensor]] = {}
+    for kind, z in images.items():
+        f = kernel_only.marginal(z)
+        found = {
+            "network: entropy": _entropy(network(z).softmax(-1)),
+            "GP around the network: entropy": _entropy(around.predict(z).probs),
+            "GP with zero mean: entropy": _entropy(kernel_only.likelihood.predict(f).probs),
+            "GP with zero mean: variance of f": f.variance.sum(-1),
+        }
+        for name, score in found.items():
+            values.setdefault(name, {})[kind] = score
+    return values
+
+
+def _histograms(values: dict[str, dict[str, Tensor]]) -> Figure:
     figure = canvas(9, 3.4)
     left, right = figure.subplots(1, 2)
     panels = {
         left: ("network: entropy", "entropy of the network's probabilities (nats)"),
-        right: ("GP with zero mean: variance of f", "variance of f under the GP (log scale)"),
+        right: (
+            "GP with zero mean: variance of f",
+            "variance of f under the GP, summed over logits",
+        ),
     }
     for ax, (name, label) in panels.items():
-        joined = torch.cat(list(values[name].values()))
-        if ax is right:
-            low, high = float(joined.min().log10()), float(joined.max().log10())
-            edges = torch.logspace(low, high, 41)
-            ax.set_xscale("log")
-        else:
-            edges = torch.linspace(0, float(joined.max()), 41)
+        edges = torch.linspace(0, float(torch.cat(list(values[name].values())).max()), 46)
         for color, (kind, numbers) in zip(plots.COLORS, values[name].items(), strict=False):
             ax.hist(numbers.numpy(), edges.numpy(), color=color, alpha=0.55, label=kind)
         ax.spines[["top", "right"]].set_visible(False)
@@ -190,6 +195,7 @@ def _kernel(before: nn.Module, after: nn.Module, held_out: Pair) -> Section:
     rows = []
     for ax, (name, values) in zip(figure.subplots(1, 2), similar.items(), strict=True):
         plots.plot_kernel(ax, values)
+        ax.images[0].set(cmap="cividis", clim=(0, 1))  # one scale for both
         ax.set_title(name, fontsize=11)
         ax.set_xticks(torch.arange(10) * 20 + 9.5, [str(label) for label in range(10)])
         ax.set_yticks(torch.arange(10) * 20 + 9.5, [str(label) for label in range(10)])
@@ -202,7 +208,7 @@ def _kernel(before: nn.Module, after: nn.Module, held_out: Pair) -> Section:
         digits are sorted by class, and none of them was used in training. Blocks on the diagonal mean that
         the network treats digits of a class alike.
         """
-    note = "Mean similarity of two different digits."
+    note = "Mean similarity of two different digits. The few values below zero are drawn as zero."
     picture = Figure.draw(
         "kernel", figure, "Heat maps of the tangent kernel before and after training"
     )

@@ -79,11 +79,14 @@ def page(title: str, lead: str, sections: Sequence[Section], footer: str = "") -
 
 
 def _section(section: Section) -> str:
-    parts = [f"<h2>{escape(section.title)}</h2>"]
-    if section.figures:
-        pictures = "".join(_picture(figure) for figure in section.figures)
-        parts.append(f'<div class="figures">{pictures}</div>')
-    parts.append(_paragraphs(section.text))
+    pictures = "".join(_picture(figure) for figure in section.figures)
+    small = sum(figure.width for figure in section.figures) <= 500
+    layout = "beside" if section.figures and small else "above"
+    parts = [
+        f"<h2>{escape(section.title)}</h2>",
+        f'<div class="{layout}"><div class="figures">{pictures}</div>',
+        f"<div>{_paragraphs(section.text)}</div></div>",
+    ]
     if section.table is not None:
         parts.append(_table(section.table))
     if section.code:
@@ -142,8 +145,11 @@ h2 { font-size: 1.35rem; line-height: 1.25; margin: 0 0 1rem; }
 header { border-left: 4px solid var(--accent); padding-left: 1.1rem; margin-bottom: 2.5rem; }
 header p { font-size: 1.1rem; color: var(--soft); max-width: 44rem; margin: 0.4rem 0; }
 section { padding: 2rem 0; border-top: 1px solid var(--line); }
-section > p { max-width: 46rem; }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem; margin-bottom: 1rem; }
+section p { max-width: 46rem; }
+.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
+  gap: 1.5rem; }
+.beside p:first-child { margin-top: 0; }
+.figures { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
 figure { margin: 0; flex: 1 1 20rem; background: #ffffff; border: 1px solid var(--line);
   border-radius: 8px; padding: 0.6rem; }
 img { display: block; width: 100%; height: auto; }

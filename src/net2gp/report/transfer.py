@@ -89,7 +89,7 @@ def _draw(
     curves: dict[str, dict[str, Tensor]],
 ) -> Figure:
     figure = canvas(9, 6.4)
-    panels = figure.subplots(2, 2, sharex=True).flat
+    panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for ax, (name, target) in zip(panels, targets.items(), strict=True):
         law = predictions[name]
         plots.plot_regression(
@@ -105,8 +105,8 @@ def _draw(
         ax.plot(x, curves[name]["source network"][:, 0], color=plots.FAINT, label="source network")
         tuned = curves[name]["last layer fine-tuned"][:, 0]
         ax.plot(x, tuned, color=plots.COLORS[1], linewidth=1.2, label="last layer fine-tuned")
-        reach = 1.6 * max(target.amplitude, 0.8 * source.amplitude)
-        ax.set_ylim(-reach, reach)
+        ax.plot(*(values[:, 0] for values in target.data), "o", color=plots.INK, markersize=5)
+        ax.set_ylim(-7, 7)
         ax.set_title(name, fontsize=11)
         ax.label_outer()
         handles, labels = ax.get_legend_handles_labels()
@@ -140,10 +140,10 @@ def _table(
         for name, y in observed.items()
     ]
     rows.append(_row("GP, closed form", errors, losses, f"{sum(inside) / len(inside):.1%}"))
-    head = ("", *(f"RMSE {name}" for name in targets), "mean NLL", "95 % interval")
+    head = ("", *(f"RMSE {name}" for name in targets), "mean NLL", "95% interval")
     note = """On 201 fresh observations of each task. A network has no variance of its own: for its NLL it
         gets the best constant one in hindsight, its own squared error on these observations, which flatters
-        it. The last column is the share of observations inside the GP's 95 % interval."""
+        it. The last column is the share of observations inside the GP's 95% interval."""
     return Table(head, tuple(rows), note)
 
 

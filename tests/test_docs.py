@@ -1,0 +1,87 @@
+"""README and docs: every Python block runs, every relative link leads somewhere."""
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+import net2gp
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```.*?^```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """The Python blocks of a page, each with the number of the line it starts after."""
+    text = page.read_text(encoding="utf-8")
+    return [(text.count("\n", 0, m.start(1)), m.group(1)) for m in BLOCK.finditer(text)]
+
+
+def links(page: Path) -> list[str]:
+    """The targets of a page's links to other files, without those of code blocks."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    targets = [a or b for a, b in LINK.findall(text)]
+    return [t for t in targets if not re.match(r"[a-z]+:|#", t)]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name)
+def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace: dict = {"__name__": "__main__"}
+    for line, source in blocks(page):
+        # empty lines in front, so that a traceback names the line of the page
+        exec(compile("\n" * line + source, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_lead_to_files(page):
+    missing = [t for t in links(page) if not (page.parent / t.split("#")[0]).exists()]
+    assert not missing, f"{name(page)} links to {missing}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.is_relative_to(ROOT / "docs")], ids=name)
+def test_every_page_of_the_docs_is_in_the_menu(page):
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert f" {page.relative_to(ROOT / 'docs').as_posix()}\n" in menu
+
+
+def test_the_api_page_documents_everything_public():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    paths = [path.rsplit(".", 1) for path in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)]
+    documented = {id(getattr(import_module(module), last, None)) for module, last in paths}
+    names = [n for n in net2gp.__all__ if not n.startswith("_")]
+    assert [n for n in names if id(getattr(net2gp, n)) not in documented] == []
+
+
+def messages() -> list[str]:
+    """All strings of the source, with … for what an f-string fills in."""
+    found = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [p.value if isinstance(p, ast.Constant) else "…" for p in parts]
+            if any(isinstance(p, ast.Constant) for p in parts):
+                found.append("".join(map(str, texts)))
+    return found
+
+
+def test_the_guide_to_errors_quotes_messages_that_exist():
+    text = (ROOT / "docs" / "guide" / "errors.md").read_text(encoding="utf-8")
+    tables = text[text.index("## The network") : text.index("## Size and precision")]
+    quotes = re.findall(r"^\| (?!message|---)(.*?) \|", tables, re.MULTILINE)
+    known = messages()
+    assert len(quotes) > 20
+    assert [quote for quote in quotes if not any(quote in message for message in known)] == []
