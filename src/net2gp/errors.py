@@ -47,6 +47,10 @@ class NotConverged(Net2GPWarning):
     """An iterative method stopped above its tolerance."""
 
 
+class NothingToTune(Net2GPWarning):
+    """The evidence prefers no change of the network, so it cannot set a prior variance."""
+
+
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise if `tensor` has a NaN or an infinity.
 

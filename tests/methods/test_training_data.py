@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import net2gp as n2g
+from net2gp.errors import NothingToTune
 
 
 def trained(x, y, loss, outputs, steps=600):
@@ -80,13 +81,20 @@ def test_the_tuned_prior_maximizes_the_evidence_around_zero(regression):
         assert evidence(prior, noise * factor) < best
 
 
-def test_a_classifier_is_unsure_away_from_its_training_data(classification):
+def test_a_classifier_says_that_its_training_data_cannot_tune_a_prior(classification):
     network, x, y = classification
-    posterior = n2g.adapt(network, (x, y), n2g.Categorical())
+    with pytest.warns(NothingToTune, match="the evidence prefers no change of the network at all"):
+        posterior = n2g.adapt(network, (x, y), n2g.Categorical())
+    probs = posterior.predict(x).probs
+    assert torch.allclose(probs, network(x).softmax(1).detach(), atol=0.01)
+
+
+def test_a_classifier_with_a_given_prior_is_unsure_away_from_its_training_data(classification):
+    network, x, y = classification
+    posterior = n2g.adapt(network, (x, y), n2g.Categorical(), prior_var=0.1)
     far = torch.tensor([[-8.0, 9.0], [9.0, -8.0]], dtype=torch.float64)
-    assert float(posterior.marginal(far).variance.mean()) > 5 * float(
-        posterior.marginal(x).variance.mean()
-    )
+    near = posterior.marginal(x).variance.mean()
+    assert float(posterior.marginal(far).variance.mean()) > 5 * float(near)
     bare = network(far).softmax(1).detach().max()
     assert float(posterior.predict(far).probs.max()) < float(bare)
 

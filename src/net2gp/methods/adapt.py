@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from net2gp.errors import InputError, NotConverged
+from net2gp.errors import InputError, NotConverged, NothingToTune
 from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import Linearized, TangentKernel, linearize
@@ -31,6 +31,9 @@ from net2gp.types import Data, Inputs, Likelihood
 
 SPECTRUM_ROWS = 6000
 """Rows up to which hyper-parameters are tuned on all points under Gaussian noise."""
+
+SMALLEST_LEVEL = 1e-3
+"""The smallest prior variance of f that is tried: below it nothing changes."""
 
 NEWTON_ROWS = 2000
 """Rows up to which the prior is tuned on all points under other likelihoods."""
@@ -55,10 +58,11 @@ def adapt(
 
     On data that the network was trained on, its residuals are noise, and the evidence of a prior around
     the network prefers no change at all: it cannot tell how far the parameters may be from θ*. Where
-    it is so (the prior's changes would be below the noise, or move logits by less than one), prior and
-    noise are tuned around zero instead, θ ~ N(0, prior_var), so that they must explain the trained
-    parameters themselves: the evidence of Khan et al. (2019), with mean f(x; θ*) − J(x)θ*. The
-    posterior still has the network as its prior mean.
+    the changes would be below the noise, a Gaussian likelihood's prior and noise are tuned around zero
+    instead, θ ~ N(0, prior_var), so that they must explain the trained parameters themselves: the
+    evidence of Khan et al. (2019), with mean f(x; θ*) − J(x)θ*. The posterior still has the network as
+    its prior mean. Other likelihoods have no such evidence that could be trusted (Laplace's grows without
+    bound on separable classes): there `NothingToTune` is warned of, and `prior_var` or `zero_mean` asked for.
 
     Tuning uses all points up to 6000 rows (N·C) under Gaussian noise, 2000 otherwise, and a fixed
     random subset of that size beyond; conditioning always uses all.
@@ -189,21 +193,20 @@ def _tune_spectrum(
     level = float(tuning.eigenvalues.sum()) / rows
     if scale is not None or tuning.problem.mean is None or best[1] * level >= best[0]:
         return best
-    return tune_spectra([share_spectrum(tuning, _around_zero(tuning.problem)[0])], noise_var, scale)
+    return tune_spectra([share_spectrum(tuning, _around_zero(tuning.problem))], noise_var, scale)
 
 
-def _around_zero(problem: Problem) -> tuple[Problem, Tensor]:
-    """The problem with the mean of θ ~ N(0, prior_var), f(x; θ*) − J(x)θ*, and J(x)θ* itself: (N, C)."""
+def _around_zero(problem: Problem) -> Problem:
+    """The problem with the mean of θ ~ N(0, prior_var): f(x; θ*) − J(x)θ*."""
     assert isinstance(problem.kernel, TangentKernel)
     linearized = problem.kernel.linearized
     theta = linearized.flatten(linearized.params)[:, None]
-    unit = linearized.kernel()
-    own = unit.apply(problem.x, theta).to(torch.float64).reshape(problem.offset.shape)
-    return replace(problem, offset=problem.offset - own), own
+    own = linearized.kernel().apply(problem.x, theta).to(torch.float64)
+    return replace(problem, offset=problem.offset - own.reshape(problem.offset.shape))
 
 
 def _tune_scale(problem: Problem, inference: Inference) -> float:
-    """The scale of the kernel by the evidence around the network or, if it prefers no change, around zero."""
+    """The scale of the kernel with the largest evidence; warns where the evidence prefers none."""
     kernel = problem.kernel
     assert isinstance(kernel, TangentKernel)
     weights = kernel.num_features < problem.num_rows
@@ -215,10 +218,15 @@ def _tune_scale(problem: Problem, inference: Inference) -> float:
         )
     system = lambda s: FeatureSystem(base * s**0.5) if weights else DenseSystem(base * s)
     scale = _best_scale(problem, inference, system, level)
-    if problem.mean is None or scale * level >= 1.0:
-        return scale
-    around_zero, own = _around_zero(problem)
-    return _best_scale(around_zero, inference, system, level, own)
+    if scale * level <= 1.1 * SMALLEST_LEVEL:
+        warnings.warn(
+            "the evidence prefers no change of the network at all, as on the data that it was trained "
+            f"on: with prior_var={scale:.1e} predictions are the network's own, without uncertainty "
+            "about it. Pass prior_var=..., or zero_mean=True to use the network as a kernel only.",
+            NothingToTune,
+            stacklevel=3,
+        )
+    return scale
 
 
 def _best_scale(
@@ -226,15 +234,15 @@ def _best_scale(
     inference: Inference,
     system: Callable[[float], System],
     level: float,
-    start: Tensor | None = None,
 ) -> float:
     """The scale with the largest Laplace evidence (or bound): a grid, then Brent's method.
 
-    `start` is a first guess of f − mean at the points; each solution then starts the next.
+    Each solution starts the next.
     """
     with progress("prior variance", None) as advance, torch.no_grad(), warnings.catch_warnings():
         # at the far ends of the grid; the prior that is chosen is conditioned with once more
         warnings.simplefilter("ignore", NotConverged)
+        start: Tensor | None = None
 
         def loss(log_scale: float) -> float:
             nonlocal start
@@ -244,7 +252,7 @@ def _best_scale(
             advance(note=f"log evidence {float(found.evidence):.3f}")
             return -float(found.evidence)
 
-        grid = [np.log(10.0**e / level) for e in np.arange(-3, 4.5, 1.0)]
+        grid = [np.log(SMALLEST_LEVEL * 10.0**e / level) for e in range(8)]
         values = [loss(point) for point in grid]
         best = int(np.argmin(values))
         low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]

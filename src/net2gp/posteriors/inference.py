@@ -240,7 +240,7 @@ def _natural_steps(
             trial = Sites(natural, torch.lerp(sites.curvature, target.curvature, step))
             new_state = system.solve(trial)
             new_bound, new_target = _bound_and_target(system, likelihood, mean, y, trial, new_state)
-            if not new_bound >= bound - 1e-9 * (1 + bound.abs()):
+            if not new_bound >= bound - 1e-13 * (1 + bound.abs()):
                 step /= 2
                 if step < 1e-4:
                     return sites, True
