@@ -38,7 +38,7 @@ bench: $(STAMP) ## speed and memory, side by side with the peers
 
 docs: $(STAMP) ## the documentation, into site/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove everything that make created
 	rm -rf $(VENV) .venv-peers site demo_output build

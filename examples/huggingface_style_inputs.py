@@ -47,7 +47,7 @@ def sentences(count, generator):
 def main(out: Path) -> None:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    (x, y), fresh, (x_test, y_test) = (sentences(count, generator) for count in (150, 100, 400))
+    (x, y), fresh, (x_test, y_test) = (sentences(count, generator) for count in (150, 150, 500))
     network = Encoder()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for _ in range(150):
