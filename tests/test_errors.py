@@ -78,7 +78,7 @@ def test_positive_values_pass(value) -> None:
         (
             0.0,
             False,
-            r"noise_var is a variance and must be positive and finite, but 0 was given\. Pass",
+            r"noise_var must be positive and finite, but 0 was given\. Pass",
         ),
         (-1.0, False, r"must be positive and finite, but -1 was given"),
         (-1.0, True, r"must be zero or positive and finite, but -1 was given"),

@@ -374,7 +374,7 @@ def test_noise_of_the_wrong_shape_says_what_to_pass() -> None:
         Gaussian(torch.ones(4, 3)).noise_variance(F2)
     with pytest.raises(InputError, match=r"but has shape \(1, 1, 1\)"):
         Gaussian(torch.ones(1, 1, 1))
-    with pytest.raises(InputError, match=r"noise_var is a variance and must be zero or positive"):
+    with pytest.raises(InputError, match=r"noise_var must be zero or positive"):
         Gaussian(-0.1)
 
 

@@ -90,7 +90,7 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
         wanted = "zero or positive" if zero else "positive"
         shown = tensor[~good].reshape(-1)[0].item()
         raise InputError(
-            f"{name} is a variance and must be {wanted} and finite, but {shown:g} was given."
+            f"{name} must be {wanted} and finite, but {shown:g} was given."
             f" Pass for example {name}=0.1."
         )
 

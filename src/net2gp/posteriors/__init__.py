@@ -2,6 +2,7 @@
 
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.laws import prior
 from net2gp.posteriors.samples import FunctionSamples
 from net2gp.posteriors.save import load, save
 from net2gp.posteriors.solvers import (
@@ -35,6 +36,7 @@ __all__ = [
     "WeightSpace",
     "condition",
     "load",
+    "prior",
     "save",
     "spectrum",
     "tune",

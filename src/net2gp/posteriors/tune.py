@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 from net2gp.errors import InputError, NotPositiveDefinite, check_positive
@@ -17,6 +17,9 @@ from net2gp.progress import progress
 from net2gp.types import Posterior
 
 P = TypeVar("P", bound=Posterior)
+
+BOX, BOXES = 2.0, 12
+"""How far, in logarithms, the search goes at a time, and how often it goes on."""
 
 FAILED = 1e25
 """What the objective is where the posterior cannot be built, so that the search turns back."""
@@ -79,16 +82,7 @@ class _Objective:
 
     def maximize(self, start: np.ndarray, max_iterations: int) -> np.ndarray:
         if self.differentiable(start):
-            bounds = [(value - 25, value + 25) for value in start]
-            options = {"maxiter": max_iterations, "ftol": 1e-12, "gtol": 1e-7}
-            found = minimize(
-                self.with_gradient,
-                start,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=bounds,
-                options=options,
-            )
+            found = self.climb(start, max_iterations)
         else:
             # scipy's own first simplex shrinks with the start, to nothing at a logarithm of zero
             simplex = np.vstack([start, start + 0.5 * np.eye(len(start))])
@@ -105,6 +99,28 @@ class _Objective:
                 f"{ {n: v.tolist() for n, v in self.arguments(start).items()} }. Start from other values."
             )
         return found.x
+
+    def climb(self, start: np.ndarray, max_iterations: int) -> OptimizeResult:
+        """L-BFGS in a box around the start, which moves on as long as the best point is on its edge.
+
+        Without the box, the first step on a steep slope can land on a plateau far away.
+        """
+        options = {"maxiter": max_iterations, "ftol": 1e-12, "gtol": 1e-7}
+        center = start
+        for _ in range(BOXES):
+            bounds = [(value - BOX, value + BOX) for value in center]
+            found = minimize(
+                self.with_gradient,
+                center,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                options=options,
+            )
+            if np.all(np.abs(found.x - center) < 0.99 * BOX):
+                break
+            center = found.x
+        return found
 
     def differentiable(self, start: np.ndarray) -> bool:
         try:

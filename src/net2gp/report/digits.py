@@ -73,8 +73,8 @@ def _calibration(probs: dict[str, Tensor], y: Tensor, posterior: Any, watch: Sto
 
         On the diagonal of the diagram, confidence equals accuracy; below it, predictions are too sure;
         larger dots stand for more digits. The prior variance ({variance:g}) is the one of four with the
-        lowest loss on 200 held-out digits. The evidence cannot choose it here, since the network was
-        trained on the same hundred digits.
+        lowest loss on 200 held-out digits, which is a better judge than the evidence when the network was
+        trained on the same data.
         """
     note = (
         "ECE: expected calibration error, ten bins. Lower is better for NLL, ECE and Brier score."
