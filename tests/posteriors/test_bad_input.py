@@ -259,9 +259,9 @@ def test_test_points_of_an_rbf_need_the_columns_of_the_data():
 def test_an_rbf_has_one_length_scale_or_one_a_column():
     with pytest.raises(InputError, match="one for each of the 2 columns of x"):
         n2g.RBF(torch.ones(3))(X)
-    with pytest.raises(InputError, match=r"lengthscale .* must be positive"):
+    with pytest.raises(InputError, match="lengthscale must be positive"):
         n2g.RBF(-1.0)
-    with pytest.raises(InputError, match=r"output_var .* must be positive"):
+    with pytest.raises(InputError, match="output_var must be positive"):
         n2g.RBF(1.0, 0.0)
 
 

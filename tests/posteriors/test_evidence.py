@@ -307,7 +307,7 @@ def test_tuning_says_when_nothing_can_be_built():
 def test_tuning_says_what_it_needs():
     with pytest.raises(InputError, match=r"something to tune: tune\(builder, noise_var=0.1\)"):
         tune(lambda: None)
-    with pytest.raises(InputError, match=r"noise_var is .* must be positive and finite, but -1"):
+    with pytest.raises(InputError, match="noise_var must be positive and finite, but -1"):
         tune(lambda noise_var: None, noise_var=-1.0)
 
 
@@ -331,7 +331,7 @@ def test_tuning_spectra_finds_the_optimum_over_noise_and_scale():
 def test_a_spectrum_refuses_a_noise_without_a_density():
     fixed = spectrum(RBF(), (points(5), real_targets(points(5), 1)))
     for noise in (0.0, -1.0, math.nan):
-        with pytest.raises(InputError, match=r"noise_var .* must be positive and finite"):
+        with pytest.raises(InputError, match="noise_var must be positive and finite"):
             fixed.log_marginal_likelihood(noise)
-        with pytest.raises(InputError, match=r"noise_var .* must be positive and finite"):
+        with pytest.raises(InputError, match="noise_var must be positive and finite"):
             fixed.condition(noise)
