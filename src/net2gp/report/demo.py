@@ -49,7 +49,9 @@ def demo(out: str | os.PathLike = "demo_output") -> Path:
         for figure in section.figures:
             (folder / f"{figure.name}.png").write_bytes(figure.png)
     footer = f"""Written by net2gp {__version__} with PyTorch {torch.__version__} on one CPU thread in
-        {perf_counter() - start:.0f} seconds. Timings vary; every other number repeats."""
+        {perf_counter() - start:.0f} seconds. Timings vary; every other number repeats. Networks
+        and data were chosen, after trying others, to be small and to show one thing each; they are not
+        averages over problems. A network that is calibrated already gains little from its process."""
     path = folder / "index.html"
     path.write_text(page(TITLE, LEAD, sections, footer), encoding="utf-8")
     return path
