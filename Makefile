@@ -33,8 +33,9 @@ check: $(STAMP) ## lint, types and import order only
 slow: $(STAMP) ## the long reproductions
 	$(BIN)/python -m pytest -q -m slow
 
-bench: $(STAMP) ## speed and memory, side by side with the peers
+bench: $(STAMP) ## speed and memory, side by side with the peers; then caches and solvers
 	$(BIN)/python benchmarks/run.py
+	NET2GP_DATA=$${NET2GP_DATA:-$(realpath ../shared/data)} OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/solvers.py
 
 docs: $(STAMP) ## the documentation, into site/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
