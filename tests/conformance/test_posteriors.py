@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 from net2gp import Gaussian, linearize
 from net2gp.posteriors import systems
 from net2gp.types import Posterior
-from posteriors.ways import WAYS, built, points, seeded, test_points
+from posteriors.ways import WAYS, built, points, seeded, unseen_points
 
 EACH = pytest.mark.parametrize("name", WAYS)
 GAUSSIAN = pytest.mark.parametrize("name", [name for name in WAYS if name.startswith("gaussian")])
@@ -28,7 +28,7 @@ def prior_covariance(name: str, x: Tensor) -> Tensor:
 
 
 def assert_same_law(one, other, tol: float) -> None:
-    x = test_points()
+    x = unseen_points()
     for a, b in ((one.joint(x), other.joint(x)), (one.marginal(x), other.marginal(x))):
         torch.testing.assert_close(a.mean, b.mean, rtol=tol, atol=tol)
         torch.testing.assert_close(a.covariance_matrix, b.covariance_matrix, rtol=tol, atol=tol)
@@ -36,7 +36,7 @@ def assert_same_law(one, other, tol: float) -> None:
 
 @EACH
 def test_it_is_a_posterior_with_the_shapes_it_promises(name):
-    posterior, x, C = built(name), test_points(), WAYS[name].outputs
+    posterior, x, C = built(name), unseen_points(), WAYS[name].outputs
     assert isinstance(posterior, Posterior)
     marginal, joint = posterior.marginal(x), posterior.joint(x)
     assert (marginal.batch_shape, marginal.event_shape) == ((len(x),), (C,))
@@ -50,7 +50,7 @@ def test_it_is_a_posterior_with_the_shapes_it_promises(name):
 
 @EACH
 def test_the_predictive_law_is_of_the_targets(name):
-    way, x = WAYS[name], test_points()
+    way, x = WAYS[name], unseen_points()
     predicted = built(name).predict(x)
     assert isinstance(predicted, Distribution)
     y = way.targets(x, way.num_targets)
@@ -60,7 +60,7 @@ def test_the_predictive_law_is_of_the_targets(name):
 
 @EACH
 def test_marginals_are_the_diagonal_blocks_of_the_joint_law(name):
-    posterior, x, C = built(name), test_points(), WAYS[name].outputs
+    posterior, x, C = built(name), unseen_points(), WAYS[name].outputs
     joint, marginal = posterior.joint(x), posterior.marginal(x)
     blocks = joint.covariance_matrix.reshape(len(x), C, len(x), C).diagonal(dim1=0, dim2=2)
     torch.testing.assert_close(joint.mean.reshape(len(x), C), marginal.mean, rtol=0, atol=1e-10)
@@ -71,7 +71,7 @@ def test_marginals_are_the_diagonal_blocks_of_the_joint_law(name):
 
 @EACH
 def test_covariances_are_positive_and_below_the_prior(name):
-    x = test_points()
+    x = unseen_points()
     covariance = built(name).joint(x).covariance_matrix
     assert lowest_eigenvalue(covariance) > -1e-8
     assert lowest_eigenvalue(prior_covariance(name, x) - covariance) > -1e-8
@@ -93,7 +93,7 @@ def test_permuting_the_data_changes_nothing(name):
 
 @EACH
 def test_a_prior_that_is_sure_of_its_mean_learns_nothing(name):
-    way, x = WAYS[name], test_points()
+    way, x = WAYS[name], unseen_points()
     sure = way.build(*way.data(), kernel=built(name).kernel.scaled(1e-14))
     mean = linearize(way.network())(x) if way.with_mean else torch.zeros(len(x), way.outputs)
     torch.testing.assert_close(sure.marginal(x).mean, mean.double(), rtol=0, atol=1e-10)
@@ -101,7 +101,7 @@ def test_a_prior_that_is_sure_of_its_mean_learns_nothing(name):
 
 @GAUSSIAN
 def test_conditioning_on_nearly_nothing_is_the_prior(name):
-    way, x = WAYS[name], test_points()
+    way, x = WAYS[name], unseen_points()
     joint = way.build(*way.data(), likelihood=Gaussian(1e14)).joint(x)
     mean = linearize(way.network())(x) if way.with_mean else torch.zeros(len(x), way.outputs)
     torch.testing.assert_close(joint.mean, mean.double().reshape(-1), rtol=0, atol=1e-9)
@@ -110,7 +110,7 @@ def test_conditioning_on_nearly_nothing_is_the_prior(name):
 
 @GAUSSIAN
 def test_the_variance_shrinks_with_data(name):
-    way, test = WAYS[name], test_points()
+    way, test = WAYS[name], unseen_points()
     x, y = way.data()
     before = way.build(x[:9], y[:9]).joint(test).covariance_matrix
     after = built(name).joint(test).covariance_matrix
@@ -145,7 +145,7 @@ def test_draws_have_the_law_of_the_posterior(name):
 
 @EACH
 def test_a_generator_makes_draws_reproducible_and_leaves_the_global_state_alone(name):
-    posterior, x = built(name), test_points()
+    posterior, x = built(name), unseen_points()
     torch.manual_seed(0)
     state = torch.get_rng_state()
     one, other = (posterior.sample(x, 2, generator=seeded(4)) for _ in range(2))
@@ -157,7 +157,7 @@ def test_a_generator_makes_draws_reproducible_and_leaves_the_global_state_alone(
 @EACH
 def test_a_prediction_factorizes_and_solves_nothing_anew(name, monkeypatch):
     posterior = built(name)
-    posterior.marginal(test_points())
+    posterior.marginal(unseen_points())
 
     def refuse(*args, **kwargs):
         raise AssertionError("a prediction factorizes or iterates")
@@ -165,12 +165,12 @@ def test_a_prediction_factorizes_and_solves_nothing_anew(name, monkeypatch):
     for function in ("cholesky", "cholesky_ex", "eigh", "inv", "solve", "svd", "qr"):
         monkeypatch.setattr(torch.linalg, function, refuse)
     monkeypatch.setattr(systems, "block_cg", refuse)
-    posterior.marginal(test_points())
+    posterior.marginal(unseen_points())
 
 
 @EACH
 def test_predictions_one_by_one_are_those_of_the_batch(name):
-    posterior, x = built(name), test_points()
+    posterior, x = built(name), unseen_points()
     together = posterior.marginal(x)
     alone = [posterior.marginal(x[n : n + 1]) for n in range(len(x))]
     means = torch.cat([law.mean for law in alone])
@@ -188,7 +188,7 @@ def test_moving_nowhere_changes_nothing(name):
 @EACH
 def test_float32_predictions_stay_close(name):
     """Rounding the network to float32 moves features by 6e-8; noise and curvature here cost 1e3 more."""
-    posterior, x = built(name), test_points()
+    posterior, x = built(name), unseen_points()
     single = posterior.to(dtype=torch.float32).marginal(x.float())
     assert single.mean.dtype == torch.float32
     exact = posterior.marginal(x)

@@ -264,3 +264,11 @@ def test_the_second_input_is_checked_as_well() -> None:
         kernel(x(), x() / 0)
     with pytest.raises(InputError, match=r"y is torch\.float64, but the network is torch\.float32"):
         kernel(x(), x().double())
+
+
+def test_inputs_that_the_network_cannot_take_are_described() -> None:
+    linearized = linearize(nn.Linear(3, 1).double().eval())
+    x = torch.zeros(4, 2, dtype=torch.float64)
+    for use in (linearized, linearized.kernel(), linearized.jacobian):
+        with pytest.raises(NetworkError, match=r"cannot take x, a tensor of shape \(4, 2\)"):
+            use(x)

@@ -82,7 +82,7 @@ def test_every_solver_gives_the_same_posterior():
 
 
 def test_the_network_is_the_mean_of_the_prior_unless_told_otherwise():
-    """Far from the data, one falls back to the network and the other to zero (RBF-like decay)."""
+    """Data that say nothing, or nothing new, leave the prior mean: the network, or zero."""
     module, x = network(1), points(10)
     near = n2g.adapt(module, (x, module(x).detach()), n2g.Gaussian(0.1), prior_var=1.0)
     close(near.marginal(x).mean, module(x).detach())

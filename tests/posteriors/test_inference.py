@@ -33,7 +33,7 @@ from posteriors.ways import (
     network,
     points,
     real_targets,
-    test_points,
+    unseen_points,
 )
 from reference import gp
 
@@ -88,7 +88,7 @@ class Case:
 @EACH
 @pytest.mark.parametrize("solver", [Cholesky(), WeightSpace()], ids=["function", "weight"])
 def test_laplace_is_newton_s_method_with_autograd(name, solver):
-    case, test = Case.of(name), test_points()
+    case, test = Case.of(name), unseen_points()
     K = case.law(case.x)
     slow = gp.laplace(case.log_prob, K, case.mean, case.curvature)
     expected = slow.predict(K, case.law(case.x, test), case.law(test), case.mean)
@@ -111,7 +111,7 @@ def test_the_curvature_of_a_concave_likelihood_is_the_hessian(name):
 @EACH
 @pytest.mark.parametrize("inference", [Laplace(), Variational(tol=1e-10, max_iterations=1000)])
 def test_function_space_is_weight_space(name, inference):
-    case, test = Case.of(name, 4), test_points()
+    case, test = Case.of(name, 4), unseen_points()
     function, weight = (case.build(solver, inference) for solver in (Cholesky(), WeightSpace()))
     # L-BFGS, where the likelihood is not concave, amplifies rounding up to its own tolerance
     searched = isinstance(inference, Variational) and name.startswith("heteroscedastic")
@@ -124,7 +124,7 @@ def test_function_space_is_weight_space(name, inference):
 def test_inference_on_a_nearly_gaussian_likelihood_is_exact():
     """Raw scales that the prior holds at zero leave a unit-variance Gaussian likelihood."""
     way = Way(HeteroscedasticGaussian(LogVariance()))
-    x, test = points(), test_points()
+    x, test = points(), unseen_points()
     y = real_targets(x, 1)
     linearized = linearize(network(1))
     exact = condition(linearized.kernel(), (x, y), Gaussian(1.0))

@@ -22,7 +22,7 @@ from net2gp import (
     condition,
     linearize,
 )
-from posteriors.ways import WAYS, built, class_targets, network, points, real_targets, test_points
+from posteriors.ways import WAYS, built, class_targets, network, points, real_targets, unseen_points
 
 SOLVERS = {
     "cholesky": Cholesky(),
@@ -155,7 +155,7 @@ gpu = pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("name", WAYS)
 def test_a_posterior_moves_to_the_gpu_and_back(name):
-    posterior, x = built(name), test_points()
+    posterior, x = built(name), unseen_points()
     there = posterior.to("cuda")
     law, expected = there.marginal(x.cuda()), posterior.marginal(x)
     assert law.mean.is_cuda
@@ -170,7 +170,7 @@ def test_a_posterior_moves_to_the_gpu_and_back(name):
 @gpu
 @pytest.mark.parametrize("name", [name for name in WAYS if "conjugate" not in name])
 def test_conditioning_on_the_gpu_is_conditioning_on_the_cpu(name):
-    way, test = WAYS[name], test_points()
+    way, test = WAYS[name], unseen_points()
     x, y = way.data()
     linearized = linearize(way.network().cuda())
     there = way.build(
@@ -227,8 +227,8 @@ def test_a_posterior_is_loaded_onto_the_gpu(tmp_path):
     for name in ("gaussian by cholesky", "categorical by laplace in weight space"):
         save(built(name).to("cuda"), tmp_path / "file")
         loaded = load(tmp_path / "file", WAYS[name].network(), device="cuda")
-        law = loaded.marginal(test_points().cuda())
-        expected = built(name).marginal(test_points())
+        law = loaded.marginal(unseen_points().cuda())
+        expected = built(name).marginal(unseen_points())
         torch.testing.assert_close(law.mean.cpu(), expected.mean, rtol=1e-8, atol=1e-8)
 
 
@@ -236,5 +236,5 @@ def test_a_posterior_is_loaded_onto_the_gpu(tmp_path):
 def test_a_cached_prediction_on_the_gpu_needs_no_training_points():
     posterior = built("gaussian by conjugate gradients").to("cuda")
     forgetful = replace(posterior, x=None, y=None, factor=None)
-    law = forgetful.marginal(test_points().cuda())
+    law = forgetful.marginal(unseen_points().cuda())
     assert bool((law.covariance_matrix.diagonal(dim1=1, dim2=2) >= 0).all())

@@ -25,7 +25,7 @@ from net2gp import (
     save,
 )
 from net2gp.errors import FileFormatError, InputError
-from posteriors.ways import WAYS, built, network, points, real_targets, seeded, test_points
+from posteriors.ways import WAYS, built, network, points, real_targets, seeded, unseen_points
 
 
 def small():
@@ -40,7 +40,7 @@ def with_network(**options):
 
 @pytest.mark.parametrize("name", WAYS)
 def test_a_loaded_posterior_predicts_the_same_bits(name, tmp_path):
-    posterior, x, path = built(name), test_points(), tmp_path / "posterior.safetensors"
+    posterior, x, path = built(name), unseen_points(), tmp_path / "posterior.safetensors"
     save(posterior, path)
     loaded = load(path, WAYS[name].network())
     assert type(loaded) is type(posterior)
@@ -73,7 +73,7 @@ def test_a_loaded_posterior_can_be_updated_and_saved_again(name, tmp_path):
 
 
 def test_the_weights_of_the_given_network_do_not_matter(tmp_path):
-    posterior, x = with_network(), test_points()
+    posterior, x = with_network(), unseen_points()
     save(posterior, tmp_path / "file")
     other = network(1, seed=99)
     before = [value.clone() for value in other.parameters()]

@@ -200,8 +200,5 @@ def built(name: str) -> Posterior:
     return WAYS[name].build(*WAYS[name].data())
 
 
-def test_points() -> Tensor:
+def unseen_points() -> Tensor:
     return points(6, seed=5)
-
-
-test_points.__test__ = False  # type: ignore[attr-defined]

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from net2gp.errors import NetworkError
-from net2gp.types import Params
+from net2gp.errors import Net2GPError, NetworkError
+from net2gp.inputs import describe
+from net2gp.types import Inputs, Params
 
 Function = Callable[[Params], Tensor]
 
@@ -183,3 +184,17 @@ def _refuse_vmap(*values: Tensor) -> None:
 def _lacks_transform(error: Exception) -> bool:
     """Whether torch.func refused an operation, such as an autograd.Function written without it in mind."""
     return any(word in str(error).lower() for word in ("forward", "jvp", "functorch", "torch.func"))
+
+
+@contextlib.contextmanager
+def accepts(x: Inputs) -> Iterator[None]:
+    """Within it, what a network says of inputs that it cannot take comes with what was given."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if isinstance(error, Net2GPError | torch.OutOfMemoryError):
+            raise
+        raise NetworkError(
+            f"the network cannot take x, {describe(x)}: {error}. "
+            "Pass what network(x) takes, a batch first; a tuple is passed as *x and a dict as **x."
+        ) from error

@@ -14,6 +14,7 @@ from torch.func import functional_call, jvp
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
 from net2gp.inputs import check_inputs, describe, num_rows, tensors
 from net2gp.linear.evaluation import (
+    accepts,
     check_eval_mode,
     differentiable,
     pullback,
@@ -56,7 +57,7 @@ class Linearized:
     def __call__(self, x: Inputs) -> Tensor:
         """f(x; θ*): (N, C)."""
         self.check(x)
-        with torch.no_grad():
+        with torch.no_grad(), accepts(x):
             return self.evaluate(self.params, x)
 
     def check(self, x: Inputs, name: str = "x") -> None:

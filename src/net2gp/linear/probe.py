@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from net2gp.errors import NetworkError
 from net2gp.inputs import num_rows, rows, tensors
 from net2gp.linear.calls import Call, forward, fresh_leaves
+from net2gp.linear.evaluation import accepts
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
 
@@ -47,7 +48,8 @@ def plan(linearized: Linearized, x: Inputs) -> Plan:
     first, middle, last = 0, (num_rows(x) - 1) // 2, num_rows(x) - 1
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     noise = _random_state(linearized.example.device)
-    calls, out = forward(linearized, leaves, _pick(x, first, middle, last))
+    with accepts(x):
+        calls, out = forward(linearized, leaves, _pick(x, first, middle, last))
     short, turned = forward(linearized, leaves, _pick(x, last, first))
     with torch.no_grad():
         doubled = linearized.evaluate(linearized.params, _pick(x, middle, middle))

@@ -148,9 +148,9 @@ class TangentKernel:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> TangentKernel:
         """The same kernel with its tensors on another device or in another dtype."""
-        prior = {
-            name: value.to(device=device, dtype=dtype) for name, value in self.prior_var.items()
-        }
+        # one tensor for many parameters stays one: gradients need one kernel for each
+        moved = {id(v): v.to(device=device, dtype=dtype) for v in self.prior_var.values()}
+        prior = {name: moved[id(value)] for name, value in self.prior_var.items()}
         return replace(self, linearized=self.linearized.to(device, dtype), prior_var=prior)
 
     @cached_property
