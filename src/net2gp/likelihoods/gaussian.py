@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from linear_operator import to_linear_operator
 from torch import Tensor
 
 from net2gp.errors import InputError, check_positive
+from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.targets import check_real_targets, shape_targets
 
 
@@ -99,7 +99,7 @@ class Gaussian:
         mean = f.mean
         covariance = f.covariance_matrix + torch.diag_embed(self.noise_variance(mean))
         # A dense covariance would be factored at once, which a singular one does not survive.
-        return MultivariateNormal(mean, to_linear_operator(covariance))
+        return gaussian_law(mean, covariance)
 
     def _positive_noise(self, f: Tensor) -> Tensor:
         noise = self.noise_variance(f)

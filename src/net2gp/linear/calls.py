@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from net2gp.inputs import map_inputs
+from net2gp.linear.evaluation import LOCK
 from net2gp.linear.layers import Rule, find_rule
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
@@ -57,8 +58,8 @@ def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
 def forward(linearized: Linearized, leaves: Params, x: Inputs) -> tuple[list[Call], Tensor]:
     """The calls of all layers that have a rule and chosen parameters, and the outputs with a graph."""
     calls: list[Call] = []
-    canonical = {id(value): name for name, value in linearized.network.named_parameters()}
-    with contextlib.ExitStack() as stack:
+    with LOCK, contextlib.ExitStack() as stack:
+        canonical = {id(value): name for name, value in linearized.network.named_parameters()}
         for module in linearized.network.modules():
             rule = find_rule(module)
             names = {

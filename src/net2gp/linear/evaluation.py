@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from net2gp.errors import Net2GPError, NetworkError
 from net2gp.inputs import describe
 from net2gp.types import Inputs, Params
+
+LOCK = threading.RLock()
+"""Held while a network runs with other parameters and hooks: two threads may share one network."""
 
 Function = Callable[[Params], Tensor]
 
@@ -43,7 +47,7 @@ def differentiable(network: nn.Module) -> Iterator[None]:
     would cost three digits of the kernel. A checkpoint would recompute with the network's own
     parameters in place of the given ones, and torch.func has no place for it.
     """
-    with contextlib.ExitStack() as stack:
+    with LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_plain_recurrence(network))
         stack.enter_context(_without_checkpoints())
@@ -126,7 +130,8 @@ def without_vmap_warnings() -> Iterator[None]:
 def pushforward(function: Function, at: Params, v: Params) -> Tensor:
     """J v by forward mode; where an operation lacks it, as the derivative of u ↦ Jᵀu along v."""
     try:
-        return jvp(function, (at,), (v,))[1]
+        with LOCK:  # the level of forward mode is one for all threads
+            return jvp(function, (at,), (v,))[1]
     except (NotImplementedError, RuntimeError) as error:
         if not _lacks_transform(error):
             raise

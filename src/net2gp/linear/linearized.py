@@ -44,6 +44,9 @@ class Linearized:
     frozen: Params = field(repr=False)
     output: Output | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        return f"Linearized({type(self.network).__name__}, {self.num_params} parameters)"
+
     @property
     def num_params(self) -> int:
         """P, the number of chosen parameters."""

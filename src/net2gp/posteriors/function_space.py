@@ -14,10 +14,10 @@ from torch.distributions import Distribution
 
 from net2gp.errors import InputError
 from net2gp.inputs import chunks, num_rows, rows
+from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
-from net2gp.posteriors.laws import gaussian_law
-from net2gp.posteriors.problem import prior_mean
-from net2gp.posteriors.samples import FunctionSamples, draw_from
+from net2gp.posteriors.problem import check_points, predictive, prior_mean
+from net2gp.posteriors.samples import FunctionSamples, check_count, draw_from
 from net2gp.posteriors.solvers import Inference, Solver
 from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
@@ -102,7 +102,7 @@ class FunctionPosterior:
         Cost for a kernel with features and a `Lanczos` cache: 1 + rank forward-mode passes; else k(x, X)
         and one triangular solve per test row.
         """
-        self.kernel.check(x)
+        check_points(self.kernel, self.num_outputs, x)
         means, covariances = [], []
         for part in chunks(x, self._chunk_size()):
             cross = self._cross(part)
@@ -112,7 +112,7 @@ class FunctionPosterior:
 
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
-        self.kernel.check(x)
+        check_points(self.kernel, self.num_outputs, x)
         cross = self._cross(x)
         mean = self._mean(x, cross)
         prior = self._precise_kernel(x)
@@ -124,7 +124,7 @@ class FunctionPosterior:
 
     def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
         """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""
-        return (likelihood or self.likelihood).predict(self.marginal(x))
+        return predictive(likelihood, self.likelihood).predict(self.marginal(x))
 
     def sample(
         self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
@@ -147,6 +147,7 @@ class FunctionPosterior:
 
         Reference: Wilson et al., Pathwise conditioning of Gaussian processes, JMLR 2021.
         """
+        check_count(num_samples)
         kernel = self._features("sample_functions")
         draw = lambda rows: torch.randn(
             rows,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory
-from net2gp.inputs import describe, gather, num_rows, rows, tensors
+from net2gp.inputs import describe, gather, map_inputs, num_rows, rows, tensors
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
@@ -82,6 +82,8 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     if mean is not None and not callable(mean):
         raise InputError(f"mean must be a function of x, or None, but is {describe(mean)}.")
     x, y = gather(data)
+    # a posterior is a value: editing the data in place later must not change it
+    x, y = map_inputs(x, _copy), _copy(y)
     kernel.check(x)
     dtype = kernel.diag(rows(x, slice(0, 1))).dtype
     C = _num_outputs(kernel, likelihood, mean, x, y)
@@ -99,6 +101,33 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     if isinstance(likelihood, Gaussian):
         _check_noise(problem)
     return _with_joint_kernel(problem)
+
+
+def _copy(value: Tensor) -> Tensor:
+    with torch.inference_mode(False):
+        return value.detach().clone()
+
+
+def check_points(kernel: Kernel, num_outputs: int, x: Inputs) -> None:
+    """Raise unless `x` can be inputs of the kernel and have as many outputs as the data had."""
+    kernel.check(x)
+    count = len(kernel.diag(rows(x, slice(0, 1)))) if kernel.joint else num_outputs
+    if count != num_outputs:
+        raise InputError(
+            f"the network gives {count} outputs for a point of x, {describe(x)}, but gave {num_outputs} for "
+            "the data. Pass points of the same shape."
+        )
+
+
+def predictive(likelihood: Likelihood | None, own: Likelihood) -> Likelihood:
+    """The likelihood to predict with: the given one, or its own if that is not tied to training points."""
+    noise = own.noise_var if isinstance(own, Gaussian) else None
+    if likelihood is None and isinstance(noise, Tensor) and noise.dim() == 2:
+        raise InputError(
+            f"noise_var holds the noise of {noise.shape[0]} points, the training data, not of these. Pass "
+            "likelihood=Gaussian(noise_var=...) with the noise of the new points, or use marginal(x)."
+        )
+    return own if likelihood is None else likelihood
 
 
 def _num_outputs(

@@ -8,7 +8,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.inputs import check_inputs, num_rows
+from net2gp.errors import InputError
+from net2gp.inputs import num_rows
+from net2gp.posteriors.problem import check_points
 from net2gp.types import FeatureKernel, Inputs, Mean
 
 
@@ -26,16 +28,23 @@ class FunctionSamples:
 
     def __call__(self, x: Inputs) -> Tensor:
         """The functions' values at `x`: (S, N, C), one forward-mode pass each."""
-        check_inputs(x)
+        check_points(self.kernel, self.num_outputs, x)
         values = self.kernel.apply(x, self.weights)
         values = values.reshape(num_rows(x), self.num_outputs, -1).permute(2, 0, 1)
         return values if self.mean is None else self.mean(x) + values
+
+
+def check_count(num_samples: int) -> None:
+    """Raise unless `num_samples` is a positive whole number."""
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+        raise InputError(f"num_samples must be a positive whole number, but is {num_samples!r}.")
 
 
 def draw_from(
     law: MultivariateNormal, points: int, num_samples: int, generator: torch.Generator | None
 ) -> Tensor:
     """(S, N, C) draws from a joint law over N·C values, degenerate ones too."""
+    check_count(num_samples)
     covariance = law.covariance_matrix.to(torch.float64)
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp(min=0.0).sqrt()

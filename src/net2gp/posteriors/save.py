@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from net2gp import kernels, likelihoods
 from net2gp._version import __version__
 from net2gp.errors import FileFormatError, InputError
+from net2gp.inputs import rows
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.linear.linearized import Linearized, Output
@@ -28,6 +29,7 @@ from net2gp.posteriors.weight_space import WeightPosterior
 
 FORMAT = 1
 KIND = "net2gp posterior"
+VALUE = "network value"
 
 _CLASSES: dict[str, type] = {
     f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}": cls
@@ -84,6 +86,9 @@ def save(posterior: FunctionPosterior | WeightPosterior, path: str | os.PathLike
         )
     tensors: dict[str, Tensor] = {}
     tree = _encode(posterior, tensors, {})
+    value = _network_value(posterior)
+    if value is not None:
+        tensors[VALUE] = value.cpu().clone()
     body = json.dumps(tree)
     header = {
         "kind": KIND,
@@ -140,7 +145,31 @@ def load(
     posterior = _decode(json.loads(header["tree"]), tensors, network, output)
     if not isinstance(posterior, FunctionPosterior | WeightPosterior):
         raise FileFormatError(f"{path} does not hold a posterior.")
+    _check_value(posterior, tensors.get(VALUE))
     return posterior
+
+
+def _network_value(posterior: FunctionPosterior | WeightPosterior) -> Tensor | None:
+    """What the network says of the first training point."""
+    kernel: Any = posterior.kernel
+    kernel = kernel.kernel if isinstance(kernel, kernels.IndependentOutputs) else kernel
+    kernel = kernel.tangent if isinstance(kernel, TraceKernel) else kernel
+    if not isinstance(kernel, TangentKernel):
+        return None
+    return kernel.linearized(rows(posterior.x, slice(0, 1)))
+
+
+def _check_value(posterior: FunctionPosterior | WeightPosterior, saved: Tensor | None) -> None:
+    """A network with the same parameters may still compute something else: another activation, say."""
+    value = _network_value(posterior)
+    if value is None or saved is None:
+        return
+    if value.shape != saved.shape or not torch.allclose(value, saved, rtol=1e-3, atol=1e-3):
+        raise InputError(
+            "the network has the saved one's parameters but computes something else: at the first training "
+            f"point {value.reshape(-1)[:3].tolist()} in place of {saved.reshape(-1)[:3].tolist()}. Pass a "
+            "network of the same architecture, activations and output= included."
+        )
 
 
 def _encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:

@@ -9,10 +9,11 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
-from net2gp.inputs import check_inputs, chunks
+from net2gp.inputs import chunks
+from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky
-from net2gp.posteriors.laws import gaussian_law
-from net2gp.posteriors.samples import FunctionSamples
+from net2gp.posteriors.problem import check_points, predictive
+from net2gp.posteriors.samples import FunctionSamples, check_count
 from net2gp.posteriors.solvers import Inference, WeightSpace
 from net2gp.posteriors.systems import Sites
 from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Mean
@@ -46,7 +47,7 @@ class WeightPosterior:
 
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
-        check_inputs(x)
+        check_points(self.kernel, self.num_outputs, x)
         means, covariances = [], []
         for part in chunks(x, self._chunk_size()):
             Phi = self.kernel.features(part)
@@ -58,14 +59,14 @@ class WeightPosterior:
 
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
-        check_inputs(x)
+        check_points(self.kernel, self.num_outputs, x)
         Phi = self.kernel.features(x)
         R = self.precision.half_solve(Phi.reshape(-1, Phi.shape[2]).mT)
         return gaussian_law(self._mean(x, Phi).reshape(-1), (R.mT @ R).to(Phi.dtype))
 
     def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
         """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""
-        return (likelihood or self.likelihood).predict(self.marginal(x))
+        return predictive(likelihood, self.likelihood).predict(self.marginal(x))
 
     def sample(
         self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
@@ -77,6 +78,7 @@ class WeightPosterior:
         self, num_samples: int, *, generator: torch.Generator | None = None
     ) -> FunctionSamples:
         """Functions drawn from the posterior, which can be evaluated anywhere: w = mean + L⁻ᵀz."""
+        check_count(num_samples)
         device = self.weights.device if generator is None else generator.device
         z = torch.randn(
             len(self.weights), num_samples, generator=generator, dtype=torch.float64, device=device
