@@ -49,7 +49,7 @@ def kernel_of(name: str, dtype: torch.dtype = torch.float64) -> Kernel:
     return KERNELS[name][1](dtype)
 
 
-def close(a: Tensor, b: Tensor, tol: float = 1e-12) -> None:
+def assert_close(a: Tensor, b: Tensor, tol: float = 1e-12) -> None:
     torch.testing.assert_close(a, b, rtol=tol, atol=tol)
 
 
@@ -67,9 +67,9 @@ def test_it_is_a_kernel_and_its_rows_run_over_points_and_outputs(name):
 @EACH
 def test_it_is_symmetric(name):
     kernel, x, z = kernel_of(name), points(5), points(4, seed=2)
-    close(kernel(x), kernel(x).T, tol=1e-15)
-    close(kernel(x, z), kernel(z, x).T)
-    close(kernel(x), kernel(x, x.clone()))
+    assert_close(kernel(x), kernel(x).T, tol=1e-15)
+    assert_close(kernel(x, z), kernel(z, x).T)
+    assert_close(kernel(x), kernel(x, x.clone()))
 
 
 @EACH
@@ -84,18 +84,18 @@ def test_it_is_positive_semi_definite(name):
 def test_diag_and_blocks_are_those_of_the_matrix(name):
     kernel, x, C = kernel_of(name), points(5), KERNELS[name][0]
     K = kernel(x)
-    close(kernel.diag(x), K.diagonal())
-    close(kernel.blocks(x), K.reshape(5, C, 5, C).diagonal(dim1=0, dim2=2).permute(2, 0, 1))
+    assert_close(kernel.diag(x), K.diagonal())
+    assert_close(kernel.blocks(x), K.reshape(5, C, 5, C).diagonal(dim1=0, dim2=2).permute(2, 0, 1))
 
 
 @EACH
 def test_rows_belong_to_their_points(name):
     kernel, x, C = kernel_of(name), points(5), KERNELS[name][0]
     alone = torch.cat([kernel(x[n : n + 1], x) for n in range(5)])
-    close(alone, kernel(x))
+    assert_close(alone, kernel(x))
     order = torch.tensor([3, 0, 4, 1, 2])
     moved = kernel(x).reshape(5, C, 5, C)[order][:, :, order].reshape(5 * C, 5 * C)
-    close(kernel(x[order]), moved)
+    assert_close(kernel(x[order]), moved)
 
 
 @EACH
@@ -103,7 +103,7 @@ def test_matmul_is_the_dense_product(name):
     kernel, x, z = kernel_of(name), points(5), points(4, seed=2)
     K = kernel(x, z)
     v = torch.randn(K.shape[1], 3, generator=seeded(0), dtype=torch.float64)
-    close(kernel.matmul(x, z, v), K @ v)
+    assert_close(kernel.matmul(x, z, v), K @ v)
 
 
 @EACH
@@ -112,7 +112,7 @@ def test_matmul_in_tiles_is_the_dense_product(name, monkeypatch):
     monkeypatch.setattr("net2gp.linear.tangent.available_memory", lambda device: 4000)
     kernel, x = kernel_of(name), points(7)
     v = torch.randn(kernel.diag(x).shape[0], 2, generator=seeded(0), dtype=torch.float64)
-    close(kernel.matmul(x, x, v), kernel_of(name)(x) @ v)
+    assert_close(kernel.matmul(x, x, v), kernel_of(name)(x) @ v)
 
 
 @EACH
@@ -120,9 +120,9 @@ def test_matmul_in_tiles_is_the_dense_product(name, monkeypatch):
 def test_scaled_multiplies_everything(name, variance):
     kernel, x = kernel_of(name), points(5)
     scaled = kernel.scaled(variance)
-    close(scaled(x), 0.3 * kernel(x))
-    close(scaled.blocks(x), 0.3 * kernel.blocks(x))
-    close(scaled.diag(x), 0.3 * kernel.diag(x))
+    assert_close(scaled(x), 0.3 * kernel(x))
+    assert_close(scaled.blocks(x), 0.3 * kernel.blocks(x))
+    assert_close(scaled.diag(x), 0.3 * kernel.diag(x))
 
 
 @EACH
@@ -130,7 +130,7 @@ def test_the_matrix_is_differentiable_in_a_scale(name):
     scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     kernel, x = kernel_of(name), points(3)
     (gradient,) = torch.autograd.grad(kernel.scaled(scale)(x).sum(), scale)
-    close(gradient, kernel(x).sum())
+    assert_close(gradient, kernel(x).sum())
 
 
 @EACH
@@ -139,8 +139,8 @@ def test_moving_to_another_dtype_and_back_keeps_it(name):
     single = kernel.to("cpu", torch.float32)
     assert single(x.float()).dtype == torch.float32
     assert single.diag(x.float()).dtype == single.blocks(x.float()).dtype == torch.float32
-    close(single(x.float()).double(), kernel(x), tol=1e-5)
-    close(single.to(dtype=torch.float64)(x), kernel(x), tol=1e-5)
+    assert_close(single(x.float()).double(), kernel(x), tol=1e-5)
+    assert_close(single.to(dtype=torch.float64)(x), kernel(x), tol=1e-5)
 
 
 @EACH
@@ -150,7 +150,7 @@ def test_a_precise_kernel_multiplies_in_float64_what_the_network_gives(name):
     K = precise(x.float())
     assert K.dtype == precise.blocks(x.float()).dtype == precise.diag(x.float()).dtype
     assert K.dtype == torch.float64
-    close(K, exact(x), tol=1e-5)
+    assert_close(K, exact(x), tol=1e-5)
     assert float(torch.linalg.eigvalsh(K).min()) > -1e-13 * float(K.trace())
 
 
@@ -160,11 +160,11 @@ def test_features_give_the_kernel(name):
     assert isinstance(kernel, FeatureKernel)
     Phi, Psi = kernel.features(x).flatten(0, 1), kernel.features(z).flatten(0, 1)
     assert Phi.shape[1] == kernel.num_features
-    close(Phi @ Psi.T, kernel(x, z))
+    assert_close(Phi @ Psi.T, kernel(x, z))
     w = torch.randn(kernel.num_features, 2, generator=seeded(0), dtype=torch.float64)
     u = torch.randn(len(Phi), 2, generator=seeded(1), dtype=torch.float64)
-    close(kernel.apply(x, w), Phi @ w)
-    close(kernel.adjoint(x, u), Phi.T @ u)
+    assert_close(kernel.apply(x, w), Phi @ w)
+    assert_close(kernel.adjoint(x, u), Phi.T @ u)
 
 
 def test_kernels_without_features_do_not_claim_them():
@@ -175,7 +175,7 @@ def test_kernels_without_features_do_not_claim_them():
 def test_the_trace_kernel_is_the_mean_of_the_diagonal_blocks():
     x, z = points(5), points(4, seed=2)
     K = kernel_of("tangent")(x, z).reshape(5, 3, 4, 3)
-    close(kernel_of("trace")(x, z), K.diagonal(dim1=1, dim2=3).mean(-1))
+    assert_close(kernel_of("trace")(x, z), K.diagonal(dim1=1, dim2=3).mean(-1))
 
 
 def test_independent_outputs_are_a_kronecker_product():
@@ -191,20 +191,20 @@ def test_rbf_is_that_of_scikit_learn_and_gpytorch():
     x, z, scales = points(8), points(5, seed=2), torch.tensor([0.5, 1.7], dtype=torch.float64)
     kernel = RBF(scales, 2.3)
     sklearn = 2.3 * Peer(scales.numpy())(x.numpy(), z.numpy())
-    close(kernel(x, z), torch.as_tensor(sklearn), tol=1e-13)
+    assert_close(kernel(x, z), torch.as_tensor(sklearn), tol=1e-13)
     peer = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2)).double()
     peer.base_kernel.lengthscale, peer.outputscale = scales, torch.tensor(2.3, dtype=torch.float64)
-    close(kernel(x, z), peer(x, z).to_dense().detach(), tol=1e-13)
+    assert_close(kernel(x, z), peer(x, z).to_dense().detach(), tol=1e-13)
 
 
 def test_rbf_keeps_its_digits_far_from_the_origin_and_at_short_length_scales():
     x = points(30)
     exact = RBF(0.01)(x)
     direct = torch.exp(-0.5 * (x[:, None] - x[None]).square().sum(-1) / 0.01**2)
-    close(exact, direct, tol=1e-9)
-    close(RBF()(x + 1e6), RBF()(x), tol=1e-8)
+    assert_close(exact, direct, tol=1e-9)
+    assert_close(RBF()(x + 1e6), RBF()(x), tol=1e-8)
     single = RBF(0.01)(x.float())
-    close(single.double(), RBF(0.01)(x.float().double()), tol=1e-6)
+    assert_close(single.double(), RBF(0.01)(x.float().double()), tol=1e-6)
     assert torch.equal(single.diagonal(), torch.ones(30))
 
 

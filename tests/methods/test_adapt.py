@@ -17,7 +17,7 @@ from posteriors.ways import class_targets, network, points, real_targets, seeded
 DOUBLE = torch.float64
 
 
-def close(a: Tensor, b: Tensor, tol: float = 1e-8) -> None:
+def assert_close(a: Tensor, b: Tensor, tol: float = 1e-8) -> None:
     torch.testing.assert_close(a, b, rtol=tol, atol=tol)
 
 
@@ -50,7 +50,7 @@ def test_what_is_given_is_kept():
     assert float(fixed_prior.kernel.prior_var["0.bias"]) == pytest.approx(0.5)
     both = n2g.adapt(linearized, (x, y), n2g.Gaussian(0.7), prior_var=2.0)
     direct = n2g.condition(linearized.kernel(2.0), (x, y), n2g.Gaussian(0.7), mean=linearized)
-    close(both.marginal(x).mean, direct.marginal(x).mean)
+    assert_close(both.marginal(x).mean, direct.marginal(x).mean)
 
 
 @pytest.mark.parametrize("hidden", [3, 40])
@@ -75,8 +75,8 @@ def test_every_solver_gives_the_same_posterior():
     for solver in (n2g.Cholesky(), n2g.WeightSpace(), n2g.CG(tol=1e-10, variance=n2g.Exact())):
         other = n2g.adapt(linearized, (x, y), n2g.Gaussian(), solver=solver)
         assert other.solver == solver
-        close(other.marginal(test).mean, default.marginal(test).mean, 1e-6)
-        close(
+        assert_close(other.marginal(test).mean, default.marginal(test).mean, 1e-6)
+        assert_close(
             other.marginal(test).covariance_matrix, default.marginal(test).covariance_matrix, 1e-6
         )
 
@@ -85,7 +85,7 @@ def test_the_network_is_the_mean_of_the_prior_unless_told_otherwise():
     """Data that say nothing, or nothing new, leave the prior mean: the network, or zero."""
     module, x = network(1), points(10)
     near = n2g.adapt(module, (x, module(x).detach()), n2g.Gaussian(0.1), prior_var=1.0)
-    close(near.marginal(x).mean, module(x).detach())
+    assert_close(near.marginal(x).mean, module(x).detach())
     zero = n2g.adapt(
         module,
         (x, torch.zeros(10, 1, dtype=DOUBLE)),
@@ -98,8 +98,8 @@ def test_the_network_is_the_mean_of_the_prior_unless_told_otherwise():
     y = real_targets(x, 1)
     with_mean = n2g.adapt(module, (x, y), huge, prior_var=1.0)
     without = n2g.adapt(module, (x, y), huge, prior_var=1.0, zero_mean=True)
-    close(with_mean.marginal(x).mean, module(x).detach(), 1e-6)
-    close(without.marginal(x).mean, torch.zeros(10, 1, dtype=DOUBLE), 1e-6)
+    assert_close(with_mean.marginal(x).mean, module(x).detach(), 1e-6)
+    assert_close(without.marginal(x).mean, torch.zeros(10, 1, dtype=DOUBLE), 1e-6)
 
 
 def test_a_task_like_the_first_is_better_served_by_the_network_as_mean():
@@ -126,8 +126,8 @@ def test_the_kernel_is_the_jacobian_s_over_the_prior_precision():
     posterior = n2g.adapt(
         linearized, (x, real_targets(x, 2)), n2g.Gaussian(0.1), prior_var=1 / delta
     )
-    close(posterior.kernel(x), J @ J.T / delta, 1e-13)
-    close(posterior.kernel(x), linearized.kernel()(x) / delta, 1e-13)
+    assert_close(posterior.kernel(x), J @ J.T / delta, 1e-13)
+    assert_close(posterior.kernel(x), linearized.kernel()(x) / delta, 1e-13)
 
 
 def test_adapting_the_head_is_bayesian_linear_regression_on_the_last_features():
@@ -137,13 +137,15 @@ def test_adapting_the_head_is_bayesian_linear_regression_on_the_last_features():
     y = real_targets(x, 1)
     head = n2g.linearize(module, only="2.*")
     features = lambda z: torch.cat([module[:2](z), torch.ones(len(z), 1)], 1).detach()
-    close(head.jacobian(x)[:, 0], features(x), 1e-14)
+    assert_close(head.jacobian(x)[:, 0], features(x), 1e-14)
     posterior = n2g.adapt(head, (x, y), n2g.Gaussian(0.1), prior_var=0.6, zero_mean=True)
     Phi, Phis = features(x), features(test)
     A = torch.eye(8, dtype=DOUBLE) / 0.6 + Phi.T @ Phi / 0.1
     w = torch.linalg.inv(A) @ Phi.T @ y / 0.1
-    close(posterior.marginal(test).mean, Phis @ w, 1e-10)
-    close(posterior.joint(test).covariance_matrix, Phis @ torch.linalg.inv(A) @ Phis.T, 1e-10)
+    assert_close(posterior.marginal(test).mean, Phis @ w, 1e-10)
+    assert_close(
+        posterior.joint(test).covariance_matrix, Phis @ torch.linalg.inv(A) @ Phis.T, 1e-10
+    )
 
 
 def test_all_parameters_know_more_than_the_head():
@@ -194,13 +196,13 @@ def test_tuning_on_a_subset_still_conditions_on_everything(monkeypatch):
     assert sizes == [30]
     assert len(posterior.x) == 60
     whole = n2g.condition(posterior.kernel, (x, y), posterior.likelihood, mean=linearized)
-    close(posterior.marginal(x).mean, whole.marginal(x).mean)
+    assert_close(posterior.marginal(x).mean, whole.marginal(x).mean)
 
 
 def test_data_that_the_network_already_explains_needs_nothing():
     module, x = network(1), points(8)
     posterior = n2g.adapt(module, (x, module(x).detach()), n2g.Gaussian())
-    close(posterior.marginal(x).mean, module(x).detach())
+    assert_close(posterior.marginal(x).mean, module(x).detach())
 
 
 def test_a_kernel_that_is_zero_at_the_data_is_named():
@@ -253,9 +255,9 @@ def test_tasks_at_shared_hyper_parameters_are_tasks_alone(hidden):
     test = points(5, seed=5)
     for name, posterior in posteriors.items():
         alone = n2g.condition(posterior.kernel, tasks[name], posterior.likelihood, mean=linearized)
-        close(posterior.joint(test).mean, alone.joint(test).mean)
-        close(posterior.joint(test).covariance_matrix, alone.joint(test).covariance_matrix)
-        close(posterior.log_marginal_likelihood(), alone.log_marginal_likelihood())
+        assert_close(posterior.joint(test).mean, alone.joint(test).mean)
+        assert_close(posterior.joint(test).covariance_matrix, alone.joint(test).covariance_matrix)
+        assert_close(posterior.log_marginal_likelihood(), alone.log_marginal_likelihood())
 
 
 def test_shared_hyper_parameters_maximize_the_summed_evidence():
@@ -277,7 +279,7 @@ def test_one_task_is_adapt():
     module, x = network(1), points(20)
     data = (x, real_targets(x, 1))
     one, other = n2g.adapt(module, data, n2g.Gaussian()), n2g.adapt_tasks(module, {"task": data})
-    close(one.marginal(x).mean, other["task"].marginal(x).mean, 1e-6)
+    assert_close(one.marginal(x).mean, other["task"].marginal(x).mean, 1e-6)
 
 
 @pytest.mark.parametrize("inference", [n2g.Laplace(), n2g.Variational()])

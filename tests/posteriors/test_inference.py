@@ -47,7 +47,7 @@ EACH = pytest.mark.parametrize("name", LIKELIHOODS)
 CONCAVE = pytest.mark.parametrize("name", ["bernoulli", "categorical"])
 
 
-def close(a: Tensor, b: Tensor, tol: float) -> None:
+def assert_close(a: Tensor, b: Tensor, tol: float) -> None:
     torch.testing.assert_close(a, b, rtol=tol, atol=tol)
 
 
@@ -94,9 +94,9 @@ def test_laplace_is_newton_s_method_with_autograd(name, solver):
     expected = slow.predict(K, case.law(case.x, test), case.law(test), case.mean)
     posterior = case.build(solver, Laplace())
     joint = posterior.joint(test)
-    close(joint.mean - linearize(case.way.network())(test).reshape(-1), expected.mean, 1e-7)
-    close(joint.covariance_matrix, expected.covariance, 1e-7)
-    close(posterior.log_marginal_likelihood(), expected.evidence, 1e-8)
+    assert_close(joint.mean - linearize(case.way.network())(test).reshape(-1), expected.mean, 1e-7)
+    assert_close(joint.covariance_matrix, expected.covariance, 1e-7)
+    assert_close(posterior.log_marginal_likelihood(), expected.evidence, 1e-8)
 
 
 @CONCAVE
@@ -105,7 +105,7 @@ def test_the_curvature_of_a_concave_likelihood_is_the_hessian(name):
     K = case.law(case.x)
     fisher = gp.laplace(case.log_prob, K, case.mean, case.curvature)
     hessian = gp.laplace(case.log_prob, K, case.mean)
-    close(fisher.curvature, hessian.curvature, 1e-9)
+    assert_close(fisher.curvature, hessian.curvature, 1e-9)
 
 
 @EACH
@@ -116,9 +116,9 @@ def test_function_space_is_weight_space(name, inference):
     # L-BFGS, where the likelihood is not concave, amplifies rounding up to its own tolerance
     searched = isinstance(inference, Variational) and name.startswith("heteroscedastic")
     tol = 1e-4 if searched else 1e-8
-    close(function.joint(test).mean, weight.joint(test).mean, tol)
-    close(function.joint(test).covariance_matrix, weight.joint(test).covariance_matrix, tol)
-    close(function.log_marginal_likelihood(), weight.log_marginal_likelihood(), 1e-8)
+    assert_close(function.joint(test).mean, weight.joint(test).mean, tol)
+    assert_close(function.joint(test).covariance_matrix, weight.joint(test).covariance_matrix, tol)
+    assert_close(function.log_marginal_likelihood(), weight.log_marginal_likelihood(), 1e-8)
 
 
 def test_inference_on_a_nearly_gaussian_likelihood_is_exact():
@@ -140,13 +140,13 @@ def test_inference_on_a_nearly_gaussian_likelihood_is_exact():
     kernel = linearize(MeanOnly().eval()).kernel()
     for inference in (Laplace(), Variational()):
         found = condition(kernel, (x, y), way.likelihood, inference=inference)
-        close(found.marginal(test).mean[:, :1], exact.marginal(test).mean, 1e-5)
-        close(
+        assert_close(found.marginal(test).mean[:, :1], exact.marginal(test).mean, 1e-5)
+        assert_close(
             found.marginal(test).covariance_matrix[:, :1, :1],
             exact.marginal(test).covariance_matrix,
             1e-5,
         )
-        close(found.log_marginal_likelihood(), exact.log_marginal_likelihood(), 1e-6)
+        assert_close(found.log_marginal_likelihood(), exact.log_marginal_likelihood(), 1e-6)
 
 
 @EACH
@@ -231,7 +231,7 @@ def test_predicted_probabilities_follow_the_data():
     for kernel in (RBF(0.7, 10.0), linearize(network(3, hidden=20)).kernel(5.0)):
         posterior = condition(kernel, (x, y), Categorical())
         predicted = posterior.predict(x).probs
-        close(predicted.sum(1), torch.ones(60, dtype=torch.float64), 1e-9)
+        assert_close(predicted.sum(1), torch.ones(60, dtype=torch.float64), 1e-9)
         assert float((predicted.argmax(1) == y).double().mean()) > 0.95
 
 
@@ -239,7 +239,7 @@ def test_far_from_the_data_a_classifier_says_it_does_not_know():
     x = points(30)
     posterior = condition(RBF(0.7, 10.0), (x, class_targets(x, 3)), Categorical())
     far = posterior.predict(torch.full((1, 2), 50.0, dtype=torch.float64)).probs
-    close(far, torch.full((1, 3), 1 / 3, dtype=torch.float64), 5e-3)
+    assert_close(far, torch.full((1, 3), 1 / 3, dtype=torch.float64), 5e-3)
 
 
 def test_a_mode_far_from_the_prior_mean_is_found():

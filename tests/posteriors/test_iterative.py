@@ -35,7 +35,7 @@ def wide():
     return linearize(network(2, hidden=30))
 
 
-def close(a: Tensor, b: Tensor, tol: float) -> None:
+def assert_close(a: Tensor, b: Tensor, tol: float) -> None:
     torch.testing.assert_close(a, b, rtol=tol, atol=tol)
 
 
@@ -51,9 +51,9 @@ def test_conjugate_gradients_reach_the_cholesky_solution(preconditioner, store):
     exact, test = solve(Cholesky()), points(5, seed=5)
     solver = CG(tol=1e-10, preconditioner=preconditioner, variance=Exact(), store_gram=store)
     iterative = solve(solver)
-    close(iterative.alpha, exact.alpha, 1e-7)
-    close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-8)
-    close(iterative.joint(test).covariance_matrix, exact.joint(test).covariance_matrix, 1e-7)
+    assert_close(iterative.alpha, exact.alpha, 1e-7)
+    assert_close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-8)
+    assert_close(iterative.joint(test).covariance_matrix, exact.joint(test).covariance_matrix, 1e-7)
 
 
 @NAMED
@@ -116,7 +116,7 @@ def test_an_update_starts_from_the_present_solution(monkeypatch):
     updated = before.update((x[-1:], y[-1:]))
     anew = condition(kernel, (x, y), Gaussian(1.0), solver=solver)
     assert counts[0] < counts[1]
-    close(updated.alpha, anew.alpha, 1e-4)
+    assert_close(updated.alpha, anew.alpha, 1e-4)
 
 
 def test_it_says_when_the_iterations_run_out():
@@ -130,8 +130,8 @@ def test_newton_on_conjugate_gradients_reaches_the_mode_beyond_the_solver_s_tole
     build = lambda solver: condition(linearized.kernel(30.0), (x, y), Categorical(), solver=solver)
     iterative, exact = build(CG(preconditioner=None)), build(Cholesky())
     test = points(5, seed=5)
-    close(iterative.alpha, exact.alpha, 1e-9)
-    close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-9)
+    assert_close(iterative.alpha, exact.alpha, 1e-9)
+    assert_close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-9)
 
 
 @pytest.mark.parametrize("kernel", [None, RBF(0.5)], ids=["features", "rbf"])
@@ -147,13 +147,13 @@ def test_cached_variances_fall_towards_the_exact_ones_as_the_rank_grows(kernel):
         previous = cached.diagonal()
     rows = 80 if kernel is None else 40
     assert solve(Cholesky(Lanczos(rows)), kernel=kernel).cache.shape[1] == rows
-    close(cached, exact, 1e-8)
+    assert_close(cached, exact, 1e-8)
 
 
 def test_the_cache_of_conjugate_gradients_is_that_of_cholesky_at_full_rank():
     test = points(5, seed=5)
     iterative = solve(CG(tol=1e-10, variance=Lanczos(200))).joint(test)
-    close(iterative.covariance_matrix, solve(Cholesky()).joint(test).covariance_matrix, 1e-7)
+    assert_close(iterative.covariance_matrix, solve(Cholesky()).joint(test).covariance_matrix, 1e-7)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])

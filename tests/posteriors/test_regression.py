@@ -36,7 +36,7 @@ def problem():
     return linearize(network(C)), x, real_targets(x, C), test
 
 
-def close(a: Tensor, b: Tensor, tol: float = 1e-10) -> None:
+def assert_close(a: Tensor, b: Tensor, tol: float = 1e-10) -> None:
     torch.testing.assert_close(a, b, rtol=tol, atol=tol)
 
 
@@ -50,10 +50,10 @@ def test_exact_regression_is_the_dense_inverse(noise, solver):
     target = (y - linearized(x)).reshape(-1)
     expected = gp.regression(kernel(x), kernel(x, test), kernel(test), target, variances)
     joint = posterior.joint(test)
-    close(joint.mean - linearized(test).reshape(-1), expected.mean)
-    close(joint.covariance_matrix, expected.covariance)
+    assert_close(joint.mean - linearized(test).reshape(-1), expected.mean)
+    assert_close(joint.covariance_matrix, expected.covariance)
     if solver != "conjugate gradients":
-        close(posterior.log_marginal_likelihood(), expected.evidence)
+        assert_close(posterior.log_marginal_likelihood(), expected.evidence)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -73,9 +73,9 @@ def test_weight_space_is_bayesian_linear_regression_on_the_jacobian(noise):
         Phi, Phis, y.reshape(-1), likelihood.noise_variance(y).reshape(-1)
     )
     joint = posterior.joint(test)
-    close(joint.mean, expected.mean)
-    close(joint.covariance_matrix, expected.covariance)
-    close(posterior.log_marginal_likelihood(), expected.evidence)
+    assert_close(joint.mean, expected.mean)
+    assert_close(joint.covariance_matrix, expected.covariance)
+    assert_close(posterior.log_marginal_likelihood(), expected.evidence)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -85,9 +85,9 @@ def test_function_space_is_weight_space(noise):
         linearized.kernel(), (x, y), Gaussian(NOISES[noise]), mean=linearized, solver=solver
     )
     function, weight = by(Cholesky()), by(WeightSpace())
-    close(function.joint(test).mean, weight.joint(test).mean, 1e-8)
-    close(function.joint(test).covariance_matrix, weight.joint(test).covariance_matrix, 1e-8)
-    close(function.log_marginal_likelihood(), weight.log_marginal_likelihood(), 1e-8)
+    assert_close(function.joint(test).mean, weight.joint(test).mean, 1e-8)
+    assert_close(function.joint(test).covariance_matrix, weight.joint(test).covariance_matrix, 1e-8)
+    assert_close(function.log_marginal_likelihood(), weight.log_marginal_likelihood(), 1e-8)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -102,13 +102,13 @@ def test_independent_outputs_are_separate_processes(noise):
     ]
     joint = together.joint(test)
     means = torch.cat([one.joint(test).mean[:, None] for one in alone], 1)
-    close(joint.mean.reshape(len(test), C), means)
+    assert_close(joint.mean.reshape(len(test), C), means)
     covariance = joint.covariance_matrix.reshape(len(test), C, len(test), C)
     for c in range(C):
-        close(covariance[:, c, :, c], alone[c].joint(test).covariance_matrix)
+        assert_close(covariance[:, c, :, c], alone[c].joint(test).covariance_matrix)
         assert float(covariance[:, c, :, 1 - c].abs().max()) == 0.0
     evidence = sum(one.log_marginal_likelihood() for one in alone)
-    close(together.log_marginal_likelihood(), evidence)
+    assert_close(together.log_marginal_likelihood(), evidence)
 
 
 def test_rbf_regression_is_that_of_scikit_learn():
@@ -122,10 +122,10 @@ def test_rbf_regression_is_that_of_scikit_learn():
     peer.fit(x.numpy(), y[:, 0].numpy())
     mean, covariance = peer.predict(test.numpy(), return_cov=True)
     joint = posterior.joint(test)
-    close(joint.mean, torch.as_tensor(mean))
-    close(joint.covariance_matrix, torch.as_tensor(covariance))
+    assert_close(joint.mean, torch.as_tensor(mean))
+    assert_close(joint.covariance_matrix, torch.as_tensor(covariance))
     evidence = torch.tensor(peer.log_marginal_likelihood_value_, dtype=torch.float64)
-    close(posterior.log_marginal_likelihood(), evidence)
+    assert_close(posterior.log_marginal_likelihood(), evidence)
 
 
 def test_rbf_regression_is_that_of_gpytorch():
@@ -152,10 +152,10 @@ def test_rbf_regression_is_that_of_gpytorch():
     peer = Peer(x, y[:, 0], likelihood).eval()
     with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
         expected = peer(test)
-        close(posterior.joint(test).mean, expected.mean)
-        close(posterior.joint(test).covariance_matrix, expected.covariance_matrix)
+        assert_close(posterior.joint(test).mean, expected.mean)
+        assert_close(posterior.joint(test).covariance_matrix, expected.covariance_matrix)
         prior = likelihood(peer.forward(x))
-        close(posterior.log_marginal_likelihood(), prior.log_prob(y[:, 0]))
+        assert_close(posterior.log_marginal_likelihood(), prior.log_prob(y[:, 0]))
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -171,11 +171,13 @@ def test_the_spectrum_gives_the_same_posterior_in_either_space(outputs):
                 linearized.kernel(0.7 * scale), (x, y), Gaussian(noise), mean=linearized
             )
             posterior = fixed.condition(noise, scale)
-            close(posterior.joint(test).mean, direct.joint(test).mean)
-            close(posterior.joint(test).covariance_matrix, direct.joint(test).covariance_matrix)
+            assert_close(posterior.joint(test).mean, direct.joint(test).mean)
+            assert_close(
+                posterior.joint(test).covariance_matrix, direct.joint(test).covariance_matrix
+            )
             evidence = direct.log_marginal_likelihood()
-            close(posterior.log_marginal_likelihood(), evidence)
-            close(fixed.log_marginal_likelihood(noise, scale), evidence)
+            assert_close(posterior.log_marginal_likelihood(), evidence)
+            assert_close(fixed.log_marginal_likelihood(noise, scale), evidence)
 
 
 def test_the_spectrum_of_a_degenerate_kernel_counts_the_zeros():
@@ -186,16 +188,16 @@ def test_the_spectrum_of_a_degenerate_kernel_counts_the_zeros():
     fixed = spectrum(linearized.kernel(), (x, y))
     assert (len(fixed.eigenvalues), fixed.num_zeros) == (2, 8)
     direct = condition(linearized.kernel(), (x, y), Gaussian(0.1), solver=Cholesky())
-    close(fixed.log_marginal_likelihood(0.1), direct.log_marginal_likelihood())
+    assert_close(fixed.log_marginal_likelihood(0.1), direct.log_marginal_likelihood())
 
 
 def test_without_noise_the_mean_interpolates_and_the_variance_vanishes():
     x = points(8)
     y = real_targets(x, 2)
     posterior = condition(RBF(0.5), (x, y), Gaussian(0.0))
-    close(posterior.marginal(x).mean, y, 1e-9)
+    assert_close(posterior.marginal(x).mean, y, 1e-9)
     assert float(posterior.marginal(x).covariance_matrix.abs().max()) < 1e-9
-    close(posterior.predict(x).mean, y, 1e-9)
+    assert_close(posterior.predict(x).mean, y, 1e-9)
 
 
 def test_prior_draws_have_the_covariance_of_the_kernel():
@@ -238,8 +240,8 @@ def test_test_points_are_predicted_in_chunks(monkeypatch):
         monkeypatch.setattr("net2gp.posteriors.weight_space.TEST_BYTES", 1)
         pieces = posterior.marginal(test)
         monkeypatch.undo()
-        close(pieces.mean, whole.mean, 1e-13)
-        close(pieces.covariance_matrix, whole.covariance_matrix, 1e-12)
+        assert_close(pieces.mean, whole.mean, 1e-13)
+        assert_close(pieces.covariance_matrix, whole.covariance_matrix, 1e-12)
 
 
 def test_predicting_with_the_noise_of_new_points():
@@ -248,7 +250,7 @@ def test_predicting_with_the_noise_of_new_points():
     noise = positive(6, C)
     predicted = posterior.predict(test, likelihood=Gaussian(noise))
     covariance = posterior.marginal(test).covariance_matrix + torch.diag_embed(noise)
-    close(predicted.covariance_matrix, covariance)
+    assert_close(predicted.covariance_matrix, covariance)
 
 
 def test_inputs_may_be_tuples_and_dicts():
@@ -270,6 +272,6 @@ def test_inputs_may_be_tuples_and_dicts():
         ({"a": x, "b": other}, {"a": x[:3], "b": other[:3]}),
     ):
         posterior = condition(kernel, (inputs, y), Gaussian(0.1))
-        close(posterior.marginal(few).mean, expected.mean)
+        assert_close(posterior.marginal(few).mean, expected.mean)
         updated = posterior.update((few, y[:3]))
         assert bool(updated.marginal(few).mean.isfinite().all())
