@@ -1,0 +1,208 @@
+"""The Gaussian process that a network is at infinite width: NNGP and tangent kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, fx, nn
+
+from net2gp.errors import InputError, check_dtype_and_device, check_positive
+from net2gp.inputs import check_inputs, chunks, num_rows
+from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
+from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
+from net2gp.limits.tiles import Tiles, diagonal, matrix
+from net2gp.types import Inputs
+
+MATMUL_BYTES = 2**27
+
+
+@dataclass(frozen=True, eq=False)
+class InfiniteWidth:
+    """A network in the limit of infinitely many channels: both kernels from one pass.
+
+    Call it for the pair (NNGP, tangent kernel); `nngp` and `ntk` are each alone as kernels.
+    """
+
+    graph: fx.GraphModule
+    prior: Prior
+    product_dtype: torch.dtype | None = None
+    plans: dict[tuple[tuple[int, ...], ...], Plan] = field(default_factory=dict, repr=False)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> tuple[Tensor, Tensor]:
+        """k(x, y) of the NNGP and of the tangent kernel: (N, M) each, or (N·C, M·C) if `joint`."""
+        first, second = self.values(x, y, tangent=True)
+        assert second is not None
+        return first, second
+
+    def diag(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The diagonals of both: (N,) each, or (N·C,)."""
+        first, second = self.diagonals(x, tangent=True)
+        assert second is not None
+        return first, second
+
+    @property
+    def nngp(self) -> LimitKernel:
+        """The covariance of the network's outputs at initialization."""
+        return LimitKernel(self, tangent=False)
+
+    @property
+    def ntk(self) -> LimitKernel:
+        """The tangent kernel, constant during training in the limit."""
+        return LimitKernel(self, tangent=True)
+
+    def precise(self) -> InfiniteWidth:
+        """The same limit of the same inputs, computed in float64."""
+        return replace(self, product_dtype=torch.float64)
+
+    def plan(self, x: Inputs) -> Plan:
+        """What is computed for inputs of this shape."""
+        inputs = self.inputs(x)
+        key = tuple((*one.shape[1:], int(one.is_floating_point())) for one in inputs)
+        if key not in self.plans:
+            self.plans[key] = plan_of(self.graph, inputs)
+        return self.plans[key]
+
+    def inputs(self, x: Inputs) -> tuple[Tensor, ...]:
+        """The inputs in the order of the network's arguments."""
+        check_inputs(x)
+        if isinstance(x, Tensor):
+            return (x,)
+        if isinstance(x, tuple):
+            return x
+        names = [node.target for node in self.graph.graph.nodes if node.op == "placeholder"]
+        if set(names) != set(x):
+            raise InputError(
+                f"x has the names {sorted(x)}, but the network takes {names}. Pass a dict with those names."
+            )
+        return tuple(x[name] for name in names)
+
+    def values(
+        self, x: Inputs, y: Inputs | None, tangent: bool, scale: float | Tensor = 1.0
+    ) -> tuple[Tensor, Tensor | None]:
+        """k(x, y), of which the second is None unless `tangent`."""
+        left = self.tiles(x, tangent)
+        if y is None or y is x:
+            return matrix(left, None, scale)
+        for one, other in zip(self.inputs(x), self.inputs(y), strict=True):
+            check_dtype_and_device(other, "the other points", one, "x")
+            if one.shape[1:] != other.shape[1:]:
+                raise InputError(
+                    f"both sets of points need inputs of one shape, but got {tuple(one.shape)} and "
+                    f"{tuple(other.shape)}."
+                )
+        return matrix(left, self.tiles(y, tangent), scale)
+
+    def diagonals(self, x: Inputs, tangent: bool) -> tuple[Tensor, Tensor | None]:
+        """The diagonal of k(x, x)."""
+        return diagonal(self.tiles(x, tangent))
+
+    def tiles(self, x: Inputs, tangent: bool) -> Tiles:
+        """The data and profiles of a batch, ready to be paired."""
+        inputs = self.inputs(x)
+        plan = self.plan(x)
+        floating = next((one.dtype for one in inputs if one.is_floating_point()), None)
+        dtype = self.product_dtype or floating or torch.get_default_dtype()
+        prior = self.prior.to(inputs[0].device, dtype)
+        return Tiles.of(plan, prior, plan.data(inputs, dtype), tangent)
+
+    @property
+    def joint(self) -> bool:
+        """Whether outputs are coupled, as those of networks that keep positions to the end are.
+
+        Known once inputs were seen: after `check(x)` or a call.
+        """
+        return any(bool(plan.program.output.positions) for plan in self.plans.values())
+
+
+@dataclass(frozen=True, eq=False)
+class LimitKernel:
+    """One of the two kernels of an infinitely wide network, with the interface of every kernel."""
+
+    limit: InfiniteWidth
+    tangent: bool
+    variance: float | Tensor = 1.0
+
+    @property
+    def joint(self) -> bool:
+        """Whether the outputs are coupled: only those of networks that keep positions to the end are."""
+        return self.limit.joint
+
+    def check(self, x: Inputs) -> None:
+        """Raise an error that says what to change, if the network cannot take `x`."""
+        self.limit.plan(x)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y): (N, M), or (N·C, M·C) if joint."""
+        first, second = self.limit.values(x, y, self.tangent, self.variance)
+        return self._chosen(first, second)
+
+    def _chosen(self, first: Tensor, second: Tensor | None) -> Tensor:
+        if not self.tangent:
+            return first
+        assert second is not None
+        return second
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N, 1, 1), or (N, C, C) if joint."""
+        if not self.joint:
+            return self.diag(x)[:, None, None]
+        return torch.stack([self(part) for part in chunks(x, 1)])
+
+    def diag(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N,), or (N·C,) if joint."""
+        return self._chosen(*self.limit.diagonals(x, self.tangent)) * self.variance
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
+        size = max(1, MATMUL_BYTES // (v.element_size() * num_rows(y)))
+        tiles = (self(part, y) for part in chunks(x, size))
+        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
+
+    def precise(self) -> LimitKernel:
+        """The same kernel of the same inputs, computed in float64."""
+        return replace(self, limit=self.limit.precise())
+
+    def scaled(self, variance: float | Tensor) -> LimitKernel:
+        """variance · k."""
+        check_positive(variance, "variance")
+        return replace(self, variance=self.variance * variance)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> LimitKernel:
+        """The same kernel with its tensors on another device or in another dtype."""
+        return replace(self, limit=replace(self.limit, prior=self.limit.prior.to(device, dtype)))
+
+
+def infinite_width(
+    network: nn.Module,
+    *,
+    weight_var: Variances = 1.0,
+    bias_var: Variances = 0.0,
+    parameterization: Parameterization = "ntk",
+) -> InfiniteWidth:
+    """Both kernels of `network` at infinite width."""
+    graph = graph_of(network)
+    prior = prior_of(weight_names(graph), weight_var, bias_var, parameterization)
+    return InfiniteWidth(graph, prior)
+
+
+def nngp(
+    network: nn.Module, *, weight_var: Variances = 1.0, bias_var: Variances = 0.0
+) -> LimitKernel:
+    """The NNGP kernel of `network`."""
+    return infinite_width(network, weight_var=weight_var, bias_var=bias_var).nngp
+
+
+def ntk(
+    network: nn.Module,
+    *,
+    weight_var: Variances = 1.0,
+    bias_var: Variances = 0.0,
+    parameterization: Parameterization = "ntk",
+) -> LimitKernel:
+    """The tangent kernel of `network` at infinite width."""
+    return infinite_width(
+        network, weight_var=weight_var, bias_var=bias_var, parameterization=parameterization
+    ).ntk

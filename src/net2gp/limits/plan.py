@@ -1,0 +1,254 @@
+"""A network as a program for inputs of one shape: walk the graph, translate node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from net2gp.errors import InputError
+from net2gp.limits import expressions as ex
+from net2gp.limits import layers, pointwise
+from net2gp.limits.activations import UnsupportedLayer, activation_of
+from net2gp.limits.evaluate import Program
+from net2gp.limits.functions import translate_call
+from net2gp.limits.layout import POSITION, Layout
+from net2gp.limits.rules import rule
+from net2gp.limits.torch_functions import from_function
+from net2gp.limits.trace import shapes, trace
+from net2gp.limits.translate import Data, Parameter, Signal, Translation, module_of
+
+WEIGHTED = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Embedding,
+    nn.RNN,
+    nn.RNNCell,
+    layers.LocallyConnected1d,
+    layers.LocallyConnected2d,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The program of a network, how to get what it needs from the inputs, and the layout of its output."""
+
+    graph: fx.GraphModule
+    program: Program
+    extract: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]]
+    layout: Layout
+    compiled: dict[tuple, Callable[..., Any]] = field(default_factory=dict, repr=False)
+
+    def data(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Tensor]:
+        """The tensors of the data that the program uses, each (positions, points, channels)."""
+        wanted = {source for source, _ in self.extract.values()}
+        found = _run_data(self.graph, inputs, wanted)
+        result = {}
+        for name, (source, extract) in self.extract.items():
+            t = extract(found[source])
+            result[name] = t if "tokens" in name else t.to(dtype)
+        return result
+
+
+def graph_of(network: nn.Module) -> fx.GraphModule:
+    """The traced network, stopped at every layer with a rule."""
+    known = {*rule.registry, *activation_of.registry}
+    leaves = tuple(
+        kind for kind in known if isinstance(kind, type) and kind not in (object, nn.Module)
+    )
+    return trace(network, leaves)
+
+
+def weight_names(graph: fx.GraphModule) -> tuple[str, ...]:
+    """Names of the layers and parameters with a prior, each tensor once."""
+    seen: dict[int, str] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            layer = graph.get_submodule(node.target)
+            if isinstance(layer, nn.RNN | nn.RNNCell):
+                for name, value in layer.named_parameters():
+                    if name.startswith("weight"):
+                        seen.setdefault(id(value), f"{node.target}.{name}")
+            elif isinstance(layer, WEIGHTED) or type(layer) in _registered():
+                weight = layer._parameters.get("weight")
+                seen.setdefault(id(layer if weight is None else weight), str(node.target))
+        elif node.op == "get_attr":
+            value = _attribute(graph, node.target)
+            if isinstance(value, nn.Parameter):
+                seen.setdefault(id(value), str(node.target))
+    return tuple(seen.values())
+
+
+def _registered() -> set[type]:
+    """Layers with parameters that users gave a rule to."""
+    return {
+        kind
+        for kind in rule.registry
+        if not kind.__module__.startswith(("torch", "net2gp", "builtins"))
+    }
+
+
+def _attribute(graph: fx.GraphModule, target: str) -> Any:
+    value: Any = graph
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def plan_of(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Plan:
+    """The plan for inputs of these shapes."""
+    count = sum(node.op == "placeholder" for node in graph.graph.nodes)
+    if count != len(inputs):
+        raise InputError(f"the network takes {count} inputs, but {len(inputs)} were given.")
+    translation = Translation(graph, shapes(graph, inputs))
+    output: Any = None
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            output = translation.value(node.args[0])
+        else:
+            translation.values[node.name] = _value(translation, node)
+    return _finished(translation, output)
+
+
+def _finished(translation: Translation, output: Any) -> Plan:
+    if isinstance(output, tuple | list) and len(output) == 1:
+        output = output[0]
+    if not isinstance(output, Signal):
+        what = (
+            "data that no weights have touched"
+            if isinstance(output, Data)
+            else type(output).__name__
+        )
+        raise UnsupportedLayer(
+            f"the network must return one tensor that its weights made, but returns {what}."
+        )
+    if len(output.blocks) != 1:
+        raise UnsupportedLayer(
+            "no infinite-width rule for a network that returns a concatenation of channels: its outputs "
+            "have different laws. Take the limit of each part."
+        )
+    program = Program.of(output.blocks[0][1])
+    used = {e.reference for e in program.nodes if isinstance(e, ex.Raw | ex.Gained | ex.Routed)}
+    used |= {name for e in program.nodes if isinstance(e, ex.Attended) for name in e.masks}
+    extract = {name: how for name, how in translation.extract.items() if name in used}
+    if not extract:
+        raise UnsupportedLayer("the network's output does not depend on its inputs.")
+    return Plan(translation.graph, program, extract, output.layout)
+
+
+def _value(translation: Translation, node: fx.Node) -> Any:
+    found = translation.found[node.name]
+    if node.op == "placeholder":
+        return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
+    if node.op == "get_attr":
+        value = _attribute(translation.graph, str(node.target))
+        if isinstance(value, nn.Parameter):
+            name = translation.owner(value, str(node.target))
+            return Parameter(name, tuple(value.shape))
+        return value
+    given = [translation.values[one.name] for one in node.all_input_nodes]
+    weighty = [value for value in given if not isinstance(value, Data | Tensor | int | float)]
+    if node.op == "call_module":
+        return _module_value(translation, node, not any(_holds(value) for value in weighty))
+    if any(_holds(value) for value in weighty):
+        return translate_call(translation, node)
+    if any(isinstance(value, Data) for value in given) and isinstance(found, Tensor):
+        _check_no_activation(translation, node)
+        return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
+    return found
+
+
+def _holds(value: Any) -> bool:
+    """Whether a value came through weights."""
+    if isinstance(value, tuple | list):
+        return any(_holds(one) for one in value)
+    return not isinstance(
+        value, Data | Tensor | int | float | str | bool | torch.dtype | torch.device | None
+    )
+
+
+def _module_value(translation: Translation, node: fx.Node, data_only: bool) -> Any:
+    layer = module_of(translation, node)
+    found = translation.found[node.name]
+    if data_only and not isinstance(layer, WEIGHTED) and type(layer) not in _registered():
+        _refuse_activation(translation, node, layer)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+            raise translation.refuse(
+                type(layer).__name__, node, "It couples the inputs of a batch. "
+            )
+        return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
+    args = translation.value(node.args)
+    return rule(layer, translation, node, *args, *translation.value(node.kwargs).values())
+
+
+def _check_no_activation(translation: Translation, node: fx.Node) -> None:
+    layer = from_function(
+        node.target, translation.value(node.args), dict(translation.value(node.kwargs))
+    )
+    if layer is not None and type(layer).__name__ in _NAMED:
+        _refuse_activation(translation, node, layer)
+
+
+_NAMED = {
+    "ReLU",
+    "LeakyReLU",
+    "ELU",
+    "SELU",
+    "GELU",
+    "SiLU",
+    "Tanh",
+    "Sigmoid",
+    "Softplus",
+    "Erf",
+    "Sin",
+    "Cos",
+}
+
+
+def _refuse_activation(translation: Translation, node: fx.Node, layer: nn.Module) -> None:
+    try:
+        activation_of(layer)
+    except UnsupportedLayer:
+        return
+    if isinstance(layer, nn.Identity | pointwise.Pointwise):
+        return
+    name = node.target if node.op == "call_module" else node.name
+    raise UnsupportedLayer(
+        f"the activation {type(layer).__name__} ('{name}') acts on the raw inputs, which are not Gaussian. "
+        "Put a Linear or convolution before it, or apply the function to the data yourself."
+    )
+
+
+def _run_data(
+    graph: fx.GraphModule, inputs: tuple[Tensor, ...], wanted: set[str]
+) -> dict[str, Tensor]:
+    """The tensors of the nodes `wanted`, which the inputs alone decide."""
+    nodes: dict[str, fx.Node] = {}
+    stack = [node for node in graph.graph.nodes if node.name in wanted]
+    while stack:
+        node = stack.pop()
+        if node.name not in nodes:
+            nodes[node.name] = node
+            stack.extend(node.all_input_nodes)
+    runner = fx.Interpreter(graph)
+    given = iter(inputs)
+    with torch.no_grad():
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                runner.env[node] = next(given)
+            elif node.name in nodes:
+                runner.env[node] = runner.run_node(node)
+    return {node.name: runner.env[node] for node in graph.graph.nodes if node.name in wanted}
+
+
+def output_order(layout: Layout) -> tuple[int, ...]:
+    """Sizes of the output's factors in the order of the network's output, channels as negative numbers."""
+    return tuple(size if kind == POSITION else -size for kind, size in layout.factors)

@@ -1,0 +1,194 @@
+"""Gaussian expectations of piecewise smooth functions, over a line and over the plane.
+
+The plane is cut in polar coordinates: u = √var1·r·cos α, v = √var2·r·cos(α − θ). The lines u = 0 and v = 0,
+where kinks usually lie, are then panels' edges whatever the correlation, and no panel is thinner than what it
+has to resolve: nothing is lost as |correlation| tends to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+REACH = 9.5
+"""Standard deviations that are integrated over: beyond lies less than 1e-19 of the mass."""
+
+_RADIUS = 2.5  # a typical radius, at which the angular panels resolve the function
+_CUTS = (2.2, 5.0)  # panels between these standard deviations resolve the density itself
+_BATCH = 1 << 17
+
+Values = Sequence[Tensor]
+Function = Callable[[Tensor], Values]
+
+
+@lru_cache
+def gauss_legendre(order: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights on [−1, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(order)
+    return torch.from_numpy(nodes), torch.from_numpy(weights)
+
+
+def _nodes(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the panels between sorted `edges` (…, E): (…, (E−1)·order) each."""
+    x, w = (t.to(edges.device) for t in gauss_legendre(order))
+    low, half = edges[..., :-1, None], torch.diff(edges)[..., None] / 2
+    return (low + half * (x + 1)).flatten(-2), (half * w).flatten(-2)
+
+
+def line_means(
+    function: Function, mean: Tensor, var: Tensor, breaks: Tensor, order: int
+) -> list[Tensor]:
+    """E[f(u)] for u ~ N(mean, var), both of shape (B,), for each f in what `function` returns.
+
+    Each f is smooth between the sorted `breaks`. Cost: B · (6 + len(breaks)) · order evaluations.
+    """
+    parts = []
+    size = max(1, _BATCH // ((len(breaks) + 7) * order))
+    for m, q in zip(mean.split(size), var.split(size), strict=True):
+        root = q.sqrt()[:, None]
+        cuts = torch.tensor([-REACH, *(-c for c in _CUTS[::-1]), 0.0, *_CUTS, REACH]).to(m)
+        places = (breaks - m[:, None]) / torch.where(root > 0, root, 1.0)
+        edges = torch.cat([cuts.expand(len(m), -1), places.clamp(-REACH, REACH)], 1).sort(1)[0]
+        z, w = _nodes(edges, order)
+        w = w * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        parts.append([(f * w).sum(1) for f in function(m[:, None] + root * z)])
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def radial_rule(sizes: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Radii and weights for ∫ f(κr) r e^{−r²/2} dr for all κ ≤ 1, f resolved between `sizes`."""
+    sizes = sizes[(sizes > 0) & (sizes < REACH)]
+    if len(sizes):
+        first = float(sizes.min())
+        count = math.ceil(math.log2(REACH / first))
+        sizes = torch.cat([sizes, first * 2.0 ** torch.arange(count).to(sizes)])
+    edges = torch.cat([torch.tensor([0.0, *_CUTS, REACH]).to(sizes), sizes]).unique()
+    r, w = _nodes(edges, order)
+    return r, w * r * torch.exp(-0.5 * r * r)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Sizes |u| > 0 between which a function is resolved (sorted), and its kinks other than zero."""
+
+    sizes: Tensor
+    kinks: Tensor
+
+
+def plane_means(
+    functions: tuple[Function, Function],
+    variances: tuple[Tensor, Tensor],
+    angle: Tensor,
+    cuts: tuple[Cuts, Cuts],
+    order: int,
+) -> list[Tensor]:
+    """E[f(u) g(v)] for each f, g that the two `functions` return in turn.
+
+    u and v have `variances` (B,) each and the `angle` θ between them: correlation cos θ. f is smooth between
+    `cuts[0]`, and at zero at most kinked, and g likewise. Cost: B · angular panels · radial panels ·
+    order² evaluations; about 2e4 for tanh at variance one.
+    """
+    count = len(cuts[0].sizes) + len(cuts[1].sizes)
+    angular = 4 + 4 * count + len(cuts[0].kinks) * len(cuts[1].kinks)
+    size = max(1, _BATCH // (angular * (count + 3) * order * order))
+    parts = []
+    for start in range(0, len(angle), size):
+        part = slice(start, start + size)
+        pair = (variances[0][part].sqrt(), variances[1][part].sqrt())
+        parts.append(_plane_means(functions, pair, angle[part], cuts, order))
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def plane_grid(
+    function: Function, var: Tensor, angle: float, cuts: Cuts, order: int
+) -> list[Tensor]:
+    """E[f(u) f(v)] for all pairs of the variances `var` (n,) at one angle: (n, n) for each f.
+
+    f has no kink but at zero. All pairs share their nodes, so f is evaluated 2n times at each rather than n²
+    times, and the pairs are matrix products.
+    """
+    theta = torch.full((1,), angle).to(var)
+    top = var.max().sqrt()[None]
+    alpha, weight = _nodes(_angular_edges((top, top), theta, (cuts, cuts)), order)
+    r, w = radial_rule(cuts.sizes / top, order)
+    totals: list[Tensor] | None = None
+    size = max(1, _BATCH // (len(r) * len(var)))
+    for a, part in zip(alpha[0].split(size), weight[0].split(size), strict=True):
+        along = torch.sqrt(var)[:, None, None] * r
+        sides = [function(along * torch.cos(x)[:, None]) for x in (a, a - angle)]
+        both = (part / (2 * math.pi))[:, None] * w
+        found = [(f * both).flatten(1) @ g.flatten(1).mT for f, g in zip(*sides, strict=True)]
+        totals = found if totals is None else [x + y for x, y in zip(totals, found, strict=True)]
+    assert totals is not None
+    return totals
+
+
+def _plane_means(
+    functions: tuple[Function, Function],
+    roots: tuple[Tensor, Tensor],
+    angle: Tensor,
+    cuts: tuple[Cuts, Cuts],
+    order: int,
+) -> list[Tensor]:
+    alpha, weight = _nodes(_angular_edges(roots, angle, cuts), order)
+    along = (
+        roots[0][:, None] * torch.cos(alpha),
+        roots[1][:, None] * torch.cos(alpha - angle[:, None]),
+    )
+    edges = [torch.tensor([0.0, *_CUTS, REACH]).to(alpha).expand(*alpha.shape, -1)]
+    for direction, cut in zip(along, cuts, strict=True):
+        slope = direction.abs()[..., None]
+        edges.append((cut.sizes / torch.where(slope > 0, slope, 1e-300)).clamp_max(REACH))
+    r, w = _nodes(torch.cat(edges, -1).sort(-1)[0], order)
+    w = w * (r * torch.exp(-0.5 * r * r)) * (weight / (2 * math.pi))[..., None]
+    first, second = (
+        f(direction[..., None] * r) for f, direction in zip(functions, along, strict=True)
+    )
+    return [(f * g * w).sum((1, 2)) for f, g in zip(first, second, strict=True)]
+
+
+def _angular_edges(roots: tuple[Tensor, Tensor], angle: Tensor, cuts: tuple[Cuts, Cuts]) -> Tensor:
+    """Sorted angles (B, E) from one to the same a turn later, between which the radial means are smooth."""
+    pi = math.pi
+    edges = []
+    for root, cut, shift in zip(roots, cuts, (torch.zeros_like(angle), angle), strict=True):
+        sizes = _graded(cut.sizes, _RADIUS * float(root.max()))
+        tilt = torch.acos(
+            (sizes / (_RADIUS * torch.where(root > 0, root, 1e-300))[:, None]).clamp_max(1)
+        )
+        fan = torch.cat([torch.full_like(angle, pi / 2)[:, None], tilt], 1)
+        fan = torch.cat([fan, -fan, pi + tilt, pi - tilt], 1)
+        edges.append(fan + shift[:, None])
+    edges.append(_crossings(roots, angle, cuts))
+    turn = torch.cat(edges, 1).remainder(2 * pi).sort(1)[0]
+    return torch.cat([turn, turn[:, :1] + 2 * pi], 1)
+
+
+def _graded(sizes: Tensor, top: float) -> Tensor:
+    """`sizes` below `top`, and above the largest further ones that grow threefold.
+
+    Beyond all cuts the radial means still fall off like a power of the distance to the line u = 0.
+    """
+    sizes = sizes[sizes < top]
+    if not len(sizes):
+        return sizes
+    last = float(sizes.max())
+    count = max(0, math.ceil(math.log(top / last, 3)) - 1)
+    return torch.cat([sizes, last * 3.0 ** torch.arange(1, count + 1).to(sizes)])
+
+
+def _crossings(roots: tuple[Tensor, Tensor], angle: Tensor, cuts: tuple[Cuts, Cuts]) -> Tensor:
+    """The directions (B, ·) of the points where a line u = k crosses a line v = l."""
+    first, second = cuts[0].kinks, cuts[1].kinks
+    safe = [torch.where(root > 0, root, 1e-300)[:, None, None] for root in roots]
+    x = first[:, None] / safe[0]
+    y = (second[None, :] / safe[1] - x * angle.cos()[:, None, None]) / angle.sin().clamp_min(
+        1e-300
+    )[:, None, None]
+    return torch.atan2(y, x.expand_as(y)).nan_to_num(0.0).flatten(1)

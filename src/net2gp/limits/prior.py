@@ -1,0 +1,133 @@
+"""The variances of weights and biases, and which parameterization each layer has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, check_positive
+
+Variance = float | Tensor
+Variances = Variance | Mapping[str, Variance]
+Parameterization = str | Mapping[str, str]
+
+KNOWN = ("ntk", "standard")
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """Weights N(0, weight_var / fan_in) and biases N(0, bias_var), by the name of their layer.
+
+    In the NTK parameterization a layer is √(weight_var / fan_in) ω x + √bias_var β with ω, β ~ N(0, 1), in
+    the standard one W x + b: the same functions at initialization, but other tangent kernels.
+    """
+
+    weight_vars: Mapping[str, Variance]
+    bias_vars: Mapping[str, Variance]
+    parameterizations: Mapping[str, str]
+    dtype: torch.dtype = torch.float64
+
+    def weight(self, name: str) -> Variance:
+        """The variance of the weights, times their fan-in."""
+        return self.weight_vars[name]
+
+    def bias(self, name: str | None) -> Variance:
+        """The variance of the biases; zero for a layer without any."""
+        return 0.0 if name is None else self.bias_vars[name]
+
+    def standard(self, name: str) -> bool:
+        """Whether the layer has the standard parameterization."""
+        return self.parameterizations[name] == "standard"
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Prior:
+        """The same variances, those that are tensors on another device and in another dtype."""
+        weights, biases = (
+            {
+                name: value.to(device=device, dtype=dtype) if isinstance(value, Tensor) else value
+                for name, value in values.items()
+            }
+            for values in (self.weight_vars, self.bias_vars)
+        )
+        return replace(
+            self, weight_vars=weights, bias_vars=biases, dtype=dtype if dtype else self.dtype
+        )
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a variance asks for gradients."""
+        values = (*self.weight_vars.values(), *self.bias_vars.values())
+        return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+def prior_of(
+    names: Iterable[str],
+    weight_var: Variances,
+    bias_var: Variances,
+    parameterization: Parameterization,
+) -> Prior:
+    """The prior of layers of these names; mappings take patterns, of which the first that matches counts.
+
+    >>> prior = prior_of(["body.0", "head"], {"head": 1.0, "*": 2.0}, 0.1, "ntk")
+    >>> prior.weight("body.0"), prior.weight("head"), prior.bias("head")
+    (2.0, 1.0, 0.1)
+    """
+    names = list(names)
+    weights = _spread(weight_var, names, "weight_var")
+    biases = _spread(bias_var, names, "bias_var")
+    kinds = _spread(parameterization, names, "parameterization")
+    for values, argument in ((weights, "weight_var"), (biases, "bias_var")):
+        for name, value in values.items():
+            if not isinstance(value, int | float | Tensor) or isinstance(value, bool):
+                raise InputError(
+                    f"{argument} must be a number, a tensor of one element or a mapping from names of layers "
+                    f"to such, but for '{name}' it is {value!r}. Pass for example {argument}=1.0."
+                )
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise InputError(
+                    f"{argument} of '{name}' must have one element, but has shape {tuple(value.shape)}. "
+                    f"Pass a mapping with one variance for each layer: {argument}={{'{name}': ...}}."
+                )
+            check_positive(value, argument, zero=True)
+    for name, kind in kinds.items():
+        if kind not in KNOWN:
+            raise InputError(
+                f"parameterization must be 'ntk' or 'standard', but for '{name}' it is {kind!r}."
+            )
+    return Prior(
+        {name: _scalar(value) for name, value in weights.items()},
+        {name: _scalar(value) for name, value in biases.items()},
+        kinds,
+    )
+
+
+def _scalar(value: Variance) -> Variance:
+    return value.reshape(()) if isinstance(value, Tensor) else float(value)
+
+
+def _spread(value: object, names: list[str], argument: str) -> dict:
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(names, value)
+    for pattern in value:
+        if not any(_matches(name, pattern) for name in names):
+            raise InputError(
+                f"{argument} names '{pattern}', but no layer with weights has such a name. "
+                f"There are: {', '.join(names)}."
+            )
+    result = {}
+    for name in names:
+        found = [value[pattern] for pattern in value if _matches(name, pattern)]
+        if not found:
+            raise InputError(
+                f"{argument} says nothing about '{name}'. Add '{name}' to the mapping, or '*' for all others."
+            )
+        result[name] = value[name] if name in value else found[0]
+    return result
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether the pattern is the layer's name, a wildcard for it, or the name of a module that holds it."""
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -1,0 +1,176 @@
+"""The directions in which a linear training moves, and how fast each decays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, Net2GPWarning, NotPositiveDefinite, check_positive
+from net2gp.inputs import describe
+
+Times = float | Sequence[float] | Tensor | np.ndarray
+"""A time, or an array of times, in steps of gradient descent; `math.inf` is convergence."""
+
+
+class NeverLearned(Net2GPWarning):
+    """Training never fits a part of the targets, since the tangent kernel is singular there."""
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A ridge as a part of the mean diagonal of the kernel that it is added to.
+
+    >>> Relative(1e-3)
+    Relative(part=0.001)
+    """
+
+    part: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.part, "part", zero=True)
+
+
+Ridge = float | Relative
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Gradient descent with small steps, and how the residual of a direction decays under it.
+
+    Without momentum, D' = −rD in the time τ = learning_rate·t, so D = exp(−rτ). With momentum,
+    D'' = −γD' − rD in the time s = √learning_rate·t with γ = (1 − momentum)/√learning_rate, from
+    D(0) = 1 and D'(0) = 0: a damped oscillator.
+    """
+
+    learning_rate: float
+    momentum: float | None = None
+
+    def scaled(self, times: Tensor) -> Tensor:
+        """Times of the differential equation, from steps."""
+        rate = self.learning_rate
+        return times * (rate if self.momentum is None else rate**0.5)
+
+    @property
+    def damping(self) -> float:
+        """γ."""
+        assert self.momentum is not None
+        return (1.0 - self.momentum) / self.learning_rate**0.5
+
+    def progress(self, rates: Tensor, times: Tensor) -> Tensor:
+        """1 − D for each time (first axis) and rate (second axis)."""
+        tau = self.scaled(times)[:, None]
+        end = torch.isinf(tau)
+        tau = torch.where(end, 0.0, tau)
+        lost = -torch.expm1(-rates * tau) if self.momentum is None else self._damped(rates, tau)
+        return torch.where(end & (rates > 0), 1.0, lost)
+
+    def _damped(self, rates: Tensor, s: Tensor) -> Tensor:
+        half = 0.5 * self.damping
+        below = half**2 >= rates
+        omega = (half**2 - rates).abs().sqrt()
+        # over-damped: D = e^{−as}(1 + a s φ(2ωs)), φ(z) = (1 − e^{−z})/z, with the slow root a = r/(γ/2 + ω)
+        slow = rates / (half + omega).clamp(min=1e-300)
+        z = 2.0 * omega * s
+        phi = torch.where(z > 0, -torch.expm1(-z) / torch.where(z > 0, z, 1.0), 1.0)
+        over = -torch.expm1(-slow * s) - torch.exp(-slow * s) * slow * s * phi
+        # under-damped: D = e^{−γs/2}(cos ωs + γ/2·s·sinc ωs)
+        wave = torch.cos(omega * s) + half * s * torch.sinc(omega * s / torch.pi)
+        return torch.where(below, over, 1.0 - torch.exp(-half * s) * wave)
+
+
+def make_descent(learning_rate: float, momentum: float | None) -> Descent:
+    """A checked `Descent`."""
+    check_positive(learning_rate, "learning_rate")
+    if momentum is not None and not 0.0 <= momentum < 1.0:
+        raise InputError(
+            f"momentum must be at least 0 and below 1, but is {momentum:g}. Pass e.g. momentum=0.9."
+        )
+    return Descent(learning_rate, momentum)
+
+
+@dataclass(frozen=True, eq=False)
+class Modes:
+    """Θ(X, X) + ridge = Q diag(values) Qᵀ, and the size NC that the loss is divided by.
+
+    `values` are zero where they could not be told from zero: such directions are never learned.
+    """
+
+    values: Tensor
+    Q: Tensor
+    size: int
+
+    @staticmethod
+    def empty(like: Tensor) -> Modes:
+        """No directions."""
+        return Modes(like.new_zeros(0).double(), like.new_zeros(0, 0).double(), 1)
+
+    def decays(self, descent: Descent, times: Tensor) -> Tensor:
+        """D: what remains of the residual in each direction, (T, R)."""
+        return 1.0 - descent.progress(self.values / self.size, times)
+
+    def weights(self, descent: Descent, times: Tensor) -> Tensor:
+        """(1 − D)/λ, and zero in directions that are never learned: (T, R)."""
+        lost = descent.progress(self.values / self.size, times)
+        learned = self.values > 0
+        return torch.where(learned, lost / torch.where(learned, self.values, 1.0), 0.0)
+
+
+def decompose(kernel: Tensor, ridge: Ridge, dtype: torch.dtype, size: int) -> Modes:
+    """The modes of a tangent kernel (R, R), computed in `dtype`, with the ridge on its diagonal.
+
+    Eigenvalues within the rounding errors of the matrix, R·eps of the largest or below the size of a
+    negative one, count as zero: Θ(x, X) has nothing there but rounding either, which dividing by them
+    would blow up.
+    """
+    values, Q = torch.linalg.eigh(0.5 * (kernel + kernel.mT))
+    lowest, largest = float(values[0]), float(values[-1])
+    eps = torch.finfo(dtype if dtype.is_floating_point else torch.float64).eps
+    if not largest > 0.0:
+        raise InputError(
+            "the tangent kernel is zero at the data, so that training changes nothing. Pass a positive "
+            "weight_var, or parameters that have an effect there."
+        )
+    if lowest < -(eps**0.5) * largest:
+        raise NotPositiveDefinite(
+            f"the tangent kernel has the eigenvalue {lowest:.3g}, with {largest:.3g} the largest: it is no "
+            "covariance. Check the kernel, or compute it in float64."
+        )
+    floor = max(len(values) * eps * largest, -lowest)
+    added = ridge.part * float(kernel.diagonal().mean()) if isinstance(ridge, Relative) else ridge
+    values = values.clamp(min=0.0) + added
+    return Modes(torch.where(values > floor, values, 0.0), Q, size)
+
+
+def warn_never_learned(modes: Modes, times: Tensor, residual: Tensor) -> None:
+    """Say so if the residual (R, columns) of the modes has a part that no time is long enough for."""
+    lost = modes.values == 0
+    if not bool(lost.any()) or not bool(times.isinf().any()):
+        return
+    part = float(residual[lost].norm() / residual.norm().clamp(min=1e-300))
+    if part > 1e-6:
+        warnings.warn(
+            f"the tangent kernel is singular to working precision: {int(lost.sum())} of its {len(lost)} "
+            f"directions, with {part:.1e} of the targets, count as never learned. Pass "
+            "ridge=Relative(1e-6), or remove duplicated points.",
+            NeverLearned,
+            stacklevel=5,
+        )
+
+
+def parse_times(t: Any, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
+    """Times as a flat float64 tensor, and the shape that they came in."""
+    try:
+        times = torch.as_tensor(t, dtype=torch.float64, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"t must be a number or an array of numbers, but is {describe(t)}. Pass e.g. t=10.0."
+        ) from None
+    if not bool((times >= 0).all()):
+        raise InputError("t must be zero or positive, but has a negative or NaN time.")
+    return times.reshape(-1), tuple(times.shape)
