@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
 Factors = list[tuple[Tensor, Tensor]]
@@ -178,6 +179,12 @@ class Slope:
         residual = v - np.polyval(np.polyfit(u, v, 1), u)
         noise = float(residual @ residual) / max(1, len(u) - 2)
         return Slope(float(value), float((covariance[0, 0] * noise) ** 0.5))
+
+
+def as_normal(value: float, freedom: int) -> float:
+    """A χ² number as the standard normal number that is as unlikely."""
+    below, above = chi2.cdf(value, freedom), chi2.sf(value, freedom)
+    return float(norm.ppf(below) if below < above else norm.isf(above))
 
 
 @dataclass(frozen=True)

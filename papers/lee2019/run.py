@@ -21,12 +21,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from matplotlib.axes import Axes
 from scipy.integrate import solve_ivp
-from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
 import net2gp as n2g
@@ -34,18 +32,8 @@ from net2gp.methods import Flow, gradient_flow, loss_flow, max_learning_rate
 from net2gp.plots import COLORS, FAINT, INK
 
 sys.path.append(str(Path(__file__).parents[1]))
-from studies import (
-    Architecture,
-    Networks,
-    Row,
-    Slope,
-    circle,
-    expected_of,
-    growing_steps,
-    panels,
-    print_table,
-    save,
-)
+import studies
+from studies import Architecture, Networks, Row, Slope, circle, expected_of
 
 ARCHITECTURE = Architecture(2, 2, nn.ReLU(), weight_var=2.0, bias_var=0.1)
 GRID = torch.linspace(0, 2 * math.pi, 101, dtype=torch.float64)
@@ -75,7 +63,7 @@ def train(options: argparse.Namespace) -> Ensemble:
     seen = torch.cat([torch.tensor(setting["test_angles"], dtype=torch.float64), GRID])
     x, y, x_seen = (t.to(options.device, torch.float32) for t in (*data, circle(seen)))
     stable, times = max_learning_rate(flow), setting["times"]
-    stages = growing_steps(stable / 40, stable / 1.6, times)
+    stages = studies.growing_steps(stable / 40, stable / 1.6, times)
     generator = torch.Generator(options.device).manual_seed(options.seed)
     functions = []
     for start in range(0, options.count, options.at_once):
@@ -88,12 +76,6 @@ def train(options: argparse.Namespace) -> Ensemble:
             path.append(networks(x_seen).double().cpu())
         functions.append(torch.stack(path))
     return Ensemble(flow, times, seen, torch.cat(functions, 1))
-
-
-def chance(value: float, freedom: int) -> float:
-    """A χ² number as the standard normal number that is as unlikely."""
-    below, above = chi2.cdf(value, freedom), chi2.sf(value, freedom)
-    return float(norm.ppf(below) if below < above else norm.isf(above))
 
 
 def compare(ensemble: Ensemble) -> list[Row]:
@@ -113,12 +95,12 @@ def compare(ensemble: Ensemble) -> list[Row]:
     for time, functions in ends:
         f, law = functions[:, :M], ensemble.flow.joint(time, x)
         S, mean, var = len(f), law.mean, law.variance
-        L = torch.linalg.cholesky(law.covariance_matrix)
-        whiten = lambda v: torch.linalg.solve_triangular(L, v.mT, upper=False).mT
+        precision = law.covariance_matrix.inverse()
         center = f.mean(0)
+        away, spread = ((v @ precision * v).sum() for v in ((center - mean)[None], f - center))
         found = {
-            "mean, all points": chance(S * float(whiten((center - mean)[None]).square().sum()), M),
-            "covariance, all points": chance(float(whiten(f - center).square().sum()), M * (S - 1)),
+            "mean, all points": studies.as_normal(S * float(away), M),
+            "covariance, all points": studies.as_normal(float(spread), M * (S - 1)),
         }
         z = (center - mean) / (var / S).sqrt()
         z_var = (f.var(0) / var - 1) / (2 / (S - 1)) ** 0.5
@@ -136,7 +118,7 @@ def _range(z: Tensor) -> str:
 def draw_ensemble(ensemble: Ensemble, width: int, out: Path) -> None:
     """The ensemble over time, and at the end beside the two posteriors."""
     M = len(ensemble.angles) - len(GRID)
-    figure, axes = panels(4)
+    figure, axes = studies.panels(4)
     flow, x = ensemble.flow, circle(GRID)
     for ax, time, functions in zip(axes, ensemble.times, ensemble.functions, strict=False):
         ax.plot(GRID, functions[:40, M:].T, color=FAINT, linewidth=0.4, alpha=0.6)
@@ -155,12 +137,12 @@ def draw_ensemble(ensemble: Ensemble, width: int, out: Path) -> None:
         ax.plot(angles, target(angles), "o", color=INK, markersize=3.5)
         ax.set(xlabel="angle of x", ylim=(-4.2, 4.2))
         ax.legend(frameon=False, fontsize=7, loc="lower left")
-    save(figure, out, "lee2019_ensemble.png")
+    studies.save(figure, out, "lee2019_ensemble.png")
 
 
 def _band(ax: Axes, law: MultivariateNormal, color: str, label: str) -> None:
     mean, std = law.mean[:, 0], law.variance[:, 0].sqrt()
-    ax.fill_between(GRID, mean - 2 * std, mean + 2 * std, color=color, alpha=0.2, linewidth=0)
+    ax.fill_between(GRID, mean - 2 * std, mean + 2 * std, color=color, alpha=0.2)
     ax.plot(GRID, mean, color=color, linewidth=1.5, label=label)
 
 
@@ -192,36 +174,27 @@ def gap_in_function_space(steps: list[float], likelihood: n2g.Gaussian | n2g.Ber
     return torch.stack(gaps)
 
 
-def landscape(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Loss of the network a·tanh(b·x) with two weights, whose data are those of a = 1.5, b = 1."""
-    x = np.linspace(-2, 2, 9)
-    f = a[..., None] * np.tanh(b[..., None] * x)
-    return 0.5 * ((f - 1.5 * np.tanh(x)) ** 2).mean(-1)
+def landscape(weights: Tensor) -> Tensor:
+    """Loss of the network a·tanh(b·x) with weights (…, 2), whose data are those of a = 1.5, b = 1."""
+    x = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    f = weights[..., :1] * (weights[..., 1:] * x).tanh()
+    return (f - 1.5 * x.tanh()).square().mean(-1) / 2
 
 
-def downhill(weights: np.ndarray) -> np.ndarray:
-    """Minus the gradient of the landscape."""
-    x = np.linspace(-2, 2, 9)
-    h = np.tanh(weights[1] * x)
-    residual = weights[0] * h - 1.5 * np.tanh(x)
-    return -np.array([(residual * h).mean(), (residual * weights[0] * (1 - h**2) * x).mean()])
-
-
-def paths(steps: list[float]) -> tuple[np.ndarray, list[np.ndarray], Tensor]:
+def paths(steps: list[float]) -> tuple[Tensor, list[Tensor], Tensor]:
     """Gradient flow and descent in the landscape, and the largest gap between them for each step."""
-    start, time = np.array([-0.8, 2.0]), 24.0
-    flow = solve_ivp(
-        lambda t, w: downhill(w), (0, time), start, rtol=1e-10, atol=1e-12, dense_output=True
-    ).sol
+    start, time, gradient = torch.tensor([-0.6, 0.9]).double(), 32.0, torch.func.grad(landscape)
+    downhill = lambda t, w: -gradient(torch.as_tensor(w)).numpy()
+    solution = solve_ivp(downhill, (0, time), start, rtol=1e-9, atol=1e-12, dense_output=True).sol
+    flow = lambda times: torch.as_tensor(solution(times)).T
     found, gaps = [], []
     for step in steps:
         path = [start]
         for _ in range(round(time / step)):
-            path.append(path[-1] + step * downhill(path[-1]))
-        found.append(np.array(path))
-        exact = flow(np.arange(len(path)) * step).T
-        gaps.append(float(np.linalg.norm(found[-1] - exact, axis=1).max()))
-    return flow(np.linspace(0, time, 600)).T, found, torch.tensor(gaps)
+            path.append(path[-1] - step * gradient(path[-1]))
+        found.append(torch.stack(path))
+        gaps.append((found[-1] - flow(torch.arange(len(path)) * step)).norm(dim=1).max())
+    return flow(torch.linspace(0, time, 600)), found, torch.stack(gaps)
 
 
 def steps_to_flow(out: Path) -> list[Row]:
@@ -234,9 +207,10 @@ def steps_to_flow(out: Path) -> list[Row]:
         "logistic loss": (fractions, gap_in_function_space(fractions, n2g.Bernoulli())),
         "two weights": (steps, gaps),
     }
-    figure, (left, right) = panels(2)
-    a, b = np.meshgrid(np.linspace(-1.1, 2.3, 150), np.linspace(-0.4, 2.6, 150))
-    left.contour(a, b, np.log(landscape(a, b) + 1e-3), 18, colors=FAINT, linewidths=0.5)
+    figure, (left, right) = studies.panels(2)
+    a, b = torch.meshgrid(torch.linspace(-1, 2.4, 150), torch.linspace(-0.4, 2, 150), indexing="xy")
+    loss = landscape(torch.stack([a, b], -1).double())
+    left.contour(a, b, (loss + 1e-3).log(), 18, colors=FAINT, linewidths=0.5, linestyles="-")
     left.plot(*flow.T, color=INK, linewidth=2, label="gradient flow")
     for step, path, color in zip(steps, descents, COLORS[:3], strict=False):
         left.plot(*path.T, ".-", color=color, linewidth=0.8, markersize=4, label=f"step {step:g}")
@@ -252,7 +226,7 @@ def steps_to_flow(out: Path) -> list[Row]:
         )
     right.set(xlabel="step", ylabel="largest gap to gradient flow", title="order one in the step")
     right.legend(frameon=False, fontsize=7)
-    save(figure, out, "lee2019_steps.png")
+    studies.save(figure, out, "lee2019_steps.png")
     return rows
 
 
@@ -270,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     ensemble = train(options)
     rows = compare(ensemble) + steps_to_flow(options.out)
     draw_ensemble(ensemble, options.width, options.out)
-    return 0 if print_table(rows) else 1
+    return 0 if studies.print_table(rows) else 1
 
 
 if __name__ == "__main__":

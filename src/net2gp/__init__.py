@@ -13,8 +13,16 @@ from net2gp.likelihoods import (
     Quadrature,
     SoftplusScale,
 )
+from net2gp.limits import infinite_width, monte_carlo_kernel, nngp, ntk, twin
 from net2gp.linear import Fisher, Linearized, linearize
-from net2gp.methods import adapt, adapt_tasks
+from net2gp.methods import (
+    Relative,
+    adapt,
+    adapt_tasks,
+    gradient_flow,
+    loss_flow,
+    max_learning_rate,
+)
 from net2gp.posteriors import (
     CG,
     Cholesky,
@@ -53,6 +61,7 @@ __all__ = [
     "PivotedCholesky",
     "Probit",
     "Quadrature",
+    "Relative",
     "SoftplusScale",
     "Spectrum",
     "Variational",
@@ -61,10 +70,18 @@ __all__ = [
     "adapt",
     "adapt_tasks",
     "condition",
+    "gradient_flow",
+    "infinite_width",
     "linearize",
     "load",
+    "loss_flow",
+    "max_learning_rate",
+    "monte_carlo_kernel",
+    "nngp",
+    "ntk",
     "prior",
     "save",
     "spectrum",
     "tune",
+    "twin",
 ]

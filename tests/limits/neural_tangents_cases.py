@@ -189,8 +189,8 @@ class Builder:
         return modules.Permuted(module, (0, *self.axes(shape), 1))
 
     def Conv(self, layer: Layer, shape: Shape) -> tuple[nn.Module, Shape]:
-        window, strides, width = *_window(layer, "filter_shape"), self.width(layer)
-        pads, spatial = _padding(shape.spatial, window, strides, layer["padding"])
+        window, strides, width = *modules.window_of(layer, "filter_shape"), self.width(layer)
+        pads, spatial = modules.padding_of(shape.spatial, window, strides, layer["padding"])
         kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(window)]
         has_bias = layer["b_std"] is not None
         symmetric = all(low == high for low, high in pads)
@@ -203,7 +203,7 @@ class Builder:
             options["padding"] = "same"
         inside = "padding" in options
         conv = self.note(kind(shape.channels, width, window, **options), layer)
-        module = conv if inside else nn.Sequential(_pad_layer(pads, circular), conv)
+        module = conv if inside else nn.Sequential(modules.pad_layer(pads, circular), conv)
         return self.mask(module, layer, shape, window), Shape(width, spatial)
 
     def mask(
@@ -213,7 +213,9 @@ class Builder:
         if not self.masked:
             return module
         strides = tuple(layer.get("strides") or (1,) * len(window))
-        pads, spatial = _padding(shape.spatial, window, strides, layer.get("padding", "VALID"))
+        pads, spatial = modules.padding_of(
+            shape.spatial, window, strides, layer.get("padding", "VALID")
+        )
         if spatial == shape.spatial:
             return modules.Masked(module, None)
         starts = [(k - 1) // 2 - low for k, (low, _) in zip(window, pads, strict=True)]
@@ -222,12 +224,12 @@ class Builder:
         return modules.Masked(module, (slice(None), slice(None), *places))
 
     def ConvLocal(self, layer: Layer, shape: Shape) -> tuple[nn.Module, Shape]:
-        window, strides, width = *_window(layer, "filter_shape"), self.width(layer)
-        pads, spatial = _padding(shape.spatial, window, strides, layer["padding"])
+        window, strides, width = *modules.window_of(layer, "filter_shape"), self.width(layer)
+        pads, spatial = modules.padding_of(shape.spatial, window, strides, layer["padding"])
         kind = {1: layers.LocallyConnected1d, 2: layers.LocallyConnected2d}[len(window)]
         symmetric = all(low == high for low, high in pads)
         circular = layer["padding"] == "CIRCULAR"
-        size = shape.spatial if symmetric else _padded(shape.spatial, pads)
+        size = shape.spatial if symmetric else modules.padded_size(shape.spatial, pads)
         local = kind(
             (shape.channels, *size),
             width,
@@ -238,11 +240,11 @@ class Builder:
             layer["b_std"] is not None,
         )
         module = self.note(local, layer)
-        module = module if symmetric else nn.Sequential(_pad_layer(pads, circular), module)
+        module = module if symmetric else nn.Sequential(modules.pad_layer(pads, circular), module)
         return module, Shape(width, spatial)
 
     def ConvTranspose(self, layer: Layer, shape: Shape) -> tuple[nn.Module, Shape]:
-        window, strides, width = *_window(layer, "filter_shape"), self.width(layer)
+        window, strides, width = *modules.window_of(layer, "filter_shape"), self.width(layer)
         same = layer["padding"] != "VALID"
         has_bias = layer["b_std"] is not None
         circular = layer["padding"] == "CIRCULAR"
@@ -259,11 +261,14 @@ class Builder:
         if circular:
             del self.bias_var[id(conv)]
             fold = modules.Fold(
-                conv, [_fold(n, m) for n, m in zip(full, spatial, strict=True)], width
+                conv, [modules.fold_matrix(n, m) for n, m in zip(full, spatial, strict=True)], width
             )
             self.weight_var[id(fold.bias)] = layer["b_std"] ** 2
             return fold, Shape(width, spatial)
-        low = [_transposed_crop(k, s) if same else 0 for k, s in zip(window, strides, strict=True)]
+        low = [
+            modules.transposed_crop(k, s) if same else 0
+            for k, s in zip(window, strides, strict=True)
+        ]
         if spatial == full:
             return conv, Shape(width, spatial)
         crops = tuple(slice(start, start + n) for start, n in zip(low, spatial, strict=True))
@@ -281,8 +286,10 @@ class Builder:
     def pool(
         self, layer: Layer, shape: Shape, kinds: dict[int, Any], by_count: bool
     ) -> tuple[nn.Module, Shape]:
-        window, strides = _window(layer, "window")
-        pads, spatial = _padding(shape.spatial, window, strides, layer.get("padding", "VALID"))
+        window, strides = modules.window_of(layer, "window")
+        pads, spatial = modules.padding_of(
+            shape.spatial, window, strides, layer.get("padding", "VALID")
+        )
         pool = kinds[len(window)]
         circular = layer.get("padding") == "CIRCULAR"
         symmetric = all(low == high for low, high in pads) and not circular
@@ -292,7 +299,7 @@ class Builder:
             padding = tuple(low for low, _ in pads)
             module = pool(window, strides, padding if len(window) > 1 else padding[0], **options)
             return self.mask(module, layer, shape, window), Shape(shape.channels, spatial)
-        steps = [_pad_layer(pads, circular), pool(window, strides)]
+        steps = [modules.pad_layer(pads, circular), pool(window, strides)]
         if by_count and not circular:
             ones = steps[1](steps[0](torch.ones(1, 1, *shape.spatial, dtype=torch.float64)))
             steps.append(modules.Times(1 / ones))
@@ -408,46 +415,3 @@ ACTIVATIONS = {
     "Sigmoid_like": lambda layer: pointwise.SigmoidLike(),
     "ElementwiseNumerical": lambda layer: {"silu": nn.SiLU, "softplus": nn.Softplus}[layer["fn"]](),
 }
-
-
-def _window(layer: Layer, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    window = tuple(layer[name])
-    return window, tuple(layer.get("strides") or (1,) * len(window))
-
-
-def _padding(
-    size: tuple[int, ...], window: tuple[int, ...], strides: tuple[int, ...], kind: str
-) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
-    """XLA's padding before and behind, and how many places come out."""
-    if kind == "VALID":
-        places = [(n - k) // s + 1 for n, k, s in zip(size, window, strides, strict=True)]
-        return [(0, 0)] * len(size), tuple(places)
-    places = [-(-n // s) for n, s in zip(size, strides, strict=True)]
-    sizes = zip(size, window, strides, places, strict=True)
-    totals = [max((m - 1) * s + k - n, 0) for n, k, s, m in sizes]
-    return [(total // 2, total - total // 2) for total in totals], tuple(places)
-
-
-def _padded(size: tuple[int, ...], pads: list[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(n + low + high for n, (low, high) in zip(size, pads, strict=True))
-
-
-def _pad_layer(pads: list[tuple[int, int]], circular: bool) -> nn.Module:
-    zeros = {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d}
-    wrapped = {1: nn.CircularPad1d, 2: nn.CircularPad2d, 3: nn.CircularPad3d}
-    amounts = tuple(amount for pair in reversed(pads) for amount in pair)
-    return (wrapped if circular else zeros)[len(pads)](amounts)
-
-
-def _transposed_crop(window: int, stride: int) -> int:
-    """How many places XLA's SAME leaves out before the first, of the full transposed convolution."""
-    total = window + stride - 2
-    before = window - 1 if stride > window - 1 else -(-total // 2)
-    return window - 1 - before
-
-
-def _fold(full: int, size: int) -> Tensor:
-    """(size, full): every place of the full output wrapped into the middle ones."""
-    start = (full - size) // 2
-    places = (torch.arange(full) - start) % size
-    return torch.nn.functional.one_hot(places, size).T.double()

@@ -1,6 +1,11 @@
-"""Small modules that the reference networks are made of: what a PyTorch user writes in `forward`."""
+"""Small modules that the reference networks are made of: what a PyTorch user writes in `forward`.
+
+At the end, XLA's padding in numbers that torch's layers take.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -261,3 +266,47 @@ class TwoInputs(nn.Module):
             x = step(x, side) if getattr(step, "takes_side", False) else step(x)
             side = step.next(side) if isinstance(step, Masked) else side
         return x
+
+
+def window_of(layer: dict[str, Any], name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The window and its strides, which are 1 if left out."""
+    window = tuple(layer[name])
+    return window, tuple(layer.get("strides") or (1,) * len(window))
+
+
+def padding_of(
+    size: tuple[int, ...], window: tuple[int, ...], strides: tuple[int, ...], kind: str
+) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+    """XLA's padding before and behind, and how many places come out."""
+    if kind == "VALID":
+        places = [(n - k) // s + 1 for n, k, s in zip(size, window, strides, strict=True)]
+        return [(0, 0)] * len(size), tuple(places)
+    places = [-(-n // s) for n, s in zip(size, strides, strict=True)]
+    sizes = zip(size, window, strides, places, strict=True)
+    totals = [max((m - 1) * s + k - n, 0) for n, k, s, m in sizes]
+    return [(total // 2, total - total // 2) for total in totals], tuple(places)
+
+
+def padded_size(size: tuple[int, ...], pads: list[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(n + low + high for n, (low, high) in zip(size, pads, strict=True))
+
+
+def pad_layer(pads: list[tuple[int, int]], circular: bool) -> nn.Module:
+    zeros = {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d}
+    wrapped = {1: nn.CircularPad1d, 2: nn.CircularPad2d, 3: nn.CircularPad3d}
+    amounts = tuple(amount for pair in reversed(pads) for amount in pair)
+    return (wrapped if circular else zeros)[len(pads)](amounts)
+
+
+def transposed_crop(window: int, stride: int) -> int:
+    """How many places XLA's SAME leaves out before the first, of the full transposed convolution."""
+    total = window + stride - 2
+    before = window - 1 if stride > window - 1 else -(-total // 2)
+    return window - 1 - before
+
+
+def fold_matrix(full: int, size: int) -> Tensor:
+    """(size, full): every place of the full output wrapped into the middle ones."""
+    start = (full - size) // 2
+    places = (torch.arange(full) - start) % size
+    return F.one_hot(places, size).T.double()

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
-    nn.ReLU,
-    lambda: nn.LeakyReLU(0.2),
-    nn.GELU,
+CLOSED: tuple[Callable[[], nn.Module], ...] = (nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.GELU)
+"""Activations whose moments are formulas."""
+
+INTEGRATED: tuple[Callable[[], nn.Module], ...] = (
     nn.Tanh,
     nn.SiLU,
     nn.Sigmoid,
@@ -26,6 +26,8 @@ ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
     nn.Hardtanh,
     nn.Mish,
 )
+"""Activations whose moments are integrals."""
+
 OUTPUTS = 16
 POINTS = 3
 
@@ -47,6 +49,8 @@ class Kind:
 
     random: random.Random
     axes: int
+    rare: float = 0.5
+    """How often an activation is one whose moments are integrals, which are dear for many pairs of positions."""
 
     @property
     def channel(self) -> int:
@@ -77,7 +81,8 @@ class Kind:
         return self.random.choice((nn.LayerNorm, nn.RMSNorm))(width)
 
     def activation(self) -> nn.Module:
-        return self.random.choice(ACTIVATIONS)()
+        integrated = self.random.random() < self.rare
+        return self.random.choice(INTEGRATED if integrated else CLOSED)()
 
 
 class Plain(nn.Module):
@@ -109,7 +114,7 @@ class Repeated(Plain):
 
 class SelfGated(Plain):
     def forward(self, h: Tensor) -> Tensor:
-        return self.weights(self.act(h) * torch.sigmoid(h))
+        return self.weights(self.act(h) * h)
 
 
 class TwoLayers(nn.Module):
@@ -144,12 +149,12 @@ class PostActivation(Branches):
 class Gated(nn.Module):
     def __init__(self, kind: Kind, width: int) -> None:
         super().__init__()
-        self.act = kind.activation()
+        self.act, self.squash = kind.activation(), nn.ReLU() if kind.rare < 0.5 else nn.Sigmoid()
         self.value, self.gate, self.out = (kind.weights(width, width) for _ in range(3))
 
     def forward(self, h: Tensor) -> Tensor:
         a = self.act(h)
-        return self.out(self.value(a) * torch.sigmoid(self.gate(a)))
+        return self.out(self.value(a) * self.squash(self.gate(a)))
 
 
 class GaussianProduct(Gated):
@@ -337,13 +342,13 @@ def dense(chance: random.Random) -> tuple[nn.Module, Tensor]:
 
 
 def convolutional(chance: random.Random) -> tuple[nn.Module, Tensor]:
-    kind, width, inputs = Kind(chance, chance.choice((1, 2))), 4, chance.choice((1, 2, 3))
-    size = (8,) if kind.axes == 1 else (6, 5)
+    kind, width, inputs = Kind(chance, chance.choice((1, 2)), 0.05), 4, chance.choice((1, 2, 3))
+    size = (6,) if kind.axes == 1 else (3, 4)
     x = torch.randn(POINTS, inputs, *size)
     conv = nn.Conv1d if kind.axes == 1 else nn.Conv2d
     pool = nn.AvgPool1d if kind.axes == 1 else nn.AvgPool2d
     layers: list[nn.Module] = [
-        conv(inputs, width, 3, padding=1, stride=chance.choice((1, 1, 2)))
+        conv(inputs, width, 3, padding=1, stride=chance.choice((1, 3 - kind.axes)))
     ]
     layers += _blocks(kind, width, 2, (*BLOCKS, Separable))
     if chance.random() < 0.5:
@@ -359,7 +364,7 @@ def convolutional(chance: random.Random) -> tuple[nn.Module, Tensor]:
 
 
 def transformer(chance: random.Random) -> tuple[nn.Module, Tensor]:
-    kind, width, length = Kind(chance, 0), 4, chance.choice((3, 5))
+    kind, width, length = Kind(chance, 0, 0.05), 4, chance.choice((3, 5))
     if chance.random() < 0.5:
         x = torch.randint(4, (POINTS, length))
         layers: list[nn.Module] = [nn.Embedding(4, width)]

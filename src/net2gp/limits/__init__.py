@@ -1,17 +1,63 @@
 """INFINITE WIDTH: the Gaussian process that a network is at initialization, and its tangent kernel."""
 
-from net2gp.limits.activations import Activation, UnsupportedLayer, activation_of
+from net2gp.limits.activations import (
+    Activation,
+    UnsupportedLayer,
+    activation_of,
+    activation_table,
+)
+from net2gp.limits.finite_width import (
+    FiniteWidth,
+    HiddenLayer,
+    excess_kurtosis,
+    finite_width,
+    kernel_variance,
+    square_correlation,
+)
+from net2gp.limits.initialization import as_built
 from net2gp.limits.kernels import InfiniteWidth, LimitKernel, infinite_width, nngp, ntk
+from net2gp.limits.monte_carlo import Estimate, MonteCarloKernel, monte_carlo_kernel
+from net2gp.limits.phase import (
+    DepthScales,
+    PhaseDiagram,
+    correlation_fixed_point,
+    critical_line,
+    depth_scales,
+    fixed_point,
+    phase_diagram,
+    slope,
+)
 from net2gp.limits.rules import rule
+from net2gp.limits.twin import twin
 
 __all__ = [
     "Activation",
+    "DepthScales",
+    "Estimate",
+    "FiniteWidth",
+    "HiddenLayer",
     "InfiniteWidth",
     "LimitKernel",
+    "MonteCarloKernel",
+    "PhaseDiagram",
     "UnsupportedLayer",
     "activation_of",
+    "activation_table",
+    "as_built",
+    "correlation_fixed_point",
+    "critical_line",
+    "depth_scales",
+    "excess_kurtosis",
+    "finite_width",
+    "fixed_point",
     "infinite_width",
+    "kernel_variance",
+    "monte_carlo_kernel",
     "nngp",
     "ntk",
+    "phase_diagram",
     "rule",
+    "slope",
+    "square_correlation",
+    "twin",
 ]

@@ -19,6 +19,7 @@ from net2gp.errors import NetworkError
 from net2gp.limits import closed_forms as closed
 from net2gp.limits import pointwise as points
 from net2gp.limits import power_forms as powers
+from net2gp.limits.piecewise import PiecewiseLinear
 from net2gp.limits.quadrature import Quadrature
 from net2gp.limits.torch_functions import from_function as from_function
 
@@ -259,13 +260,15 @@ def _(layer: nn.Softsign) -> Activation:
 
 @activation_of.register
 def _(layer: nn.Hardtanh) -> Activation:
-    ends = (float(layer.min_val), float(layer.max_val))
-    return _numeric(Applied(torch.clamp, ends), ends, layer)
+    low, high = float(layer.min_val), float(layer.max_val)
+    knots = tuple(end for end in (low, high) if math.isfinite(end))
+    slopes = (*(() if math.isinf(low) else (0.0,)), 1.0, *(() if math.isinf(high) else (0.0,)))
+    return PiecewiseLinear(knots, slopes, min(max(0.0, low), high), type(layer).__name__)
 
 
 @activation_of.register
 def _(layer: nn.Hardsigmoid) -> Activation:
-    return _numeric(_hardsigmoid, (-3.0, 3.0), layer)
+    return PiecewiseLinear((-3.0, 3.0), (0.0, 1 / 6, 0.0), 0.5, type(layer).__name__)
 
 
 @activation_of.register
@@ -275,7 +278,10 @@ def _(layer: nn.Hardswish) -> Activation:
 
 @activation_of.register
 def _(layer: nn.Softshrink) -> Activation:
-    return _numeric(Applied(F.softshrink, (layer.lambd,)), (-layer.lambd, layer.lambd), layer)
+    if not layer.lambd:
+        return powers.polynomial((0.0, 1.0))
+    knots = (-float(layer.lambd), float(layer.lambd))
+    return PiecewiseLinear(knots, (1.0, 0.0, 1.0), 0.0, type(layer).__name__)
 
 
 @activation_of.register
@@ -306,12 +312,9 @@ def _tanhshrink(u: Tensor) -> Tensor:
     return u - torch.tanh(u)
 
 
-def _hardsigmoid(u: Tensor) -> Tensor:
-    return (u + 3).clamp(0, 6) / 6
-
-
 def _hardswish(u: Tensor) -> Tensor:
-    return u * _hardsigmoid(u)
+    # torch's own has no second derivative
+    return u * (u + 3).clamp(0, 6) / 6
 
 
 _SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {

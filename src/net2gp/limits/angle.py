@@ -61,7 +61,7 @@ def only_data(program: Program) -> ex.Raw | None:
 
 
 def all_closed(program: Program) -> bool:
-    """Whether the program, short and with closed forms only, costs no more than a polynomial when compiled."""
+    """Whether the program is short and has closed forms only: compiled, it is as fast as a polynomial."""
     points = [e for e in program.nodes if isinstance(e, ex.Point)]
     return len(points) < 20 and not any(isinstance(e.activation, Quadrature) for e in points)
 

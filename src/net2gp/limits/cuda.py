@@ -8,16 +8,10 @@ and the arc-cosine formula, and writes once.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
-
-from net2gp.limits import expressions as ex
-from net2gp.limits.power_forms import ABReLU
-
-if TYPE_CHECKING:
-    from net2gp.limits.evaluate import Evaluation, Pair
 
 try:
     import triton
@@ -27,23 +21,9 @@ except ImportError:
     triton = None
 
 BLOCK = 1024
-
-
-def fusible(e: ex.Expression, users: dict[int, int], full: dict[int, bool]) -> bool:
-    """Whether `e` is a ReLU-like function of a convolution on all pairs of positions that nothing else uses."""
-    if not (isinstance(e, ex.Point) and isinstance(e.activation, ABReLU)):
-        return False
-    w = e.input
-    return (
-        isinstance(w, ex.Weighted)
-        and w.window is not None
-        and len(w.positions) == 2
-        and len(w.inputs) == 1
-        and not (w.local or w.averaged or w.finite)
-        and full[w.order]
-        and users[w.order] == 1
-        and w.window.keeps_size
-    )
+WARPS = 8
+CHANNELS = 16
+"""Most channels of the data whose inner products are taken without a matrix product."""
 
 
 def available(t: Tensor) -> bool:
@@ -51,66 +31,77 @@ def available(t: Tensor) -> bool:
     return triton is not None and t.is_cuda and not (torch.is_grad_enabled() and t.requires_grad)
 
 
-def window_and_relu(run: Evaluation, e: ex.Point, w: ex.Weighted) -> Pair:
-    """The moments of φ(W u) from those of u, as `weighted` and `point` give them one after the other."""
-    cov, ntk = run.get(w.inputs[0][1], True)
-    assert w.window is not None
-    assert isinstance(e.activation, ABReLU)
-    height, width = w.positions
-    left, right = (side.contiguous() for side in run.side("variance", w))
+def window_and_relu(
+    cov: Tensor,
+    ntk: Tensor | None,
+    variances: tuple[Tensor, Tensor],
+    numbers: list[float],
+    geometry: tuple[tuple[int, int], ...],
+    tangent: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Moments (H, W, H, W, n, m) of φ(W u) from those of u, and the tangent kernel if wanted.
+
+    Without m, of each point with itself. `variances` of W u are (H, W, n) and (H, W, m); `numbers` the
+    factors of covariance and tangent kernel with their biases, (a² + b²)/2 and (b − a)²/2π of φ;
+    `geometry` kernel size, padding and dilation.
+    """
+    left, right = (side.contiguous() for side in variances)
     cov = cov.contiguous()
-    new = torch.empty_like(cov)
-    tangent = run.tangent
     given = cov if ntk is None else ntk.contiguous()
-    slopes = torch.empty_like(cov) if tangent else new
-    total = w.window.total
-    standard = run.prior.standard(w.weight)
-    own = w.fan_in / total if standard else float(run.prior.weight(w.weight)) / total
-    own_bias = (1.0 if w.bias else 0.0) if standard else float(run.prior.bias(w.bias))
-    a, b = e.activation.negative, e.activation.positive
-    # numbers given to a kernel as arguments arrive in single precision
-    numbers = cov.new_tensor(
-        [
-            float(run.prior.weight(w.weight)) / total,
-            float(run.prior.bias(w.bias)),
-            own,
-            own_bias,
-            (a * a + b * b) / 2,
-            (b - a) ** 2 / (2 * math.pi),
-        ]
-    )
-    pairs = left.shape[-1] * right.shape[-1]
-    grid = (height * height, triton.cdiv(width * pairs, BLOCK))
-    _kernel[grid](
-        cov,
-        given,
-        new,
-        slopes,
-        left,
-        right,
-        height,
-        width,
-        left.shape[-1],
-        right.shape[-1],
-        numbers,
-        KH=w.window.kernel[0],
-        KW=w.window.kernel[1],
-        PH=w.window.padding[0][0],
-        PW=w.window.padding[1][0],
-        DH=w.window.dilation[0],
-        DW=w.window.dilation[1],
+    new = torch.empty_like(cov)
+    slopes = torch.empty_like(new) if tangent else new
+    height, width = cov.shape[:2]
+    zipped = cov.dim() == 5
+    pairs = math.prod(cov.shape[4:])
+    # numbers given to a kernel as arguments would arrive in single precision
+    constants = cov.new_tensor(numbers)
+    (kh, kw), (ph, pw), (dh, dw) = geometry
+    sizes = (height, width, left.shape[-1], 1 if zipped else right.shape[-1])
+    _kernel[(height * height, triton.cdiv(width * pairs, BLOCK))](
+        *(cov, given, new, slopes, left, right, *sizes, constants),
+        KH=kh,
+        KW=kw,
+        PH=ph,
+        PW=pw,
+        DH=dh,
+        DW=dw,
         BLOCK=BLOCK,
         TANGENT=tangent,
         GIVEN=ntk is not None,
-        num_warps=4,
+        ZIPPED=zipped,
+        num_warps=WARPS,
     )
     return new, slopes if tangent else None
 
 
+def inner_products(x: Tensor, y: Tensor) -> Tensor:
+    """x·y over few channels for all pairs of positions: (S, n, C) and (S', m, C) to (S, S', n, m)."""
+    x, y = x.contiguous(), y.contiguous()
+    (s, n, channels), (t, m, _) = x.shape, y.shape
+    new = x.new_empty(s, t, n, m)
+    grid = (s, triton.cdiv(t * n * m, BLOCK))
+    _products[grid](x, y, new, t, n, m, C=channels, BLOCK=BLOCK)
+    return new
+
+
+def block_sums(t: Tensor, blocks: tuple[int, ...], factor: float) -> Tensor:
+    """Sums over blocks of neighbors on both sides of (H, W, H, W, *pairs), times a factor."""
+    height, width = t.shape[0] // blocks[0], t.shape[1] // blocks[1]
+    pairs = math.prod(t.shape[4:])
+    t = t.contiguous()
+    new = t.new_empty(height, width, height, width, *t.shape[4:])
+    grid = (height * width * height, triton.cdiv(width * pairs, BLOCK))
+    number = t.new_tensor([factor])
+    _pool[grid](t, new, number, height, width, pairs, KH=blocks[0], KW=blocks[1], BLOCK=BLOCK)
+    return new
+
+
+@no_type_check
 def _body(  # noqa: PLR0913
     cov, ntk, new, slopes, left, right, height, width, n, m, numbers,
     KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, BLOCK: tl.constexpr, TANGENT: tl.constexpr, GIVEN: tl.constexpr,
+    ZIPPED: tl.constexpr,
 ):  # fmt: skip
     """One program: rows h and h' of the two images, a block of (w', pairs), all columns w in turn."""
     pair = tl.program_id(0)
@@ -124,7 +115,10 @@ def _body(  # noqa: PLR0913
     weight, bias = tl.load(numbers), tl.load(numbers + 1)
     own, own_bias = tl.load(numbers + 2), tl.load(numbers + 3)
     level, bend = tl.load(numbers + 4), tl.load(numbers + 5)
-    q2 = tl.load(right + (hp * width + wp) * m + p % m, mask=inside, other=1.0)
+    if ZIPPED:
+        q2 = tl.load(right + (hp * width + wp) * n + p, mask=inside, other=1.0)
+    else:
+        q2 = tl.load(right + (hp * width + wp) * m + p % m, mask=inside, other=1.0)
     for w in range(width):
         total = tl.zeros((BLOCK,), dtype=cov.dtype.element_ty)
         total_ntk = tl.zeros((BLOCK,), dtype=cov.dtype.element_ty)
@@ -156,4 +150,45 @@ def _body(  # noqa: PLR0913
             tl.store(slopes + out, theta * rate, mask=inside)
 
 
+@no_type_check
+def _pool_body(  # noqa: PLR0913
+    t, new, number, height, width, pairs, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program: a new position (h, w) of one image, a row h' of the other, a block of (w', pairs)."""
+    place = tl.program_id(0)
+    hp = place % height
+    w = (place // height) % width
+    h = place // (height * width)
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < width * pairs
+    wp, p = offset // pairs, offset % pairs
+    total = tl.zeros((BLOCK,), dtype=t.dtype.element_ty)
+    tall, wide = height * KH, width * KW
+    for i in tl.static_range(KH):
+        for j in tl.static_range(KW):
+            for k in tl.static_range(KH):
+                row = (((h * KH + i) * wide + w * KW + j) * tall + hp * KH + k) * wide
+                for l in tl.static_range(KW):
+                    total += tl.load(t + (row + wp * KW + l) * pairs + p, mask=inside, other=0.0)
+    tl.store(new + place * width * pairs + offset, total * tl.load(number), mask=inside)
+
+
+@no_type_check
+def _products_body(x, y, new, t, n, m, C: tl.constexpr, BLOCK: tl.constexpr):
+    """One program: a position of x, a block of (position of y, pairs)."""
+    s = tl.program_id(0)
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    pairs = n * m
+    inside = offset < t * pairs
+    q, p = offset // pairs, offset % pairs
+    one = x + (s * n + p // m) * C
+    two = y + (q * m + p % m) * C
+    total = tl.zeros((BLOCK,), dtype=x.dtype.element_ty)
+    for c in tl.static_range(C):
+        total += tl.load(one + c, mask=inside, other=0.0) * tl.load(two + c, mask=inside, other=0.0)
+    tl.store(new + s * t * pairs + offset, total, mask=inside)
+
+
+_products: Any = None if triton is None else triton.jit(_products_body)
 _kernel: Any = None if triton is None else triton.jit(_body)
+_pool: Any = None if triton is None else triton.jit(_pool_body)

@@ -15,9 +15,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from net2gp.limits import cuda
 from net2gp.limits import expressions as ex
 from net2gp.limits.expressions import Expression
+from net2gp.limits.power_forms import ABReLU
 from net2gp.limits.prior import Prior
 
 Pair = tuple[Tensor, Tensor | None]
@@ -45,12 +45,29 @@ class Program:
             for child, needed in zip(ex.children(e), _needs(e, full[e.order]), strict=True):
                 full[child.order] = full[child.order] or (needed and bool(child.positions))
                 users[child.order] += 1
-        together = {e.order for e in nodes if cuda.fusible(e, users, full)}
+        together = {e.order for e in nodes if _fusible(e, users, full)}
         if any(_joins(e) for e in nodes):
             together = set()
             users = dict.fromkeys(users, len(nodes) + 1)  # joint moments may ask for any of them
         users[output.order] += 1
         return Program(output, tuple(nodes), full, users, frozenset(together))
+
+
+def _fusible(e: ex.Expression, users: dict[int, int], full: dict[int, bool]) -> bool:
+    """Whether `e` is a ReLU-like function of a convolution, on all pairs of positions, used by it alone."""
+    if not (isinstance(e, ex.Point) and isinstance(e.activation, ABReLU)):
+        return False
+    w = e.input
+    return (
+        isinstance(w, ex.Weighted)
+        and w.window is not None
+        and len(w.positions) == 2
+        and len(w.inputs) == 1
+        and not (w.local or w.averaged or w.finite)
+        and full[w.order]
+        and users[w.order] == 1
+        and w.window.keeps_size
+    )
 
 
 def _joins(e: Expression) -> bool:
@@ -128,6 +145,14 @@ class Evaluation:
         pairs = t.shape[2 * len(e.positions) :]
         flat = t.reshape(count, count, *pairs)
         return torch.diagonal(flat, 0, 0, 1).movedim(-1, 0).reshape(*e.positions, *pairs)
+
+    def with_equal_positions(self, t: Tensor, exact: Tensor, e: Expression) -> Tensor:
+        """The entries of equal positions replaced: the angle between a vector and itself is zero."""
+        count = ex.size(e)
+        pairs = t.shape[2 * len(e.positions) :]
+        flat = t.reshape(count, count, *pairs)
+        inner = exact.reshape(count, *pairs).movedim(0, -1)
+        return torch.diagonal_scatter(flat, inner, 0, 0, 1).reshape(t.shape)
 
     def side(self, kind: str, e: Expression) -> tuple[Tensor, Tensor]:
         """An entry of the profiles of x and x': (..., n) and (..., m)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
-from typing import Protocol
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,15 +26,43 @@ _GROUP = 128  # pairs of similar variances that share their panels
 
 _STEP = 1e-7  # distance from a kink at which its two sides are read
 
+PointFunction = Callable[[Tensor], Tensor]
+"""A function φ of one number, on tensors; its attribute `kinks`, if any, says where it is not smooth."""
 
-class PointFunction(Protocol):
-    """What can be integrated: a function of one number that knows its kinks."""
 
-    def __call__(self, u: Tensor) -> Tensor:
-        """φ(u), pointwise."""
+class Expectation(torch.autograd.Function):
+    """Tensors computed in float64 by `evaluate`, whose derivatives `derive` gives when they are asked for.
 
-    def __hash__(self) -> int:
-        """Equal functions hash alike: what is found out about them is kept."""
+    `derive(needed, *inputs)` returns, for each index of a result in `needed`, its derivatives in all inputs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, evaluate: Callable, derive: Callable, *inputs: Tensor) -> Any:
+        """The results of `evaluate` at the flattened inputs."""
+        ctx.derive = derive
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+        flat = [x.detach().reshape(-1).double() for x in inputs]
+        return tuple(y.to(inputs[0].dtype).reshape(inputs[0].shape) for y in evaluate(*flat))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """The derivatives of those results that were used."""
+        inputs = ctx.saved_tensors
+        flat = [x.detach().reshape(-1).double() for x in inputs]
+        totals = [torch.zeros_like(x) for x in flat]
+        needed = [i for i, grad in enumerate(grads) if grad is not None]
+        for i, row in zip(needed, ctx.derive(needed, *flat), strict=True):
+            grad = cast(Tensor, grads[i]).reshape(-1).double()
+            for total, entry in zip(totals, row, strict=True):
+                # infinite one-sided derivatives at |correlation| = 1 count as zero, as in `power_forms`
+                total += grad * entry.nan_to_num(0.0, 0.0, 0.0)
+        return (
+            None,
+            None,
+            *(t.to(x.dtype).reshape(x.shape) for t, x in zip(totals, inputs, strict=True)),
+        )
 
 
 def jet(function: Callable[[Tensor], Tensor], u: Tensor, order: int) -> list[Tensor]:
@@ -60,7 +88,7 @@ def _evaluator(act: PointFunction, terms: Sequence[Term]) -> Callable[[Tensor], 
 
     def evaluate(u: Tensor) -> list[Tensor]:
         values = jet(act, u, order)
-        return [values[m] * u if p else values[m] for m, p in terms]
+        return [values[m] * u**p if p else values[m] for m, p in terms]
 
     return evaluate
 
@@ -107,6 +135,11 @@ def jump(act: PointFunction, place: float, m: int) -> tuple[float, float]:
     right, left = float(2 * v[0] - v[1]), float(2 * v[2] - v[3])
     size = right - left
     return size if abs(size) > 1e-8 * (1 + abs(right)) else 0.0, (right + left) / 2
+
+
+def has_jumps(act: PointFunction, reach: float) -> bool:
+    """Whether φ itself jumps within ±reach."""
+    return any(jump(act, k, 0)[0] for k in kinks_of(act, reach))
 
 
 def _atoms(act: PointFunction, term: Term, reach: float) -> list[tuple[float, float]]:
@@ -156,8 +189,12 @@ def _moments(
     cov, var1, var2 = triple
     scale = torch.sqrt(var1) * torch.sqrt(var2)
     rho = (cov / torch.where(scale > 0, scale, 1.0)).clamp(-1, 1) * (scale > 0)
+    # full correlation up to rounding is full: the angle would blow the rounding up to its square root
+    rho = torch.where(rho.abs() > 1 - 1e-15, torch.sign(rho), rho)
     sine = torch.sqrt((1 - rho) * (1 + rho))
     cuts = (cuts_of(act1, var1), cuts_of(act2, var2))
+    if len(cuts[0].kinks) + len(cuts[1].kinks):
+        order = order * 3 // 2  # the sector in which a kink off zero is met is harder to resolve
     firsts, seconds = zip(*pairs, strict=True)
     functions = (_evaluator(act1, firsts), _evaluator(act2, seconds))
     result = plane_means(functions, (var1, var2), torch.atan2(sine, rho), cuts, order)
@@ -209,14 +246,16 @@ def line_moments(
 ) -> list[Tensor]:
     """E of each product of terms at one u ~ N(0, var), for flat float64 `var`.
 
-    Where the last term of a product has a delta, the other takes the mean of its two sides; a delta squared is
-    infinite.
+    Where the last term of a product has a delta, the other takes the mean of its two sides; a delta
+    squared is infinite.
     """
     order = max(m for product in products for m, _ in product)
 
     def evaluate(u: Tensor) -> list[Tensor]:
         values = jet(act, u, order)
-        factors = ([values[m] * u if p else values[m] for m, p in product] for product in products)
+        factors = (
+            [values[m] * u**p if p else values[m] for m, p in product] for product in products
+        )
         return [reduce(torch.mul, product) for product in factors]
 
     result = line_means(evaluate, torch.zeros_like(var), var, breaks_of(act, var), ORDER)

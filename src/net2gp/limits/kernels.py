@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError, check_dtype_and_device, check_positive
 from net2gp.inputs import check_inputs, chunks, num_rows
+from net2gp.limits.initialization import as_built
 from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
 from net2gp.limits.tiles import Tiles, diagonal, matrix
@@ -178,31 +179,99 @@ class LimitKernel:
 def infinite_width(
     network: nn.Module,
     *,
-    weight_var: Variances = 1.0,
-    bias_var: Variances = 0.0,
+    weight_var: Variances | None = None,
+    bias_var: Variances | None = None,
     parameterization: Parameterization = "ntk",
+    initialization: str | None = None,
 ) -> InfiniteWidth:
-    """Both kernels of `network` at infinite width."""
+    """Both kernels of `network` at infinite width: call the result for the pair (NNGP, tangent kernel).
+
+    The module is taken as it stands, but **its hidden widths are ignored**: they are sent to infinity, with
+    weights N(0, weight_var / fan_in) and biases N(0, bias_var). For a fully connected layer
+    z = W φ(z') + b that means K = σ_w² E[φ(u) φ(v)] + σ_b² with (u, v) ~ N(0, K'), and
+    Θ = K + σ_w² Θ' E[φ'(u) φ'(v)]; the kernel of the inputs is x·x'/d.
+
+    `weight_var` (1 if left out) and `bias_var` (0) are numbers, tensors of one element, which may require
+    gradients, or mappings from the names of layers (patterns as in `"body.*"`) to such.
+    `parameterization` is "ntk" or "standard" (gradients with respect to W and b themselves, with the
+    module's own widths), for all layers or as a mapping. `initialization="as_built"` reads the variances
+    off the module's weights, if they are those of a known initialization.
+
+    Cost: N²·(d + a few dozen operations a layer); positions of images multiply it by their number, or by its
+    square where a later layer, such as pooling, needs all pairs of them.
+
+    >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> limit = infinite_width(network, weight_var=2.0)
+    >>> nngp, ntk = limit(torch.eye(2, dtype=torch.float64))
+    >>> nngp
+    tensor([[1.0000, 0.3183],
+            [0.3183, 1.0000]], dtype=torch.float64)
+    >>> ntk
+    tensor([[2.0000, 0.3183],
+            [0.3183, 2.0000]], dtype=torch.float64)
+
+    References: Lee et al., Deep neural networks as Gaussian processes, 2018; Jacot, Gabriel and Hongler,
+    Neural tangent kernel, 2018; Yang, Tensor programs I and II, 2019–2020.
+    """
     graph = graph_of(network)
+    if initialization is not None:
+        if initialization != "as_built" or weight_var is not None or bias_var is not None:
+            raise InputError(
+                "initialization must be 'as_built', without weight_var and bias_var, or left out, but "
+                f"initialization={initialization!r}, weight_var={weight_var!r} and bias_var={bias_var!r} "
+                "were given."
+            )
+        weight_var, bias_var = as_built(network)
+    weight_var = 1.0 if weight_var is None else weight_var
+    bias_var = 0.0 if bias_var is None else bias_var
     prior = prior_of(weight_names(graph), weight_var, bias_var, parameterization)
     return InfiniteWidth(graph, prior)
 
 
 def nngp(
-    network: nn.Module, *, weight_var: Variances = 1.0, bias_var: Variances = 0.0
+    network: nn.Module,
+    *,
+    weight_var: Variances | None = None,
+    bias_var: Variances | None = None,
+    initialization: str | None = None,
 ) -> LimitKernel:
-    """The NNGP kernel of `network`."""
-    return infinite_width(network, weight_var=weight_var, bias_var=bias_var).nngp
+    """The covariance of the outputs of `network` at initialization, at infinite width: a Gaussian process.
+
+    Arguments, cost and references as for `infinite_width`; **hidden widths are ignored**. Outputs are
+    independent and have the same kernel.
+
+    >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> nngp(network, weight_var=2.0, bias_var=0.1)(torch.eye(2, dtype=torch.float64))
+    tensor([[1.2000, 0.5016],
+            [0.5016, 1.2000]], dtype=torch.float64)
+    """
+    return infinite_width(
+        network, weight_var=weight_var, bias_var=bias_var, initialization=initialization
+    ).nngp
 
 
 def ntk(
     network: nn.Module,
     *,
-    weight_var: Variances = 1.0,
-    bias_var: Variances = 0.0,
+    weight_var: Variances | None = None,
+    bias_var: Variances | None = None,
     parameterization: Parameterization = "ntk",
+    initialization: str | None = None,
 ) -> LimitKernel:
-    """The tangent kernel of `network` at infinite width."""
+    """The tangent kernel of `network` at infinite width, where training does not change it.
+
+    Arguments, cost and references as for `infinite_width`; **hidden widths are ignored**, except as
+    factors of the layers' gradients in the standard parameterization. Take `infinite_width` for both kernels:
+    the second costs little beside the first.
+
+    >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> ntk(network, weight_var=2.0).diag(torch.eye(2, dtype=torch.float64))
+    tensor([2., 2.], dtype=torch.float64)
+    """
     return infinite_width(
-        network, weight_var=weight_var, bias_var=bias_var, parameterization=parameterization
+        network,
+        weight_var=weight_var,
+        bias_var=bias_var,
+        parameterization=parameterization,
+        initialization=initialization,
     ).ntk

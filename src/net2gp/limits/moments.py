@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from net2gp.limits import cuda
+from net2gp.limits import cuda, fusion
 from net2gp.limits import expressions as ex
 from net2gp.limits.evaluate import Evaluation, Pair, flat_positions
 from net2gp.limits.expressions import Expression
@@ -27,11 +27,14 @@ def raw(run: Evaluation, e: ex.Raw, full: bool) -> Pair:
         equal = (one == other).to(run.prior.dtype)
         return _positions_back(equal, e, full), None
     channels = x.shape[-1]
+    x = x / channels
     if run.zipped:
         if full and rank:
             inner = torch.einsum("snc,tnc->stn", x, y)
         else:
-            inner = (x * x).sum(-1)
+            inner = (x * y).sum(-1)
+    elif full and rank and channels <= cuda.CHANNELS and cuda.available(x):
+        inner = cuda.inner_products(x, y)
     elif full and rank:
         inner = (x.reshape(-1, channels) @ y.reshape(-1, channels).T).reshape(
             *x.shape[:2], *y.shape[:2]
@@ -39,7 +42,7 @@ def raw(run: Evaluation, e: ex.Raw, full: bool) -> Pair:
         inner = inner.permute(0, 2, 1, 3)
     else:
         inner = x @ y.mT
-    return _positions_back(inner / channels, e, full), None
+    return _positions_back(inner, e, full), None
 
 
 def _positions_back(t: Tensor, e: Expression, full: bool) -> Tensor:
@@ -211,22 +214,15 @@ def point(run: Evaluation, e: ex.Point, full: bool) -> Pair:
         new, factor = e.activation.dual(cov, one, other, slope)
         if run.zipped:
             exact, steep = e.activation.variance(run.profile["variance", e.input.order], slope)
-            new = with_equal_positions(new, exact, e)
+            new = run.with_equal_positions(new, exact, e)
             factor = (
-                None if factor is None or steep is None else with_equal_positions(factor, steep, e)
+                None
+                if factor is None or steep is None
+                else run.with_equal_positions(factor, steep, e)
             )
     if ntk is None or factor is None:
         return new, None
     return new, ntk * factor
-
-
-def with_equal_positions(t: Tensor, exact: Tensor, e: Expression) -> Tensor:
-    """The entries of equal positions replaced: the angle between a vector and itself is zero."""
-    count = ex.size(e)
-    pairs = t.shape[2 * len(e.positions) :]
-    flat = t.reshape(count, count, *pairs)
-    inner = exact.reshape(count, *pairs).movedim(0, -1)
-    return torch.diagonal_scatter(flat, inner, 0, 0, 1).reshape(t.shape)
 
 
 def normalized(run: Evaluation, e: ex.Normalized, full: bool) -> Pair:
@@ -268,7 +264,7 @@ def dropped(run: Evaluation, e: ex.Dropped, full: bool) -> Pair:
         return pair
     if not (full and e.positions):
         return both(pair, lambda t: t / e.keep)
-    return both(pair, lambda t: with_equal_positions(t, run.equal_positions(t, e) / e.keep, e))
+    return both(pair, lambda t: run.with_equal_positions(t, run.equal_positions(t, e) / e.keep, e))
 
 
 def product(run: Evaluation, e: ex.Product, full: bool) -> Pair:
@@ -314,7 +310,7 @@ def run(evaluation: Evaluation) -> Pair:
     """Moments of the output, signal after signal; each is forgotten when nothing needs it any more."""
     program = evaluation.program
     left = dict(program.users)
-    fuses = not evaluation.zipped and cuda.available(next(iter(evaluation.left.values())))
+    fuses = cuda.available(next(iter(evaluation.left.values())))
     inner = {
         e.input.order
         for e in program.nodes
@@ -326,7 +322,7 @@ def run(evaluation: Evaluation) -> Pair:
             continue
         if fuses and isinstance(e, ex.Point) and e.order in program.fusible:
             assert isinstance(e.input, ex.Weighted)
-            evaluation.memory[e.order] = cuda.window_and_relu(evaluation, e, e.input)
+            evaluation.memory[e.order] = fusion.window_and_relu(evaluation, e, e.input)
             used = ex.children(e.input)
         else:
             evaluation.memory[e.order] = MOMENTS[type(e)](evaluation, e, program.full[e.order])

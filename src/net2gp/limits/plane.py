@@ -95,7 +95,7 @@ def plane_means(
     order² evaluations; about 2e4 for tanh at variance one.
     """
     count = len(cuts[0].sizes) + len(cuts[1].sizes)
-    angular = 4 + 4 * count + len(cuts[0].kinks) * len(cuts[1].kinks)
+    angular = 8 + 4 * count + len(cuts[0].kinks) * len(cuts[1].kinks)
     size = max(1, _BATCH // (angular * (count + 3) * order * order))
     parts = []
     for start in range(0, len(angle), size):
@@ -158,12 +158,15 @@ def _angular_edges(roots: tuple[Tensor, Tensor], angle: Tensor, cuts: tuple[Cuts
     pi = math.pi
     edges = []
     for root, cut, shift in zip(roots, cuts, (torch.zeros_like(angle), angle), strict=True):
+        safe = torch.where(root > 0, root, 1e-300)[:, None]
         sizes = _graded(cut.sizes, _RADIUS * float(root.max()))
-        tilt = torch.acos(
-            (sizes / (_RADIUS * torch.where(root > 0, root, 1e-300))[:, None]).clamp_max(1)
-        )
-        fan = torch.cat([torch.full_like(angle, pi / 2)[:, None], tilt], 1)
-        fan = torch.cat([fan, -fan, pi + tilt, pi - tilt], 1)
+        tilt = torch.acos((sizes / (_RADIUS * safe)).clamp_max(1))
+        # a kink far out is met in a narrow sector around the shortest way to it
+        near = cut.kinks.abs() / safe
+        sector = torch.acos((near / torch.clamp(near + 1.0 / near, min=_RADIUS)).clamp_max(1))
+        tilt = torch.cat([tilt, sector.nan_to_num(0.0)], 1)
+        lines = (pi / 2 * torch.arange(4).to(angle)).expand(len(angle), -1)
+        fan = torch.cat([lines, tilt, -tilt, pi + tilt, pi - tilt], 1)
         edges.append(fan + shift[:, None])
     edges.append(_crossings(roots, angle, cuts))
     turn = torch.cat(edges, 1).remainder(2 * pi).sort(1)[0]

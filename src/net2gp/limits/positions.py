@@ -15,6 +15,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from net2gp.limits import cuda
+
 _functional: ContextVar[bool] = ContextVar("functional", default=False)
 
 
@@ -89,6 +91,8 @@ class PositionMap:
         if self.blocks == self.before:
             total = t.sum(tuple(range(2 * rank))) * self.factor**2
             return total.reshape(*self.after, *self.after, *total.shape)
+        if rank == 2 and self.blocks and prod(self.blocks) <= 16 and cuda.available(t):
+            return cuda.block_sums(t, self.blocks, self.factor**2)
         return self(self(t, rank), 0)
 
     def _selected(self, flat: Tensor, axis: int) -> Tensor:

@@ -114,9 +114,13 @@ class ABReLU:
         return (self.negative**2 + self.positive**2) / 2
 
 
-def _delta_pair(cov: Tensor, var1: Tensor, var2: Tensor) -> Tensor:
+def snapped(rho: Tensor) -> Tensor:
+    """A correlation, made ±1 where it is so up to rounding: an angle has the square root of the rounding."""
+    return torch.where(rho.abs() > 1 - 4 * torch.finfo(rho.dtype).eps, torch.sign(rho), rho)
+
+
+def _delta_pair(rho: Tensor, var1: Tensor, var2: Tensor) -> Tensor:
     """E[δ(u)δ(v)] = 1 / (2π√(var1·var2 − cov²)): infinite where |correlation| = 1 or a variance is zero."""
-    rho = correlation(cov, var1, var2)
     area = square_root(var1) * square_root(var2) * square_root((1 - rho) * (1 + rho))
     positive = area > 0
     density = 1 / (2 * math.pi * torch.where(positive, area, 1.0))
@@ -166,10 +170,11 @@ class Step:
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
         """E[φφ'] and, with deltas for φ', E[φ'φ'']."""
-        angle, _ = angle_and_sine(correlation(cov, var1, var2))
+        rho = snapped(correlation(cov, var1, var2))
+        angle, _ = angle_and_sine(rho)
         level = self.base**2 + self.base * self.height + self.height**2 / 2
         value = level - self.height**2 / (2 * math.pi) * angle
-        return value, self.height**2 * _delta_pair(cov, var1, var2) if slope else None
+        return value, self.height**2 * _delta_pair(rho, var1, var2) if slope else None
 
 
 @lru_cache

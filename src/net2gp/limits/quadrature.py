@@ -6,14 +6,26 @@ autograd, its jumps are deltas in the next derivative.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from net2gp.limits.expectations import COARSE, ORDER, PointFunction, Term, line_moments, moments
+from net2gp.errors import NetworkError
+from net2gp.limits.expectations import (
+    COARSE,
+    ORDER,
+    Expectation,
+    PointFunction,
+    Term,
+    has_jumps,
+    line_moments,
+    moments,
+)
+from net2gp.limits.plane import REACH
 from net2gp.limits.table import table_for
 
 _FLOOR = 1e-10  # the smallest variance at which derivatives in the variance are taken
@@ -44,18 +56,26 @@ class Quadrature:
 
     def mean(self, var: Tensor) -> Tensor:
         """E[φ]; derivative E[u φ']/(2var)."""
-        return _line(self, var, [((0, 0),)], [((1, 1),)])[0]
+        return _line(self, var, [((0, 0),)], lambda q: [_over(self, q, (1, 1)) / (2 * q)])[0]
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ']; derivative E[u φ'']/(2var)."""
-        return _line(self, var, [((1, 0),)], [((2, 1),)])[0]
+        """E[φ'] = E[u φ]/var; derivative (E[u²φ'] − E[u φ])/(2var²)."""
+
+        def derive(q: Tensor) -> list[Tensor]:
+            return [(_over(self, q, (1, 2)) - _over(self, q, (0, 1))) / (2 * q * q)]
+
+        return _line(self, var, [((1, 0),)], derive)[0]
 
     def variance(self, var: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
         """E[φ²] and E[φ'²]."""
+        squares: list[tuple[Term, ...]] = [((0, 0), (0, 0)), ((1, 0), (1, 0))]
+        rates: list[tuple[Term, ...]] = [((0, 0), (1, 1)), ((1, 0), (2, 1))]
         count = 2 if slope else 1
-        squares = [((0, 0), (0, 0)), ((1, 0), (1, 0))][:count]
-        slopes = [((0, 0), (1, 1)), ((1, 0), (2, 1))][:count]
-        result = _line(self, var, squares, slopes)
+
+        def derive(q: Tensor) -> list[Tensor]:
+            return [value / q for value in line_moments(self, q, rates[:count])]
+
+        result = _line(self, var, squares[:count], derive)
         return result[0], result[1] if slope else None
 
     def dual(
@@ -88,11 +108,13 @@ def mixed_dual(
         order = ORDER if cov.dtype == torch.float64 else COARSE
         return moments(act1, act2, (c, q1, q2), diagonal[:count], order)
 
-    def derive(c: Tensor, q1: Tensor, q2: Tensor) -> list[list[Tensor]]:
+    def derive(needed: Sequence[int], c: Tensor, q1: Tensor, q2: Tensor) -> list[list[Tensor]]:
         q1, q2 = q1.clamp_min(_FLOOR), q2.clamp_min(_FLOOR)
-        return [_derivatives(act1, act2, c, q1, q2, m) for m in range(count)]
+        if 1 in needed:
+            _check_continuous(act1, act2, q1, q2)
+        return [_derivatives(act1, act2, c, q1, q2, m) for m in needed]
 
-    result = _Expectation.apply(evaluate, derive, *inputs)
+    result = Expectation.apply(evaluate, derive, *inputs)
     return result[0], result[1] if slope else None
 
 
@@ -114,44 +136,30 @@ def _derivatives(
     return [both, (first - cov * both) / (2 * var1), (second - cov * both) / (2 * var2)]
 
 
-class _Expectation(torch.autograd.Function):
-    """Tensors computed in float64 by `evaluate`, whose derivatives `derive` gives when they are asked for."""
+def _check_continuous(act1: PointFunction, act2: PointFunction, var1: Tensor, var2: Tensor) -> None:
+    for act, var in ((act1, var1), (act2, var2)):
+        if has_jumps(act, REACH * math.sqrt(float(var.max()))):
+            raise NetworkError(
+                f"E[φ'φ''] of an activation with jumps ({getattr(act, 'name', act)}) cannot be "
+                "differentiated. Differentiate the NNGP kernel instead of the NTK, or use a continuous "
+                "activation."
+            )
 
-    @staticmethod
-    def forward(ctx: Any, evaluate: Callable, derive: Callable, *inputs: Tensor) -> Any:
-        ctx.derive = derive
-        ctx.save_for_backward(*inputs)
-        flat = [x.detach().reshape(-1).double() for x in inputs]
-        return tuple(y.to(inputs[0].dtype).reshape(inputs[0].shape) for y in evaluate(*flat))
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        inputs = ctx.saved_tensors
-        flat = [x.detach().reshape(-1).double() for x in inputs]
-        totals = [torch.zeros_like(x) for x in flat]
-        for grad, row in zip(grads, ctx.derive(*flat), strict=True):
-            for total, entry in zip(totals, row, strict=True):
-                # infinite one-sided derivatives at |correlation| = 1 count as zero, as in `power_forms`
-                total += grad.reshape(-1).double() * entry.nan_to_num(0.0, 0.0, 0.0)
-        return (
-            None,
-            None,
-            *(t.to(x.dtype).reshape(x.shape) for t, x in zip(totals, inputs, strict=True)),
-        )
+def _over(act: Quadrature, var: Tensor, term: Term) -> Tensor:
+    return line_moments(act, var, [(term,)])[0]
 
 
 def _line(
     act: Quadrature,
     var: Tensor,
     products: Sequence[tuple[Term, ...]],
-    derivatives: Sequence[tuple[Term, ...]],
+    derive: Callable[[Tensor], list[Tensor]],
 ) -> tuple[Tensor, ...]:
-    """E of each product of terms, u ~ N(0, var), with derivative E[derivative]/(2var), for squares /var."""
+    """E of each product of terms, u ~ N(0, var), whose derivatives in var `derive` gives."""
 
-    def derive(q: Tensor) -> list[list[Tensor]]:
-        q = q.clamp_min(_FLOOR)
-        values = line_moments(act, q, derivatives)
-        return [[v * (0.5 * len(d)) / q] for v, d in zip(values, derivatives, strict=True)]
+    def rows(needed: Sequence[int], q: Tensor) -> list[list[Tensor]]:
+        values = derive(q.clamp_min(_FLOOR))
+        return [[values[i]] for i in needed]
 
-    return _Expectation.apply(lambda q: line_moments(act, q, products), derive, var)
+    return Expectation.apply(lambda q: line_moments(act, q, products), rows, var)

@@ -31,13 +31,14 @@ from net2gp.limits.expectations import (
     PointFunction,
     breaks_of,
     cuts_of,
+    has_jumps,
     jet,
-    jump,
     kinks_of,
     line_moments,
     moments,
 )
 from net2gp.limits.plane import REACH, plane_grid, radial_rule
+from net2gp.limits.power_forms import angle_and_sine, snapped
 
 _VALUE, _SLOPE = ((0, 0), (0, 0)), ((1, 0), (1, 0))
 _MIN_PAIRS = 1024  # below, quadrature is faster than building a table
@@ -89,7 +90,7 @@ class Table:
 
     def _variable(self, layout: Layout) -> Tensor:
         rho = layout.correlation()
-        return 1 - 2 / math.pi * torch.acos(rho) if self.angular else rho
+        return 1 - 2 / math.pi * angle_and_sine(snapped(rho))[0] if self.angular else rho
 
     def _basis(self, var: Tensor) -> Tensor:
         x = (torch.log(var) - self.low) * (2 / (self.high - self.low)) - 1
@@ -110,7 +111,7 @@ def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Ta
         return None
     low, high = math.log(small), math.log(large)
     exact = cov.dtype == torch.float64
-    if high - low <= (1e-12 if exact else 4e-7) and not recording(var1, var2):
+    if high - low <= (1e-12 if exact else 2e-6) and not recording(var1, var2):
         low = high = (low + high) / 2
     else:
         step = math.log(4)
@@ -129,7 +130,7 @@ def build(act: PointFunction, low: float, high: float, tolerance: float) -> Tabl
     """The table for variances from e^low to e^high, refined until `error` meets the tolerance or gives up."""
     kinks = kinks_of(act, REACH * math.exp(high / 2))
     smooth = not kinks
-    if (any(kinks) and high > low) or any(jump(act, k, 0)[0] for k in kinks):
+    if (any(kinks) and high > low) or has_jumps(act, REACH * math.exp(high / 2)):
         # lines u = k and v = k that cross near θ = 0, and deltas in φ', are no polynomials in θ
         return _NONE
     checks = _checks(act, low, high, tolerance)

@@ -22,9 +22,8 @@ from net2gp.progress import progress
 TILE = 2**17
 """Entries of one tile of moments."""
 
-CUDA_TILE = 2**28
 COMPILED_ENTRIES = 2**26
-"""Entries of moments in a tile on a GPU, and from which number on in all a compilation pays."""
+"""Entries of moments from which on a compilation pays on a GPU."""
 
 ANGLE_PAIRS = 2**16
 """Pairs of points from which on a polynomial in the angle is worth fitting."""
@@ -45,8 +44,9 @@ class Tiles:
     def of(plan: Plan, prior: Prior, data: dict[str, Tensor], tangent: bool) -> Tiles:
         """Run the program over each point with itself."""
         n = next(iter(data.values())).shape[1]
-        budget = CUDA_TILE if next(iter(data.values())).is_cuda else TILE
-        size = max(1, budget // positions(plan))
+        entries = positions(plan)
+        budget = large_tile(entries) if next(iter(data.values())).is_cuda else TILE
+        size = max(1, budget // entries)
         profiles: list[Profile] = []
         owns: list[Pair] = []
         for start in range(0, n, size):
@@ -83,6 +83,11 @@ def positions(plan: Plan) -> int:
     """The largest number of entries that one pair of points has in any signal."""
     full = plan.program.full
     return max(prod(e.positions) ** (2 if full[e.order] else 1) for e in plan.program.nodes)
+
+
+def large_tile(entries: int) -> int:
+    """Entries of a tile on a GPU: many, but fewer where layers are read again and again."""
+    return 2**29 if entries == 1 else 2**28
 
 
 def pairs(left: Tiles, right: Tiles) -> Pair:
@@ -183,7 +188,7 @@ def _cells(left: Tiles, right: Tiles | None) -> Iterator[tuple[slice, slice]]:
     other = left if right is None else right
     entries = positions(left.plan)
     if left.device.type == "cuda":
-        yield from _large_cells(left.count, other.count, max(1, CUDA_TILE // entries))
+        yield from _large_cells(left.count, other.count, max(1, large_tile(entries) // entries))
         return
     tall, wide = tile_sizes(left.count, other.count, entries)
     if right is None:

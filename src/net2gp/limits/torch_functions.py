@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,10 +64,8 @@ def _power(exponent: float) -> nn.Module | None:
 def _clamp(min: float | None = None, max: float | None = None) -> nn.Module:
     if min == 0 and max is None:
         return nn.ReLU()
-    if min is not None and max is not None and min < max:
-        return nn.Hardtanh(min, max)
-    kinks = tuple(float(value) for value in (min, max) if value is not None)
-    return points.Pointwise(lambda u: torch.clamp(u, min, max), sorted(set(kinks)))
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    return nn.Hardtanh(low, high) if low < high else points.Polynomial([high])
 
 
 def _rrelu(lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> nn.Module:
