@@ -39,7 +39,7 @@ TANH = Architecture(2, 1, nn.Tanh(), weight_var=1.5, bias_var=0.1)
 LIMIT = infinite_width(RELU.module(1), **RELU.prior)
 ANGLES = torch.linspace(0, 2 * math.pi, 17, dtype=torch.float64)[:-1]
 GRID = torch.linspace(0, 2 * math.pi, 65, dtype=torch.float64)[:-1]
-STRENGTHS = {"weights": [0.0, 0.3, 1.0, 3.0, 10.0], "input gradient": [0.0, 0.03, 0.1, 0.3, 1.0]}
+STRENGTHS = {"weights": [0.0, 0.3, 1.0, 3.0, 10.0], "input gradient": [0.0, 0.1, 0.3, 1.0, 3.0]}
 
 
 def target(angles: Tensor) -> Tensor:
@@ -71,9 +71,8 @@ def norms() -> list[Row]:
     x, y = noisy_data()
     torch.manual_seed(0)
     linearized = n2g.linearize(RELU.module(256).double().eval())
-    norm, J = rkhs_norm(linearized.kernel(), (x, y)), linearized.jacobian(x)[:, 0]
-    smallest = torch.linalg.lstsq(J, y, driver="gelsd").solution
-    K = linearized.kernel()(x)
+    norm, K = rkhs_norm(linearized.kernel(), (x, y)), linearized.kernel()(x)
+    smallest = torch.linalg.lstsq(linearized.jacobian(x)[:, 0], y, driver="gelsd").solution
     found = {
         "yᵀK⁻¹y": y.T @ torch.linalg.inv(K) @ y,
         "square norm of the smallest weights through the data": smallest.square().sum(),
@@ -151,7 +150,7 @@ def penalties(left: Axes, right: Axes, num_networks: int) -> list[Row]:
             fits = [penalized(networks, index, penalty, strength) for index in range(num_networks)]
             norm = [rkhs_norm(LIMIT.ntk, (x_grid, f)) for f in fits]
             found[penalty].append(float(torch.stack(norm).mean()))
-            if strength in (STRENGTHS[penalty][0], STRENGTHS[penalty][-1]):
+            if strength == STRENGTHS[penalty][-1] or not (strength or right.lines):
                 label = f"{penalty} {strength:g}" if strength else "no penalty"
                 color = COLORS[len(found) - 1] if strength else INK
                 right.plot(GRID, fits[0], color=color, linewidth=1.2, label=label)
@@ -175,9 +174,8 @@ def _penalty_rows(setting: dict, found: dict[str, list[float]], ridges: list[flo
             rows.append(Row(f"{name}, {strength:g}", 1.0, norm / ridge, tolerance))
     for penalty, norm in found.items():
         falls = all(later < earlier for earlier, later in pairwise(norm))
-        ratio = norm[-1] / norm[0]
-        limit = setting["penalty"][penalty]
-        rows.append(Row(f"norm with / without penalty: {penalty}", 0.0, ratio, limit))
+        ratio, limit = norm[-1] / norm[0], setting["penalty"][penalty]
+        rows.append(Row(f"norm with / without penalty: {penalty}", limit, ratio, 0.0, at_most=True))
         rows.append(Row(f"norm falls with each strength: {penalty}", 1.0, float(falls), 0.0))
     return rows
 
@@ -209,9 +207,10 @@ def movement(ax: Axes, num_networks: int) -> list[Row]:
     norm = torch.stack([rkhs_norm(LIMIT.ntk, (x.double(), change)) for change in changes])
     name, key = "square move of the weights / norm of the move", "last / first"
     ratio, tolerance = float((moves / norm).mean()), setting["training"]["tolerance"]
+    slowed = speeds[-1] / speeds[0]
     return [
         Row(name, setting["training"][name], ratio, tolerance),
-        Row(f"velocity, {key}", 0.0, speeds[-1] / speeds[0], setting["velocity"][key]),
+        Row(f"velocity of the kernel, {key}", setting["velocity"][key], slowed, 0.0, at_most=True),
     ]
 
 

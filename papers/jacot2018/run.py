@@ -187,7 +187,7 @@ def draw_weights(widths: list[int], measures: Measures, out: Path) -> None:
     figure, axes = studies.panels(3)
     for ax, what in zip(axes, ("weights", "move", "relative move"), strict=True):
         curves = {f"layer {k}": measures[f"{what} of layer {k}"] for k in (1, 2, 3)}
-        draw(ax, widths, curves, f"spectral norm of {what}")
+        draw(ax, widths, curves, f"{what}, in spectral norm")
     axes[1].set_ylim(0.1, 10)
     studies.save(figure, out, "jacot2018_weights.png")
 
@@ -214,13 +214,12 @@ def draw_kernels(widths: list[int], measures: Measures, out: Path) -> None:
 def table(widths: list[int], measures: dict[str, Measures]) -> list[Row]:
     """Fitted exponents beside the expected ones."""
     expected = studies.expected_of(__file__)
-    rows = []
+    rows, tolerance = [], expected["tolerance"]["slope"]
     for activation, found in measures.items():
-        for name, value in expected[activation].items():
-            fit = Slope.fit(widths, found[name])
+        for name, value in {**expected["bounds"], **expected[activation]}.items():
+            fit, bound = Slope.fit(widths, found[name]), name not in expected[activation]
             note = f"± {fit.error:.3f}   {found[name][0].mean():.2g} → {found[name][-1].mean():.2g}"
-            row = (f"{activation}: {name}", value, fit.value, expected["tolerance"]["slope"], note)
-            rows.append(Row(*row))
+            rows.append(Row(f"{activation}: {name}", value, fit.value, tolerance, note, bound))
     return rows
 
 

@@ -39,12 +39,19 @@ class Lookup:
     @staticmethod
     def of(exact: Activation, largest: float) -> Lookup:
         """The table for variances up to `largest`."""
-        variances = torch.linspace(1e-8, 100, 501, dtype=torch.float64)
-        variances = variances[: int(largest / 0.2) + 2]
+        variances = torch.linspace(1e-8, 100, 501, dtype=torch.float64)[: int(largest / 0.2) + 2]
         correlations = torch.linspace(-0.99999, 0.99999, 500, dtype=torch.float64)
-        q = variances[:, None]
+        q = variances[1:, None]
         products = exact.dual(q * correlations, q, q, False)[0]
-        return Lookup(exact, variances, correlations, exact.variance(variances, False)[0], products)
+        squares = exact.variance(q[:, 0], False)[0]
+        # at a variance of 1e-8 tanh is linear, to the last digit
+        return Lookup(
+            exact,
+            variances,
+            correlations,
+            torch.cat([variances[:1], squares]),
+            torch.cat([variances[:1, None] * correlations, products]),
+        )
 
     def __call__(self, u: Tensor) -> Tensor:
         """φ(u)."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from net2gp import RBF, linearize
+from net2gp import RBF, infinite_width, linearize, nngp, ntk
 from net2gp.kernels import IndependentOutputs
 from net2gp.types import FeatureKernel, Kernel
 from posteriors.ways import network, points, seeded
@@ -39,6 +39,17 @@ KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
     "trace": (1, lambda dtype: linearized(dtype).trace_kernel(0.7)),
     "rbf": (1, lambda dtype: RBF(0.8, 1.5)),
     "rbf, lengthscale per input": (1, lambda dtype: RBF(torch.tensor([0.8, 2.0], dtype=dtype))),
+    "nngp": (1, lambda dtype: nngp(network(3, dtype=dtype), weight_var=1.5, bias_var=0.1)),
+    "ntk, standard": (
+        1,
+        lambda dtype: ntk(
+            network(3, dtype=dtype), weight_var={"0": 1.5, "2": 0.7}, parameterization="standard"
+        ),
+    ),
+    "ntk of a convolution": (
+        1,
+        lambda dtype: infinite_width(convolutional(dtype).network, weight_var=2.0).ntk.scaled(0.5),
+    ),
     "independent rbf": (2, lambda dtype: IndependentOutputs(RBF(0.8, 1.5), 2)),
     "independent trace": (2, lambda dtype: IndependentOutputs(linearized(dtype).trace_kernel(), 2)),
 }

@@ -1,7 +1,7 @@
-"""Random networks, as a PyTorch user would write them: `architecture(seed)` gives a network, inputs and variances.
+"""Random networks as a PyTorch user would write them: `architecture(seed)` gives one, with inputs and variances.
 
-Every block takes a Gaussian signal to a Gaussian signal (it ends in a layer of weights), so that blocks can be
-put together in any order.
+Every block takes a Gaussian signal to a Gaussian signal (it ends in a layer of weights), so that blocks
+can be put together in any order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INTEGRATED: tuple[Callable[[], nn.Module], ...] = (
 )
 """Activations whose moments are integrals."""
 
-OUTPUTS = 16
+OUTPUTS = 32
 POINTS = 3
 
 
@@ -50,7 +50,7 @@ class Kind:
     random: random.Random
     axes: int
     rare: float = 0.5
-    """How often an activation is one whose moments are integrals, which are dear for many pairs of positions."""
+    """How often an activation is one whose moments are integrals: dear for many pairs of positions."""
 
     @property
     def channel(self) -> int:
@@ -252,6 +252,11 @@ BLOCKS = (
 )
 
 
+SQUARES = (SelfGated, Gated, GaussianProduct)
+CHEAP = tuple(block for block in BLOCKS if block is not SelfGated)
+"""Those without integrals of their own."""
+
+
 class Positions(nn.Module):
     """A learned vector for each position, added."""
 
@@ -332,7 +337,12 @@ def _head(kind: Kind, width: int) -> list[nn.Module]:
 
 
 def _blocks(kind: Kind, width: int, most: int, choice: tuple) -> list[nn.Module]:
-    return [kind.random.choice(choice)(kind, width) for _ in range(kind.random.randint(0, most))]
+    """Some blocks, of which at most one squares: powers of powers are near their limits at great widths only."""
+    chosen: list[type] = []
+    for _ in range(kind.random.randint(0, most)):
+        squared = any(block in SQUARES for block in chosen)
+        chosen.append(kind.random.choice([b for b in choice if not (squared and b in SQUARES)]))
+    return [block(kind, width) for block in chosen]
 
 
 def dense(chance: random.Random) -> tuple[nn.Module, Tensor]:
@@ -350,7 +360,7 @@ def convolutional(chance: random.Random) -> tuple[nn.Module, Tensor]:
     layers: list[nn.Module] = [
         conv(inputs, width, 3, padding=1, stride=chance.choice((1, 3 - kind.axes)))
     ]
-    layers += _blocks(kind, width, 2, (*BLOCKS, Separable))
+    layers += _blocks(kind, width, 2, (*CHEAP, Separable))
     if chance.random() < 0.5:
         layers += [kind.activation(), pool(2, stride=1, padding=chance.choice((0, 1)))]
         layers += [conv(width, width, 2, stride=chance.choice((1, 2)))]
@@ -375,8 +385,8 @@ def transformer(chance: random.Random) -> tuple[nn.Module, Tensor]:
         layers.append(ClassToken(width))
         length += 1
     layers.append(Positions(length, width))
-    layers += _blocks(kind, width, 1, BLOCKS)
-    layers += [Attention(kind, width), *_blocks(kind, width, 2, (*BLOCKS, Attention))]
+    first, *others = (*_blocks(kind, width, 3, (*CHEAP, Attention)), Attention(kind, width))
+    layers += [first, *others]
     layers.append(kind.activation())
     ending = chance.choice(("mean", "flatten", "last"))
     if ending == "flatten":

@@ -78,7 +78,7 @@ def has_jump(layer):
     return isinstance(layer, JUMPS) or getattr(layer, "degree", 1) == 0
 
 
-def triples(count=24, low=-3.0, high=1.0, seed=0):
+def triples(count=12, low=-3.0, high=1.0, seed=0):
     """Random covariances and variances 10^low … 10^high in float64."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(3, count, generator=generator, dtype=torch.float64)
@@ -253,14 +253,17 @@ def test_relu_gradients_keep_their_digits_next_to_full_correlation():
 
 
 @pytest.mark.parametrize("layer", [points.Sign(), points.Step()], ids=str)
-def test_the_slope_of_a_jump_is_infinite_only_at_full_correlation(layer):
+def test_gradients_do_not_see_jumps(layer):
     act = activation_of(layer)
     var = torch.tensor([2.0, 2.0, 2.0], dtype=torch.float64)
+    u = torch.tensor([-1.0, 0.3], dtype=torch.float64, requires_grad=True)
+    (seen,) = torch.autograd.grad(layer(u).sum(), u, materialize_grads=True)
     slope = act.dual(torch.tensor([2.0, -2.0, 1.9], dtype=torch.float64), var, var, True)[1]
-    assert slope.isinf().tolist() == [True, True, False]
-    assert act.variance(var, True)[1].isinf().all()
-    height = 2.0 if isinstance(layer, points.Sign) else 1.0
-    assert slope[2].item() == pytest.approx(height**2 / (2 * math.pi * math.sqrt(4 - 1.9**2)))
+    assert not seen.any()
+    assert not slope.any()
+    assert not act.variance(var, True)[1].any()
+    assert not act.mean_gradient(var).any()
+    assert act.mean_slope(var).all()
 
 
 def test_the_trigonometric_pair_is_the_squared_exponential():
@@ -444,7 +447,7 @@ ROWS = activation_table().rows
 def test_each_row_of_the_table_holds_by_monte_carlo(row):
     generator = torch.Generator().manual_seed(1)
     root = torch.tensor([[0.9, 0.0], [0.5, 0.6]], dtype=torch.float64)
-    z = torch.randn(2, 300_000, generator=generator, dtype=torch.float64)
+    z = torch.randn(2, 100_000, generator=generator, dtype=torch.float64)
     u = root @ torch.cat([z, -z], 1)
     cov = root @ root.T
     product = torch.prod(row.layer.double()(u), 0)

@@ -164,17 +164,19 @@ def moments(
     triple: tuple[Tensor, Tensor, Tensor],
     pairs: Sequence[tuple[Term, Term]],
     order: int = ORDER,
+    deltas: bool = True,
 ) -> list[Tensor]:
     """E[u^p φ1^{(m)}(u) · v^q φ2^{(n)}(v)] for each pair ((m, p), (n, q)).
 
     `triple` is cov, var1, var2, flat and in float64. Jumps of φ^{(m−1)} are deltas in φ^{(m)}: they add line
-    integrals and, where both jump, densities.
+    integrals and, where both jump, densities; without `deltas` they count nothing, as in autograd.
     """
     rank = torch.maximum(triple[1], triple[2]).argsort()
     back = rank.argsort()
     sorted_triple = [x[rank].split(_GROUP) for x in triple]
     groups = [
-        _moments(act1, act2, group, pairs, order) for group in zip(*sorted_triple, strict=True)
+        _moments(act1, act2, group, pairs, order, deltas)
+        for group in zip(*sorted_triple, strict=True)
     ]
     return [torch.cat(column)[back] for column in zip(*groups, strict=True)]
 
@@ -185,6 +187,7 @@ def _moments(
     triple: tuple[Tensor, ...],
     pairs: Sequence[tuple[Term, Term]],
     order: int,
+    deltas: bool,
 ) -> list[Tensor]:
     cov, var1, var2 = triple
     scale = torch.sqrt(var1) * torch.sqrt(var2)
@@ -199,7 +202,7 @@ def _moments(
     functions = (_evaluator(act1, firsts), _evaluator(act2, seconds))
     result = plane_means(functions, (var1, var2), torch.atan2(sine, rho), cuts, order)
     reach = REACH * math.sqrt(max(float(var1.max()), float(var2.max()), 1e-4))
-    for i, (one, two) in enumerate(pairs):
+    for i, (one, two) in enumerate(pairs if deltas else ()):
         atoms1, atoms2 = _atoms(act1, one, reach), _atoms(act2, two, reach)
         for k, weight in atoms1:
             result[i] = result[i] + weight * _conditional(act2, two, k, cov, var1, var2, sine)
@@ -242,12 +245,12 @@ def _density_pair(
 
 
 def line_moments(
-    act: PointFunction, var: Tensor, products: Sequence[tuple[Term, ...]]
+    act: PointFunction, var: Tensor, products: Sequence[tuple[Term, ...]], deltas: bool = True
 ) -> list[Tensor]:
     """E of each product of terms at one u ~ N(0, var), for flat float64 `var`.
 
     Where the last term of a product has a delta, the other takes the mean of its two sides; a delta
-    squared is infinite.
+    squared is infinite. Without `deltas` they count nothing.
     """
     order = max(m for product in products for m, _ in product)
 
@@ -260,7 +263,7 @@ def line_moments(
 
     result = line_means(evaluate, torch.zeros_like(var), var, breaks_of(act, var), ORDER)
     reach = REACH * math.sqrt(max(float(var.max()), 1e-4))
-    for i, product in enumerate(products):
+    for i, product in enumerate(products if deltas else ()):
         *others, last = product
         for k, weight in _atoms(act, last, reach):
             if others and others[0][0] == last[0]:

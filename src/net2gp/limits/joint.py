@@ -37,13 +37,9 @@ def _cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | 
     if ex.independent(a, b):
         return _of_means(run, a, b, full)
     if isinstance(a, ex.Point) and ex.is_gaussian(b):
-        found = cross(run, a.input, b, full)
-        factor = run.on_left(_slopes(run, a)[0], len(b.positions), full)
-        return None if found is None else both(found, lambda t: t * factor)
+        return _stein(run, a, b, full, left=True)
     if isinstance(b, ex.Point) and ex.is_gaussian(a):
-        found = cross(run, a, b.input, full)
-        factor = run.on_right(_slopes(run, b)[1], len(a.positions), full)
-        return None if found is None else both(found, lambda t: t * factor)
+        return _stein(run, b, a, full, left=False)
     later_first = (True, False) if a.order > b.order else (False, True)
     for left in later_first:
         if _is_linear(a if left else b):
@@ -228,12 +224,20 @@ def _two_functions(run: Evaluation, a: ex.Point, b: ex.Point, full: bool) -> Pai
     return new, None if ntk is None or factor is None else ntk * factor
 
 
-def _slopes(run: Evaluation, e: ex.Point) -> Means:
-    """E[φ'] at the positions of x and x'."""
+def _stein(run: Evaluation, e: ex.Point, other: Expression, full: bool, left: bool) -> Pair | None:
+    """E[φ(g) b] = E[φ'(g)] E[g b]; gradients do not see the jumps that E[φ'] does."""
+    found = cross(run, e.input, other, full) if left else cross(run, other, e.input, full)
+    if found is None:
+        return None
     run.variance(e.input)
-    one, other = run.side("variance", e.input)
-    first = e.activation.mean_slope(one)
-    return first, first if other is one else e.activation.mean_slope(other)
+    var = run.side("variance", e.input)[0 if left else 1]
+    place = run.on_left if left else run.on_right
+    rank = len(other.positions)
+    cov = found[0] * place(e.activation.mean_slope(var), rank, full)
+    if found[1] is None:
+        return cov, None
+    gradient = getattr(e.activation, "mean_gradient", e.activation.mean_slope)
+    return cov, found[1] * place(gradient(var), rank, full)
 
 
 def mean(run: Evaluation, e: Expression) -> Means | None:

@@ -95,7 +95,7 @@ class PiecewiseLinear:
             rate = squares._mean_slope(torch.zeros_like(q), q.sqrt()) + self._at_knots(q, self)
             return [[rate], [squares._at_knots(q, lambda k: k) / (2 * q)]]
 
-        result = _expect(lambda q: self._dual(q, q, q)[:count], derive, var)
+        result = _expect(lambda q: self.pairs(q, q, q)[:count], derive, var)
         return result[0], result[1] if slope else None
 
     def dual(
@@ -107,7 +107,7 @@ class PiecewiseLinear:
             return table.dual(cov, var1, var2, slope)
         inputs = torch.broadcast_tensors(cov, var1, var2)
         count = 2 if slope else 1
-        result = _expect(lambda *x: self._dual(*x)[:count], self._derivatives, *inputs)
+        result = _expect(lambda *x: self.pairs(*x)[:count], self._derivatives, *inputs)
         return result[0], result[1] if slope else None
 
     @property
@@ -146,7 +146,8 @@ class PiecewiseLinear:
             total = total + bend * _bell(k / root) / root * weight(torch.full_like(var, side * k))
         return total
 
-    def _dual(self, cov: Tensor, var1: Tensor, var2: Tensor) -> list[Tensor]:
+    def pairs(self, cov: Tensor, var1: Tensor, var2: Tensor) -> list[Tensor]:
+        """E[φφ'] and E[φ'φ''] of flat float64 inputs, without table and derivatives."""
         pieces = (x.split(_CHUNK) for x in (cov, var1, var2))
         parts = [self._chunk(*part) for part in zip(*pieces, strict=True)]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
@@ -180,7 +181,7 @@ class PiecewiseLinear:
             q = (l / root2 - one * two * rho * x) / sine
             density = density + bend * other * _bell(x) * _bell(q) / (root1 * root2 * sine)
         density = torch.where(sine > _TINY, density, 0.0)
-        rates: list[list[Tensor]] = [[self._dual(cov, var1, var2)[1]], [density]]
+        rates: list[list[Tensor]] = [[self.pairs(cov, var1, var2)[1]], [density]]
         for given, root in ((var1, root2), (var2, root1)):
             ratio = cov / given
             spread = root * sine

@@ -328,8 +328,9 @@ class Hermite(nn.Module):
 class Pointwise(nn.Module):
     """Any function of one number, applied to each entry.
 
-    `function` maps a tensor to a tensor of the same shape, and grows no faster than a polynomial. `kinks` are
-    the places where it or its derivative jumps; left as None, they are searched for.
+    `function` maps a tensor to a tensor of the same shape, grows no faster than a polynomial, and stays the
+    same: what is found out about it is kept. `kinks` are the places where it or its derivative jumps; left as
+    None, they are searched for.
 
     >>> Pointwise(lambda x: x * torch.tanh(x))(torch.zeros(2))
     tensor([0., 0.])

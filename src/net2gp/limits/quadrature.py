@@ -1,7 +1,8 @@
 """Activations without a closed form: expectations by quadrature, right to about 1e-11.
 
 `Quadrature` takes any function of one number, smooth but for kinks and jumps; its derivatives come from
-autograd, its jumps are deltas in the next derivative.
+autograd. Jumps are deltas in E[φ'] and in derivatives of expectations, where they must be, but count
+nothing in E[φ'φ''], as in the gradients of a network.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ class Quadrature:
 
         return _line(self, var, [((1, 0),)], derive)[0]
 
+    def mean_gradient(self, var: Tensor) -> Tensor:
+        """E[φ'] without the jumps of φ, as gradients see it."""
+        return _line(self, var, [((1, 0),)], lambda q: [torch.zeros_like(q)], deltas=False)[0]
+
     def variance(self, var: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
         """E[φ²] and E[φ'²]."""
         squares: list[tuple[Term, ...]] = [((0, 0), (0, 0)), ((1, 0), (1, 0))]
@@ -75,7 +80,7 @@ class Quadrature:
         def derive(q: Tensor) -> list[Tensor]:
             return [value / q for value in line_moments(self, q, rates[:count])]
 
-        result = _line(self, var, squares[:count], derive)
+        result = _line(self, var, squares[:count], derive, deltas=False)
         return result[0], result[1] if slope else None
 
     def dual(
@@ -106,7 +111,7 @@ def mixed_dual(
 
     def evaluate(c: Tensor, q1: Tensor, q2: Tensor) -> list[Tensor]:
         order = ORDER if cov.dtype == torch.float64 else COARSE
-        return moments(act1, act2, (c, q1, q2), diagonal[:count], order)
+        return moments(act1, act2, (c, q1, q2), diagonal[:count], order, deltas=False)
 
     def derive(needed: Sequence[int], c: Tensor, q1: Tensor, q2: Tensor) -> list[list[Tensor]]:
         q1, q2 = q1.clamp_min(_FLOOR), q2.clamp_min(_FLOOR)
@@ -155,6 +160,7 @@ def _line(
     var: Tensor,
     products: Sequence[tuple[Term, ...]],
     derive: Callable[[Tensor], list[Tensor]],
+    deltas: bool = True,
 ) -> tuple[Tensor, ...]:
     """E of each product of terms, u ~ N(0, var), whose derivatives in var `derive` gives."""
 
@@ -162,4 +168,4 @@ def _line(
         values = derive(q.clamp_min(_FLOOR))
         return [[values[i]] for i in needed]
 
-    return Expectation.apply(lambda q: line_moments(act, q, products), rows, var)
+    return Expectation.apply(lambda q: line_moments(act, q, products, deltas), rows, var)

@@ -43,7 +43,7 @@ from net2gp.limits.power_forms import angle_and_sine, snapped
 _VALUE, _SLOPE = ((0, 0), (0, 0)), ((1, 0), (1, 0))
 _MIN_PAIRS = 1024  # below, quadrature is faster than building a table
 _MIN_PAIRS_WITH_KINKS = 8192  # likewise, for kinks and a range of variances
-_MAX_SPAN = 12  # factors of four between the largest and the smallest variance
+_MAX_SPAN = 24  # factors of two between the largest and the smallest variance
 _CHECKS = 16  # random pairs at which the error is measured
 
 
@@ -114,7 +114,7 @@ def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Ta
     if high - low <= (1e-12 if exact else 2e-6) and not recording(var1, var2):
         low = high = (low + high) / 2
     else:
-        step = math.log(4)
+        step = math.log(2)
         first, last = math.floor(low / step), math.ceil(high / step)
         low, high = step * first, step * max(last, first + 1)
         if last - first > _MAX_SPAN:
@@ -187,9 +187,7 @@ def _quadrature_values(
     order = ORDER if tolerance < 1e-8 else COARSE
     if len(var) == 1:
         cov = torch.cos(theta) * var
-        flat = moments(
-            act, act, (cov, var.expand_as(cov), var.expand_as(cov)), [_VALUE, _SLOPE], order
-        )
+        flat = _pairs(act, (cov, var.expand_as(cov), var.expand_as(cov)), order)
         values = [x.reshape(-1, 1, 1) for x in flat]
     else:
         cuts = cuts_of(act, var)
@@ -199,6 +197,12 @@ def _quadrature_values(
         values = [torch.stack(column) for column in zip(*grids, strict=True)]
     first, second = (torch.einsum("km,mij->kij", to_coefficients(count), x) for x in values)
     return first, second
+
+
+def _pairs(act: PointFunction, triple: tuple[Tensor, Tensor, Tensor], order: int) -> list[Tensor]:
+    """Both duals: by the activation's own method `pairs` where it has one, else by quadrature."""
+    own = getattr(act, "pairs", None)
+    return moments(act, act, triple, [_VALUE, _SLOPE], order) if own is None else own(*triple)
 
 
 def _fit(
@@ -232,7 +236,7 @@ def _checks(
     var2[:1] = var1[:1]
     cov = torch.cos(theta) * torch.sqrt(var1 * var2)
     order = ORDER if tolerance < 1e-8 else COARSE
-    exact = moments(act, act, (cov, var1, var2), [_VALUE, _SLOPE], order)
+    exact = _pairs(act, (cov, var1, var2), order)
     first, second = (line_moments(act, var, [_VALUE, _SLOPE]) for var in (var1, var2))
     sizes = [torch.sqrt(a * b) for a, b in zip(first, second, strict=True)]
     return (cov, var1, var2), exact, sizes

@@ -18,6 +18,9 @@ from net2gp import kernels, likelihoods
 from net2gp._version import __version__
 from net2gp.errors import FileFormatError, InputError
 from net2gp.inputs import rows
+from net2gp.limits.kernels import InfiniteWidth, LimitKernel
+from net2gp.limits.plan import graph_of
+from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.linear.linearized import Linearized, Output
@@ -37,6 +40,9 @@ _CLASSES: dict[str, type] = {
         Linearized,
         TangentKernel,
         TraceKernel,
+        LimitKernel,
+        InfiniteWidth,
+        Prior,
         CholeskyFactor,
         LowRankPlusIdentity,
         kernels.RBF,
@@ -150,10 +156,12 @@ def load(
 
 
 def _network_value(posterior: FunctionPosterior | WeightPosterior) -> Tensor | None:
-    """What the network says of the first training point."""
+    """What the network says of the first training point, or its limit of the first two."""
     kernel: Any = posterior.kernel
     kernel = kernel.kernel if isinstance(kernel, kernels.IndependentOutputs) else kernel
     kernel = kernel.tangent if isinstance(kernel, TraceKernel) else kernel
+    if isinstance(kernel, LimitKernel):
+        return kernel(rows(posterior.x, slice(0, 2))).detach()
     if not isinstance(kernel, TangentKernel):
         return None
     return kernel.linearized(rows(posterior.x, slice(0, 1)))
@@ -167,7 +175,7 @@ def _check_value(posterior: FunctionPosterior | WeightPosterior, saved: Tensor |
     if value.shape != saved.shape or not torch.allclose(value, saved, rtol=1e-3, atol=1e-3):
         raise InputError(
             "the network has the saved one's parameters but computes something else: at the first training "
-            f"point {value.reshape(-1)[:3].tolist()} in place of {saved.reshape(-1)[:3].tolist()}. Pass a "
+            f"points {value.reshape(-1)[:3].tolist()} in place of {saved.reshape(-1)[:3].tolist()}. Pass a "
             "network of the same architecture, activations and output= included."
         )
 
@@ -204,6 +212,10 @@ def _encode_field(owner: Any, name: str, tensors: dict[str, Tensor], seen: dict[
         return {"output": value is not None}
     if isinstance(owner, Linearized) and name == "network":
         return {"network": type(value).__name__}
+    if isinstance(owner, InfiniteWidth) and name == "graph":
+        return {"graph": value.__class__.__name__}
+    if isinstance(owner, InfiniteWidth) and name == "plans":
+        return {"dict": {}}
     return _encode(value, tensors, seen)
 
 
@@ -225,6 +237,13 @@ def _decode(
         return {key: again(item) for key, item in tree["dict"].items()}
     if "network" in tree:
         return network
+    if "graph" in tree:
+        if network is None:
+            raise InputError(
+                "this posterior holds the infinite-width limit of a network: pass one of the same "
+                "architecture, load(path, network)."
+            )
+        return graph_of(network)
     if "output" in tree:
         if tree["output"] and output is None:
             raise InputError(
