@@ -47,22 +47,24 @@ def main(out: Path) -> None:
     slope = [errors[-1] * (widths[-1] / w) ** 0.5 for w in widths]
     middle.loglog(widths, slope, "--", color=plots.FAINT, label="width$^{-1/2}$")
     middle.set(title="tangent kernel of finite twins", xlabel="width", ylabel="relative error")
-    middle.set_xticks(widths, widths, minor=False)
+    middle.set_xticks(widths, widths)
+    middle.set_yticks([0.1, 0.2, 0.4, 0.8], [0.1, 0.2, 0.4, 0.8])
     middle.minorticks_off()
 
     (x, labels), (x_test, labels_test) = data.digits("train"), data.digits("test")
+    order = torch.randperm(len(x))
     conv = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10))
     both, sizes = n2g.infinite_width(conv, weight_var=2.0, bias_var=0.1), [20, 50, 100, 200, 400]
     for name, kernel in (("NNGP", both.nngp), ("tangent kernel", both.ntk)):
         scores = []
-        for part in (torch.randperm(len(x))[:size] for size in sizes):
+        for part in (order[:size] for size in sizes):
             one_hot = nn.functional.one_hot(labels[part], 10) - 0.1
             f = n2g.condition(kernel, (x[part], one_hot), n2g.Gaussian(1e-3)).marginal(x_test)
             scores.append(float((f.mean.argmax(1) == labels_test).double().mean()))
         print(f"{name:14} reads {scores[-1]:.1%} of the digits, given {sizes[-1]}")
         right.plot(range(len(sizes)), scores, "o-", label=name)
-    right.set(title="a convolutional network's limit on digits", ylabel="test accuracy")
-    right.set_xticks(range(len(sizes)), [f"{size} labels" for size in sizes])
+    right.set(title="a convolutional network's limit on digits", xlabel="labels", ylabel="accuracy")
+    right.set_xticks(range(len(sizes)), sizes)
     for ax in (left, middle, right):
         ax.legend(frameon=False)
     out.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class Architecture:
         return nn.Sequential(*layers, nn.Linear(width, 1))
 
     @property
-    def prior(self) -> dict[str, float]:
+    def prior(self) -> dict[str, Any]:
         """The keywords that name this law to net2gp."""
         return {"weight_var": self.weight_var, "bias_var": self.bias_var}
 
@@ -101,7 +101,7 @@ class Networks:
         """One of the networks as a module."""
         with torch.device("meta"):
             module = self.architecture.module(self.weights[0].shape[1])
-        state = {}
+        state: dict[str, Tensor] = {}
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             state |= {f"{2 * layer}.weight": weight[index], f"{2 * layer}.bias": bias[index, 0]}
         module.load_state_dict(state, assign=True)

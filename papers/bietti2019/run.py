@@ -8,7 +8,7 @@ lower the norm of trained networks, and that the kernel of a finite network move
 
 Bietti & Mairal (2019), "On the inductive bias of neural tangent kernels"; Bietti, Mialon, Chen & Mairal
 (2019), "A kernel perspective for regularizing deep neural networks"; Fort et al. (2020), "Deep learning
-versus kernel learning", figure 2.
+versus kernel learning".
 """
 
 from __future__ import annotations

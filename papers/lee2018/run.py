@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
@@ -183,14 +184,15 @@ def draw_uncertainty(shown: list[tuple[dict[str, Any], Result]]) -> Figure:
     figure, axes = panels(len(shown), height=3.0)
     for ax, (setting, result), color in zip(np.atleast_1d(axes), shown, COLORS, strict=False):
         variance, error = result.bins
+        power = int(np.floor(np.log10(variance.max())))
+        variance = variance / 10.0**power
         ax.scatter(variance, error, s=14, color=color, alpha=0.8, linewidths=0)
         slope, offset = np.polyfit(variance, error, 1)
         ends = np.array([variance.min(), variance.max()])
         ax.plot(ends, slope * ends + offset, color=INK, linewidth=1)
         ax.set_title(f"{name_of(setting)}\nPearson {result.numbers['pearson']:.3f}", fontsize=9)
-        ax.set_xlabel("predicted variance, mean of 100 digits")
+        ax.set_xlabel(f"predicted variance, in $10^{{{power}}}$")
         ax.set_ylabel("mean squared error")
-        ax.ticklabel_format(scilimits=(-2, 3), useMathText=True)
         ax.set_ylim(0)
     return figure
 
@@ -263,52 +265,59 @@ def print_map(shown: PhaseMap) -> None:
 
 def draw_phase(maps: list[PhaseMap]) -> Figure:
     """Heat maps of the accuracy: critical line, and the best cell of each row in a frame."""
-    figure, axes = panels(1, height=2.5 * len(maps))
+    figure, axes = panels(1)
     axes.remove()
-    figure.set_size_inches(5.0, 2.6 * len(maps))
-    rows = figure.subplots(len(maps), 1, sharex=True)
-    for ax, shown in zip(np.atleast_1d(rows), maps, strict=True):
+    figure.set_size_inches(5.0, 2.6 * len(maps) + 0.4)
+    rows = list(np.atleast_1d(figure.subplots(len(maps), 1, sharex=True)))
+    for ax, shown in zip(rows, maps, strict=True):
         mesh = ax.imshow(
             shown.found, origin="lower", cmap="viridis", vmin=0, vmax=0.9, aspect="auto"
         )
         for (i, j), value in np.ndenumerate(shown.found):
             color = "white" if value < 0.6 else INK
-            ax.text(j, i, f"{value:.2f}"[1:], ha="center", va="center", color=color, fontsize=8)
-        for i, j in enumerate(shown.found.argmax(1)):
-            ax.add_patch(_frame(i, j, "white", "-"))
-        for i, j in enumerate(shown.reference.argmax(1)):
-            ax.add_patch(_frame(i, j, COLORS[1], ":"))
-        _draw_line(ax, shown)
+            text = f"{value:.2f}"[1:]
+            ax.text(j, i, text, ha="center", va="center", color=color, fontsize=8, zorder=5)
+        marks = [_draw_line(ax, shown)]
+        marks.append(_frames(ax, shown.found, "here", "white", "-"))
+        marks.append(_frames(ax, shown.reference, "in the reference", COLORS[1], ":"))
         ax.set_title(f"{LABELS[shown.activation]}, depth 50", fontsize=9)
         ax.set_xticks(range(len(shown.weight_vars)), [f"{w:g}" for w in shown.weight_vars])
         ax.set_yticks(range(len(shown.bias_vars)), [f"{b:g}" for b in shown.bias_vars])
         ax.set_ylabel("bias variance $\\sigma_b^2$")
         ax.spines[["top", "right"]].set_visible(True)
-    ax.set_xlabel("weight variance $\\sigma_w^2$")
-    figure.colorbar(mesh, ax=list(np.atleast_1d(rows)), label="test accuracy", shrink=0.5, pad=0.02)
+    rows[-1].set_xlabel("weight variance $\\sigma_w^2$")
+    figure.colorbar(mesh, ax=rows, label="test accuracy", shrink=0.5, pad=0.02)
+    box = {"frameon": True, "facecolor": "#bbbbbb", "edgecolor": "none"}
+    figure.legend(handles=marks, loc="outside lower center", ncols=3, fontsize=8, **box)
     return figure
 
 
-def _frame(row: int, column: int, color: str, style: str) -> Rectangle:
-    corner = column - 0.46, row - 0.46
-    return Rectangle(
-        corner, 0.92, 0.92, fill=False, edgecolor=color, linestyle=style, linewidth=1.6
-    )
+def _frames(ax: Axes, accuracies: np.ndarray, where: str, color: str, style: str) -> Rectangle:
+    """A frame around the best cell of each row."""
+    look = {"fill": False, "edgecolor": color, "linestyle": style, "linewidth": 1.6}
+    for row, column in enumerate(accuracies.argmax(1)):
+        frame = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, label=f"best {where}", **look)
+        ax.add_patch(frame)
+    return frame
 
 
-def _draw_line(ax: Axes, shown: PhaseMap) -> None:
+def _draw_line(ax: Axes, shown: PhaseMap) -> Line2D:
     """The critical line in a plot whose axes run over the cells, not the variances."""
-    activation = nn.ReLU() if shown.activation == "relu" else nn.Tanh()
     if shown.activation == "relu":
-        weight_vars = critical_line(activation, torch.zeros(1))
-        bias_vars = torch.tensor([0.0])
+        # with a bias the variance of a ReLU network diverges instead
+        bias_vars = torch.zeros(1)
+        weight_vars = critical_line(nn.ReLU(), bias_vars)
     else:
         # denser towards zero, where the line is steep
         bias_vars = torch.linspace(0, 1, 60, dtype=torch.float64).square() * shown.bias_vars[-1]
-        weight_vars = critical_line(activation, bias_vars)
+        weight_vars = critical_line(nn.Tanh(), bias_vars)
     x = np.interp(weight_vars, shown.weight_vars, np.arange(len(shown.weight_vars)))
     y = np.interp(bias_vars, shown.bias_vars, np.arange(len(shown.bias_vars)))
-    ax.plot(x, y, "o-" if len(x) == 1 else "-", color=COLORS[1], linewidth=1.8, markersize=6)
+    (line,) = ax.plot(x, y, color=COLORS[1], linewidth=1.6, label="critical")
+    if len(x) == 1:
+        line.set(marker="o", markersize=17, markerfacecolor="none", markeredgewidth=1.6)
+        return Line2D([], [], color=COLORS[1], linewidth=1.6, label="critical")
+    return line
 
 
 def check_critical_line() -> list[Row]:

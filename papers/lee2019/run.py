@@ -10,7 +10,7 @@ kernel, which are three different Gaussians. Then shows that gradient descent te
 flow linearly in the step: in function space, and for the two weights of the smallest network.
 
 Lee, Xiao, Schoenholz, Bahri, Novak, Sohl-Dickstein & Pennington (2019), "Wide neural networks of any
-depth evolve as linear models under gradient descent", figures 2 and 3.
+depth evolve as linear models under gradient descent", after figure 2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random networks as a PyTorch user would write them: `architecture(seed)` gives one, with inputs and variances.
+"""Random networks as a PyTorch user would write them: `architecture(seed)` gives one and inputs for it.
 
 Every block takes a Gaussian signal to a Gaussian signal (it ends in a layer of weights), so that blocks
 can be put together in any order.
@@ -337,7 +337,7 @@ def _head(kind: Kind, width: int) -> list[nn.Module]:
 
 
 def _blocks(kind: Kind, width: int, most: int, choice: tuple) -> list[nn.Module]:
-    """Some blocks, of which at most one squares: powers of powers are near their limits at great widths only."""
+    """Some blocks, of which at most one squares: powers of powers come near their limits late."""
     chosen: list[type] = []
     for _ in range(kind.random.randint(0, most)):
         squared = any(block in SQUARES for block in chosen)

@@ -32,6 +32,8 @@ from net2gp import (
     WeightSpace,
     condition,
     linearize,
+    nngp,
+    ntk,
     spectrum,
 )
 from net2gp.types import Inputs, Kernel, Likelihood
@@ -162,6 +164,16 @@ WAYS: dict[str, Way] = {
         tol=1e-7,
     ),
     "gaussian, trace kernel": replace(GAUSSIAN, kernel=lambda lin: lin.trace_kernel(0.7)),
+    "gaussian, infinite width": replace(
+        GAUSSIAN,
+        kernel=lambda lin: nngp(lin.network, weight_var=1.5, bias_var=0.1),
+        with_mean=False,
+    ),
+    "categorical, tangent kernel at infinite width": replace(
+        CATEGORICAL,
+        kernel=lambda lin: ntk(lin.network, weight_var={"0": 1.5, "2": 0.7}),
+        with_mean=False,
+    ),
     "bernoulli by laplace": replace(BERNOULLI, solver=Cholesky(), inference=Laplace()),
     "bernoulli by laplace in weight space": replace(BERNOULLI, solver=WeightSpace()),
     "bernoulli by laplace and conjugate gradients": replace(BERNOULLI, solver=ITERATIVE, tol=1e-6),
