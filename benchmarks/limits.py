@@ -67,7 +67,10 @@ class Problem:
     peer: bool = True
 
     def arrays(self, seed: int = 0) -> dict[str, np.ndarray]:
-        """Inputs `x` (and `y`) that float32 represents, of mean squares between 1/4 and 9/4 or all one."""
+        """Inputs `x` (and `y`) of mean squares between 1/4 and 9/4, or all one.
+
+        They are rounded to float32, so that all dtypes see the same; but equal norms must stay equal.
+        """
         generator = np.random.default_rng(seed)
         drawn = {}
         for name in ("x", "y") if self.two_batches else ("x",):
@@ -76,7 +79,7 @@ class Problem:
             flat /= np.sqrt((flat * flat).mean(1, keepdims=True))
             if not self.equal_norms:
                 flat *= generator.uniform(0.5, 1.5, (self.num_points, 1))
-            drawn[name] = x.astype(np.float32)
+            drawn[name] = x if self.equal_norms else x.astype(np.float32)
         return drawn
 
 

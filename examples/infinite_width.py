@@ -55,14 +55,16 @@ def main(out: Path) -> None:
     order = torch.randperm(len(x))
     conv = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10))
     both, sizes = n2g.infinite_width(conv, weight_var=2.0, bias_var=0.1), [20, 50, 100, 200, 400]
-    for name, kernel in (("NNGP", both.nngp), ("tangent kernel", both.ntk)):
+    for name, color, kernel in zip(
+        ("NNGP", "NTK"), plots.COLORS, (both.nngp, both.ntk), strict=False
+    ):
         scores = []
         for part in (order[:size] for size in sizes):
             one_hot = nn.functional.one_hot(labels[part], 10) - 0.1
             f = n2g.condition(kernel, (x[part], one_hot), n2g.Gaussian(1e-3)).marginal(x_test)
             scores.append(float((f.mean.argmax(1) == labels_test).double().mean()))
-        print(f"{name:14} reads {scores[-1]:.1%} of the digits, given {sizes[-1]}")
-        right.plot(range(len(sizes)), scores, "o-", label=name)
+        print(f"{name:4} reads {scores[-1]:.1%} of the digits, given {sizes[-1]}")
+        right.plot(range(len(sizes)), scores, "o-", color=color, label=name)
     right.set(title="a convolutional network's limit on digits", xlabel="labels", ylabel="accuracy")
     right.set_xticks(range(len(sizes)), sizes)
     for ax in (left, middle, right):

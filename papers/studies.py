@@ -163,6 +163,12 @@ def circle(angles: Tensor) -> Tensor:
     return 2**0.5 * torch.stack([angles.cos(), angles.sin()], 1)
 
 
+def spectral(matrices: Tensor) -> Tensor:
+    """The largest singular value of each: (S,)."""
+    rank = min(6, *matrices.shape[1:])
+    return torch.svd_lowrank(matrices, q=rank, niter=12)[1][:, 0].double().cpu()
+
+
 @dataclass(frozen=True)
 class Slope:
     """y ∝ xᵖ: the exponent p by least squares of log y on log x, and its standard error."""

@@ -172,9 +172,9 @@ def _penalty_rows(setting: dict, found: dict[str, list[float]], ridges: list[flo
     for strength, norm, ridge in zip(STRENGTHS["weights"], found["weights"], ridges, strict=True):
         if strength:
             rows.append(Row(f"{name}, {strength:g}", 1.0, norm / ridge, tolerance))
-    for penalty, norm in found.items():
-        falls = all(later < earlier for earlier, later in pairwise(norm))
-        ratio, limit = norm[-1] / norm[0], setting["penalty"][penalty]
+    for penalty, values in found.items():
+        falls = all(later < earlier for earlier, later in pairwise(values))
+        ratio, limit = values[-1] / values[0], setting["penalty"][penalty]
         rows.append(Row(f"norm with / without penalty: {penalty}", limit, ratio, 0.0, at_most=True))
         rows.append(Row(f"norm falls with each strength: {penalty}", 1.0, float(falls), 0.0))
     return rows

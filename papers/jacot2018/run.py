@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
@@ -40,8 +42,16 @@ ARCHITECTURES = {
 TIMES = [0.25, 1.0, 4.0, 20.0]
 ANGLES = torch.linspace(0, 2 * math.pi, 17, dtype=torch.float64)[:-1]
 X, Y = studies.circle(ANGLES), ANGLES.sin() + 0.5 * (2 * ANGLES).cos()
-TRAIN = slice(0, None, 2)
+TRAIN, TEST = slice(0, None, 2), slice(1, None, 2)
+NOISE = n2g.Gaussian(noise_var=0.01)
 Measures = dict[str, Tensor]
+
+
+@cache
+def at_infinite_width(architecture: Architecture) -> tuple[Tensor, MultivariateNormal]:
+    """The tangent kernel at all points, and its posterior at the test points."""
+    ntk = infinite_width(architecture.module(1), **architecture.prior).ntk
+    return ntk(X), n2g.condition(ntk, (X[TRAIN], Y[TRAIN]), NOISE).joint(X[TEST])
 
 
 def kernels(networks: Networks, x: Tensor) -> Tensor:
@@ -66,12 +76,6 @@ def relative(one: Tensor, other: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(one - other) / torch.linalg.matrix_norm(other)
 
 
-def spectral(matrices: Tensor) -> Tensor:
-    """The largest singular value of each: (S,)."""
-    rank = min(6, *matrices.shape[1:])
-    return torch.svd_lowrank(matrices, q=rank, niter=12)[1][:, 0].double().cpu()
-
-
 def linear_descent(f: Tensor, kernel: Tensor, steps: list[float]) -> Tensor:
     """Gradient descent of the functions f (S, N) if their kernel (…, N, N) never changes."""
     for step in steps:
@@ -84,7 +88,7 @@ def train(architecture: Architecture, width: int, options: argparse.Namespace) -
     """Draw and train networks of one width; every measure is (S,), or (S, times) over time."""
     generator = torch.Generator(options.device).manual_seed(options.seed + width)
     networks = Networks.draw(architecture, width, options.seeds, generator)
-    limit = infinite_width(architecture.module(1), **architecture.prior).ntk(X)
+    limit, posterior = at_infinite_width(architecture)
     x, y = (t.to(options.device, torch.float32) for t in (X, Y))
     stable = max_learning_rate(limit[TRAIN, TRAIN])
     stages = studies.growing_steps(stable / 20, stable / 2, TIMES)
@@ -108,7 +112,7 @@ def train(architecture: Architecture, width: int, options: argparse.Namespace) -
         "from the start": torch.stack([relative(kernel, path[0]) for kernel in path], 1),
         "from the end": torch.stack([relative(kernel, path[-1]) for kernel in path], 1),
         **weight_norms(start, networks),
-        **posteriors(start, x, y, limit),
+        **posteriors(start, x, y, posterior),
     }
 
 
@@ -117,26 +121,22 @@ def weight_norms(start: Networks, end: Networks) -> Measures:
     result = {}
     for layer, rate in enumerate(start.rates):
         before, after = start.weights[layer], end.weights[layer]
-        size, move = (spectral(w) / rate**0.5 for w in (before, after - before))
+        size, move = (studies.spectral(w) / rate**0.5 for w in (before, after - before))
         result[f"weights of layer {layer + 1}"] = size
         result[f"move of layer {layer + 1}"] = move
         result[f"relative move of layer {layer + 1}"] = move / size
     return result
 
 
-def posteriors(networks: Networks, x: Tensor, y: Tensor, limit: Tensor) -> Measures:
+def posteriors(networks: Networks, x: Tensor, y: Tensor, exact: MultivariateNormal) -> Measures:
     """Regression with the kernel of each finite network, against that with the limit."""
-    noise, test = n2g.Gaussian(noise_var=0.01), slice(1, None, 2)
-    architecture = networks.architecture
-    ntk = infinite_width(architecture.module(1), **architecture.prior).ntk
-    exact = n2g.condition(ntk, (X[TRAIN], Y[TRAIN]), noise).joint(X[test])
     gaps, divergences = [], []
     for index in range(len(networks.weights[0])):
         linearized = n2g.linearize(networks.module(index).double())
         kernel = linearized.kernel(prior_var=networks.variances)
         data = x[TRAIN].double(), y[TRAIN].double()
-        found = n2g.condition(kernel, data, noise).joint(x[test].double())
-        found = type(found)(found.mean.cpu(), found.covariance_matrix.cpu())
+        found = n2g.condition(kernel, data, NOISE).joint(x[TEST].double())
+        found = MultivariateNormal(found.mean.cpu(), found.covariance_matrix.cpu())
         gaps.append((found.mean - exact.mean).square().mean().sqrt())
         divergences.append(kl_divergence(found, exact))
     return {

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -176,7 +177,8 @@ def print_run(setting: dict[str, Any], result: Result) -> None:
         for key, width in columns.items()
     )
     print(f"{name_of(setting):<26}{found}{result.seconds:>9.1f}")
-    print(f"{'':<26}{known}   paper {setting.get('paper', '')}", flush=True)
+    paper = f"   paper {setting['paper']:.4f}" if "paper" in setting else ""
+    print(f"{'':<26}{known}{paper}", flush=True)
 
 
 def draw_uncertainty(shown: list[tuple[dict[str, Any], Result]]) -> Figure:
@@ -277,9 +279,11 @@ def draw_phase(maps: list[PhaseMap]) -> Figure:
             color = "white" if value < 0.6 else INK
             text = f"{value:.2f}"[1:]
             ax.text(j, i, text, ha="center", va="center", color=color, fontsize=8, zorder=5)
-        marks = [_draw_line(ax, shown)]
-        marks.append(_frames(ax, shown.found, "here", "white", "-"))
-        marks.append(_frames(ax, shown.reference, "in the reference", COLORS[1], ":"))
+        marks: list[Artist] = [
+            _draw_line(ax, shown),
+            _frames(ax, shown.found, "here", "white", "-"),
+            _frames(ax, shown.reference, "in the reference", COLORS[1], ":"),
+        ]
         ax.set_title(f"{LABELS[shown.activation]}, depth 50", fontsize=9)
         ax.set_xticks(range(len(shown.weight_vars)), [f"{w:g}" for w in shown.weight_vars])
         ax.set_yticks(range(len(shown.bias_vars)), [f"{b:g}" for b in shown.bias_vars])
@@ -294,7 +298,7 @@ def draw_phase(maps: list[PhaseMap]) -> Figure:
 
 def _frames(ax: Axes, accuracies: np.ndarray, where: str, color: str, style: str) -> Rectangle:
     """A frame around the best cell of each row."""
-    look = {"fill": False, "edgecolor": color, "linestyle": style, "linewidth": 1.6}
+    look: dict[str, Any] = {"fill": False, "edgecolor": color, "linestyle": style, "linewidth": 1.6}
     for row, column in enumerate(accuracies.argmax(1)):
         frame = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, label=f"best {where}", **look)
         ax.add_patch(frame)
@@ -314,7 +318,7 @@ def _draw_line(ax: Axes, shown: PhaseMap) -> Line2D:
     x = np.interp(weight_vars, shown.weight_vars, np.arange(len(shown.weight_vars)))
     y = np.interp(bias_vars, shown.bias_vars, np.arange(len(shown.bias_vars)))
     (line,) = ax.plot(x, y, color=COLORS[1], linewidth=1.6, label="critical")
-    if len(x) == 1:
+    if len(bias_vars) == 1:
         line.set(marker="o", markersize=17, markerfacecolor="none", markeredgewidth=1.6)
         return Line2D([], [], color=COLORS[1], linewidth=1.6, label="critical")
     return line

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,12 +89,9 @@ def compare(ensemble: Ensemble) -> list[Row]:
     M = len(setting["test_angles"])
     x = circle(ensemble.angles[:M])
     rows = []
-    ends = [
-        *zip(ensemble.times, ensemble.functions, strict=True),
-        (math.inf, ensemble.functions[-1]),
-    ]
-    for time, functions in ends:
-        f, law = functions[:, :M], ensemble.flow.joint(time, x)
+    for index, time in enumerate([*ensemble.times, math.inf]):
+        last = min(index, len(ensemble.times) - 1)
+        f, law = ensemble.functions[last, :, :M], ensemble.flow.joint(time, x)
         S, mean, var = len(f), law.mean, law.variance
         precision = law.covariance_matrix.inverse()
         center = f.mean(0)
@@ -159,11 +157,11 @@ def gap_in_function_space(steps: list[float], likelihood: n2g.Gaussian | n2g.Ber
     y = x[:, :1] * x[:, 1:]
     if isinstance(likelihood, n2g.Bernoulli):
         y = (y > 0).double()
-        flow = loss_flow(linearized, (x, y), likelihood).path
+        flow: Callable[[Tensor], Tensor] = loss_flow(linearized, (x, y), likelihood).path
     else:
         flow = gradient_flow(linearized, (x, y)).mean
-    start, J = linearized(x), linearized.jacobian(x)[:, 0]
-    stable, gaps = max_learning_rate(J @ J.T), []
+    start, J, gaps = linearized(x), linearized.jacobian(x)[:, 0], []
+    stable = max_learning_rate(J @ J.T)
     for step in steps:
         w, path = J.new_zeros(J.shape[1], 1), [start]
         for _ in range(round(8 / step)):

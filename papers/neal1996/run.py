@@ -106,7 +106,8 @@ def prior(setting: dict[str, Any]) -> dict[str, float]:
 def limit_variance(setting: dict[str, Any]) -> float:
     """k(x, x) of the Gaussian process at infinite width."""
     network = architecture(setting).module(1)
-    return float(nngp(network, **prior(setting)).diag(X))
+    kernel = nngp(network, weight_var=setting["weight_var"], bias_var=setting["bias_var"])
+    return float(kernel.diag(X))
 
 
 def architecture(setting: dict[str, Any]) -> Architecture:
@@ -208,7 +209,7 @@ def _moments(case: Case, name: str, words: str, tolerance: dict[str, float]) -> 
     ]
 
 
-def draw_histograms(count: int, seed: int = 1) -> Figure:
+def draw_histograms(count: int, seed: int = 0) -> Figure:
     """Outputs of networks, drawn weight by weight, against the density of the limit."""
     setting, widths = expected_of(__file__)["case"][0], (1, 4, 64)
     scale = limit_variance(setting) ** 0.5
@@ -218,7 +219,7 @@ def draw_histograms(count: int, seed: int = 1) -> Figure:
     for ax, width in zip(axes, widths, strict=True):
         drawn = Networks.draw(architecture(setting), width, count, generator)
         f = drawn(X.float())[:, 0].numpy() / scale
-        edges = np.linspace(-6, 6, 61)
+        edges = np.linspace(-6, 6, 41)
         ax.hist(f, edges, density=True, color=COLORS[0], alpha=0.55, label="networks")
         ax.plot(grid, norm.pdf(grid), color=INK, linewidth=1.2, label="limit")
         ax.set_yscale("log")

@@ -215,9 +215,9 @@ class Attention(nn.Module):
             for layer in (self.query, self.key, self.value)
         )
         if self.fused:
-            mixed = F.scaled_dot_product_attention(q, k, v, scale=1 / q.size(-1))
+            mixed = F.scaled_dot_product_attention(q, k, v, scale=1 / q.shape[-1])
         else:
-            mixed = torch.softmax(q @ k.transpose(-1, -2) / q.size(-1), dim=-1) @ v
+            mixed = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1], dim=-1) @ v
         return h + self.out(mixed.transpose(1, 2).flatten(2))
 
 

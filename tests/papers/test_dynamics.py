@@ -186,7 +186,7 @@ def test_spectral_norm_is_the_largest_singular_value():
     for shape in ((3, 200, 200), (3, 200, 2), (3, 1, 200)):
         matrices = torch.randn(shape)
         exact = torch.linalg.matrix_norm(matrices, 2).double()
-        torch.testing.assert_close(jacot.spectral(matrices), exact, rtol=0.01, atol=0)
+        torch.testing.assert_close(studies.spectral(matrices), exact, rtol=0.01, atol=0)
 
 
 def test_norm_is_the_same_in_functions_and_in_weights():

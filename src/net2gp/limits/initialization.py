@@ -26,8 +26,13 @@ NORMS = (
     nn.modules.instancenorm._InstanceNorm,
 )
 
-Z_LIMIT = 5.0
-"""A sample variance is refused when it is this many standard errors from that of a scheme."""
+Z_LIMIT = 4.0
+"""A mean or variance of values is refused when it is this many standard errors from that of a scheme."""
+
+DISTANCE_LIMIT = 2.3
+"""Kolmogorov's statistic exceeds it with probability 5e-5."""
+
+SAMPLE = 2**17
 
 CLEAR = math.log(1000.0)
 """Scheme A is preferred to B when it makes the values a thousand times as likely."""
@@ -100,29 +105,48 @@ class Scheme:
     uniform: bool = False
 
     def log_likelihood(self, values: Tensor) -> float:
-        """Of the values, or −∞ where they are outside the support or their variance does not fit."""
+        """Of the values, or −∞ where they cannot be drawn by the scheme: by their mean, variance or law."""
         count, found = values.numel(), float(values.square().mean())
         if self.variance == 0:
             return math.inf if found == 0 else -math.inf
-        kurtosis = 1.8 if self.uniform else 3.0
-        error = self.variance * math.sqrt((kurtosis - 1) / count)
-        if found == 0 or abs(found - self.variance) > Z_LIMIT * error:
+        deviation = math.sqrt(self.variance)
+        spread = math.sqrt((1.8 if self.uniform else 3.0) - 1)
+        root = math.sqrt(count)
+        if (
+            abs(found / self.variance - 1) * root > Z_LIMIT * spread
+            or abs(float(values.mean())) * root > Z_LIMIT * deviation
+            or self._distance(values) > DISTANCE_LIMIT
+        ):
             return -math.inf
-        bound = math.sqrt(3 * self.variance)
         if not self.uniform:
             return -0.5 * count * (math.log(2 * math.pi * self.variance) + found / self.variance)
+        bound = math.sqrt(3) * deviation
         inside = float(values.abs().max()) <= bound * (1 + 1e-6)
         return -count * math.log(2 * bound) if inside else -math.inf
+
+    def _distance(self, values: Tensor) -> float:
+        """Kolmogorov's statistic √n · sup |F_n − F|, of at most `SAMPLE` of the values."""
+        flat = values.reshape(-1)
+        flat = flat[:: max(1, flat.numel() // SAMPLE)].sort().values
+        unit = flat / math.sqrt(self.variance)
+        if self.uniform:
+            law = (0.5 + unit / math.sqrt(12)).clamp(0, 1)
+        else:
+            law = torch.special.ndtr(unit)
+        steps = torch.arange(len(flat), dtype=law.dtype, device=law.device)
+        gap = torch.maximum((steps + 1) / len(flat) - law, law - steps / len(flat))
+        return float(gap.max()) * math.sqrt(len(flat))
 
 
 def as_built(network: nn.Module) -> tuple[dict[str, float], dict[str, float]]:
     """The variances (weight_var, bias_var) of every layer, from how the module was initialized.
 
     The values of each layer are compared with what the known schemes draw: PyTorch's default, Kaiming, Xavier
-    and LeCun (normal and uniform), orthogonal, N(0, 1), N(0, 0.02²) and zeros. A scheme fits if the sample
-    variance is within five standard errors of its own and, if uniform, no value is outside its bounds; of
-    several with different variances one must make the values a thousand times as likely as any other
-    (small layers follow the layers of their kind). The result are the weights' variances times the fan-in, as
+    and LeCun (normal and uniform), orthogonal, N(0, 1), N(0, 0.02²) and zeros. A scheme fits if mean and
+    variance are within four standard errors of its own, the values follow its law (Kolmogorov's test) and, if
+    uniform, none is outside its bounds; of several with different variances one must make the values a
+    thousand times as likely as any other (small layers follow the layers of their kind). The result are
+    the weights' variances times the fan-in, as
     `infinite_width(network, weight_var=…, bias_var=…)` takes them. Values that no scheme explains, as
     those of a trained network, are refused. Cost: one pass over the parameters.
 
