@@ -34,12 +34,11 @@ def main(out: Path) -> None:
     bar = figure.colorbar(image, ax=left, ticks=[0, 1, 2], label="depth scale ξ, in layers")
     bar.set_ticklabels(["1", "10", "≥ 100"])
     left.plot(critical_line(Erf(), bias_vars), bias_vars, color="black")
-    for place, name in ((0.6, "ordered"), (2.9, "chaotic")):
-        left.text(place, 0.43, name, color="white")
-    left.text(1.68, 0.1, "critical line")
+    for place, name in ((0.6, "ordered"), (2.25, "critical"), (3.2, "chaotic")):
+        left.text(place, 0.45, name, color="black" if name == "critical" else "white")
     left.set(title="how deep signals travel, φ = erf", xlabel="weight_var", ylabel="bias_var")
 
-    pair, depths = torch.tensor([[1.4, 0.0], [1.0, 1.0]]), range(1, 31)
+    pair, depths = torch.tensor([[1.4, 0.0], [1.0, 1.0]]), [*range(1, 10), *range(10, 31, 4)]
     critical = float(critical_line(Erf(), 0.1))
     for weight_var, color in zip((0.7, critical, 2.5), plots.COLORS, strict=False):
         kernels = [n2g.nngp(deep(d), weight_var=weight_var, bias_var=0.1)(pair) for d in depths]
@@ -55,21 +54,19 @@ def main(out: Path) -> None:
         middle.axhline(end, linestyle=":", color=color)
     middle.set(title="two inputs, layer by layer", xlabel="depth", ylabel="correlation")
 
-    x = torch.randn(60, 2)
+    x, steps = torch.randn(60, 2), torch.linspace(1.3, 4.0, 13)
     y = torch.sin(2 * x[:, :1]) * x[:, 1:] + 0.1 * torch.randn(60, 1)
     for depth, color in zip((5, 15, 40), plots.COLORS[3:], strict=False):
-        evidence = []
-        for weight_var in weight_vars[::5].tolist():
+        found = torch.zeros(len(steps))
+        for i, weight_var in enumerate(steps.tolist()):
             kernel = n2g.nngp(deep(depth), weight_var=weight_var, bias_var=0.1)
             kernel = kernel.scaled(1 / kernel.diag(x).mean())
-            posterior = n2g.condition(kernel, (x, y), n2g.Gaussian(0.01))
-            evidence.append(float(posterior.log_marginal_likelihood()))
-        right.plot(weight_vars[::5], evidence, color=color, label=f"depth {depth}")
-        best = float(weight_vars[::5][torch.tensor(evidence).argmax()])
-        print(f"depth {depth:2}: log evidence {max(evidence):6.1f} at weight_var {best:.2f}")
+            found[i] = n2g.condition(kernel, (x, y), n2g.Gaussian(0.01)).log_marginal_likelihood()
+        right.plot(steps, found, color=color, label=f"depth {depth}")
+        print(f"depth {depth:2}: best evidence at weight_var {float(steps[found.argmax()]):.2f}")
     right.axvline(critical, color=plots.INK, linestyle="--", label="critical")
-    right.set(title="how well kernels explain data", xlabel="weight_var", ylabel="log evidence")
-    right.set(xlim=(1.0, 3.8), ylim=(-200, 0))
+    right.set(title="how well kernels explain data", xlabel="weight_var", ylim=(-200, 0))
+    right.set_ylabel("log evidence")
     for ax in (middle, right):
         ax.legend(frameon=False)
     out.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,6 @@ import net2gp as n2g
 from net2gp.limits import infinite_width
 from net2gp.methods import max_learning_rate
 from net2gp.plots import COLORS, INK
-from net2gp.types import Data, Kernel
 
 sys.path.append(str(Path(__file__).parents[1]))
 import studies
@@ -53,25 +52,13 @@ def noisy_data() -> tuple[Tensor, Tensor]:
     return studies.circle(ANGLES), target(ANGLES) + 0.3 * noise.double()
 
 
-def rkhs_norm(kernel: Kernel, data: Data, *, noise_var: float = 0.0) -> Tensor:
-    """The square norm αᵀKα of the function k(·, X)α that regression finds: α = (K + noise_var)⁻¹y.
-
-    Without noise it is yᵀK⁻¹y, the least square norm of all functions through the data. Of the values
-    y of any function it is a lower bound of that function's norm, which grows with the points.
-    """
-    x, y = data
-    K = kernel(x)
-    alpha = torch.linalg.solve(K + noise_var * torch.eye(len(K), dtype=K.dtype), y)
-    return (alpha * (K @ alpha)).sum()
-
-
 def norms() -> list[Row]:
     """αᵀKα in functions and in weights."""
     setting = studies.expected_of(__file__)["norm"]
     x, y = noisy_data()
     torch.manual_seed(0)
     linearized = n2g.linearize(RELU.module(256).double().eval())
-    norm, K = rkhs_norm(linearized.kernel(), (x, y)), linearized.kernel()(x)
+    norm, K = n2g.rkhs_norm(linearized.kernel(), (x, y)), linearized.kernel()(x)
     smallest = torch.linalg.lstsq(linearized.jacobian(x)[:, 0], y, driver="gelsd").solution
     found = {
         "yᵀK⁻¹y": y.T @ torch.linalg.inv(K) @ y,
@@ -148,7 +135,7 @@ def penalties(left: Axes, right: Axes, num_networks: int) -> list[Row]:
         found[penalty] = []
         for strength in STRENGTHS[penalty]:
             fits = [penalized(networks, index, penalty, strength) for index in range(num_networks)]
-            norm = [rkhs_norm(LIMIT.ntk, (x_grid, f)) for f in fits]
+            norm = [n2g.rkhs_norm(LIMIT.ntk, (x_grid, f)) for f in fits]
             found[penalty].append(float(torch.stack(norm).mean()))
             if strength == STRENGTHS[penalty][-1] or not (strength or right.lines):
                 label = f"{penalty} {strength:g}" if strength else "no penalty"
@@ -156,7 +143,9 @@ def penalties(left: Axes, right: Axes, num_networks: int) -> list[Row]:
                 right.plot(GRID, fits[0], color=color, linewidth=1.2, label=label)
     for (penalty, values), color in zip(found.items(), COLORS, strict=False):
         left.plot(STRENGTHS[penalty], values, "o-", color=color, label=f"penalty on {penalty}")
-    ridges = [float(rkhs_norm(LIMIT.ntk, noisy_data(), noise_var=s)) for s in STRENGTHS["weights"]]
+    ridges = [
+        float(n2g.rkhs_norm(LIMIT.ntk, noisy_data(), noise_var=s)) for s in STRENGTHS["weights"]
+    ]
     left.plot(STRENGTHS["weights"], ridges, "--", color=INK, label="ridge regression, NTK")
     left.set_xscale("symlog", linthresh=0.03)
     left.set(xlabel="strength", title="square norm of what networks learn", yscale="log")
@@ -204,7 +193,7 @@ def movement(ax: Axes, num_networks: int) -> list[Row]:
         for a, b, variance in zip(*_parameters(networks, start), strict=True)
     )
     changes = (networks(x) - start(x)).double()[..., None]
-    norm = torch.stack([rkhs_norm(LIMIT.ntk, (x.double(), change)) for change in changes])
+    norm = torch.stack([n2g.rkhs_norm(LIMIT.ntk, (x.double(), change)) for change in changes])
     name, key = "square move of the weights / norm of the move", "last / first"
     ratio, tolerance = float((moves / norm).mean()), setting["training"]["tolerance"]
     slowed = speeds[-1] / speeds[0]

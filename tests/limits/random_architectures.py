@@ -28,6 +28,8 @@ INTEGRATED: tuple[Callable[[], nn.Module], ...] = (
 )
 """Activations whose moments are integrals."""
 
+DEAR = tuple(type(build()) for build in INTEGRATED)
+
 OUTPUTS = 32
 POINTS = 3
 
@@ -41,6 +43,8 @@ class Architecture:
     x: Tensor
     weight_var: float
     bias_var: float
+    dear: bool
+    """Whether there are integrals for pairs of positions."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +333,8 @@ def architecture(seed: int) -> Architecture:
         x.double() if x.is_floating_point() else x,
         chance.choice((1.0, 1.4, 2.0)),
         chance.choice((0.0, 0.1, 0.3)),
+        family in (convolutional, transformer)
+        and any(isinstance(m, DEAR) for m in network.modules()),
     )
 
 

@@ -3,6 +3,7 @@
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.laws import prior
+from net2gp.posteriors.norm import rkhs_norm
 from net2gp.posteriors.samples import FunctionSamples
 from net2gp.posteriors.save import load, save
 from net2gp.posteriors.solvers import (
@@ -37,6 +38,7 @@ __all__ = [
     "condition",
     "load",
     "prior",
+    "rkhs_norm",
     "save",
     "spectrum",
     "tune",
