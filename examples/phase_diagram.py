@@ -31,11 +31,10 @@ def main(out: Path) -> None:
     grid = phase_diagram(Erf(), weight_vars, bias_vars)
     scales = grid.depth_scales.correlation.clamp(max=100.0).log10()
     image = left.pcolormesh(weight_vars, bias_vars, scales, shading="gouraud")
-    bar = figure.colorbar(image, ax=left, ticks=[0, 1, 2], label="depth scale ξ, in layers")
-    bar.set_ticklabels(["1", "10", "≥ 100"])
+    figure.colorbar(image, ax=left, label="log₁₀ of the depth scale ξ in layers, up to 2")
     left.plot(critical_line(Erf(), bias_vars), bias_vars, color="black")
-    for place, name in ((0.6, "ordered"), (2.25, "critical"), (3.2, "chaotic")):
-        left.text(place, 0.45, name, color="black" if name == "critical" else "white")
+    for place, name in ((0.6, "ordered"), (3.0, "chaotic")):
+        left.text(place, 0.45, name, color="white")
     left.set(title="how deep signals travel, φ = erf", xlabel="weight_var", ylabel="bias_var")
 
     pair, depths = torch.tensor([[1.4, 0.0], [1.0, 1.0]]), [*range(1, 10), *range(10, 31, 4)]
@@ -45,12 +44,9 @@ def main(out: Path) -> None:
         found = [float(K[0, 1] / (K[0, 0] * K[1, 1]).sqrt()) for K in kernels]
         end = float(correlation_fixed_point(Erf(), weight_var, 0.1))
         scale = float(depth_scales(Erf(), weight_var, 0.1).correlation)
-        print(
-            f"weight_var {weight_var:.2f}: correlations end at {end:.2f}, depth scale {scale:.1f}"
-        )
-        middle.plot(
-            depths, found, color=color, label=f"weight_var {weight_var:.2f}, ξ = {scale:.1f}"
-        )
+        label = f"weight_var {weight_var:.2f}, ξ = {scale:.1f}"
+        print(f"{label}: correlations end at {end:.2f}")
+        middle.plot(depths, found, color=color, label=label)
         middle.axhline(end, linestyle=":", color=color)
     middle.set(title="two inputs, layer by layer", xlabel="depth", ylabel="correlation")
 
@@ -65,8 +61,7 @@ def main(out: Path) -> None:
         right.plot(steps, found, color=color, label=f"depth {depth}")
         print(f"depth {depth:2}: best evidence at weight_var {float(steps[found.argmax()]):.2f}")
     right.axvline(critical, color=plots.INK, linestyle="--", label="critical")
-    right.set(title="how well kernels explain data", xlabel="weight_var", ylim=(-200, 0))
-    right.set_ylabel("log evidence")
+    right.set(title="log evidence of deep kernels", xlabel="weight_var", ylim=(-200, 0))
     for ax in (middle, right):
         ax.legend(frameon=False)
     out.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ SIZES = {"100": 100, "1k": 1000, "5k": 5000, "10k": 10_000}
 
 
 ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "lookup": LookupTanh()}
-LABELS = {"relu": "ReLU", "tanh": "tanh", "lookup": "tanh by lookup table"}
+LABELS = {"relu": "ReLU", "tanh": "tanh", "lookup": "tanh(table)"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +176,9 @@ def print_run(setting: dict[str, Any], result: Result) -> None:
         f"{setting[key]:>{width}.4f}" if key in setting else " " * width
         for key, width in columns.items()
     )
-    print(f"{name_of(setting):<26}{found}{result.seconds:>9.1f}")
+    print(f"{name_of(setting):<28}{found}{result.seconds:>9.1f}")
     paper = f"   paper {setting['paper']:.4f}" if "paper" in setting else ""
-    print(f"{'':<26}{known}{paper}", flush=True)
+    print(f"{'':<28}{known}{paper}", flush=True)
 
 
 def draw_uncertainty(shown: list[tuple[dict[str, Any], Result]]) -> Figure:
@@ -284,7 +284,9 @@ def draw_phase(maps: list[PhaseMap]) -> Figure:
             _frames(ax, shown.found, "here", "white", "-"),
             _frames(ax, shown.reference, "in the reference", COLORS[1], ":"),
         ]
-        ax.set_title(f"{LABELS[shown.activation]}, depth 50", fontsize=9)
+        table = " through a lookup table" if shown.activation == "lookup" else ""
+        name = "ReLU" if shown.activation == "relu" else "tanh"
+        ax.set_title(f"{name}{table}, depth 50", fontsize=9)
         ax.set_xticks(range(len(shown.weight_vars)), [f"{w:g}" for w in shown.weight_vars])
         ax.set_yticks(range(len(shown.bias_vars)), [f"{b:g}" for b in shown.bias_vars])
         ax.set_ylabel("bias variance $\\sigma_b^2$")
@@ -362,13 +364,14 @@ def main(arguments: list[str] | None = None) -> int:
     wrong: list[str] = []
     runs = [run for run in options.runs if run in SIZES]
     if runs:
-        print(f"{'':<33}q  accuracy       mse  pearson  spearman  seconds")
+        print(f"{'':<36}q  accuracy       mse  pearson  spearman  seconds")
     for run in runs:
         shown = classify(run)
         for setting, result in shown:
             print_run(setting, result)
             wrong += differences(setting, result)
-        save(draw_uncertainty(shown), options.out, f"lee2018_uncertainty_{run}.png")
+        tabled = [pair for pair in shown if "paper" in pair[0]]
+        save(draw_uncertainty(tabled or shown), options.out, f"lee2018_uncertainty_{run}.png")
     if "phase" in options.runs:
         wrong += [] if print_table(check_critical_line()) else ["the critical line differs"]
         maps = [phase_map(name) for name in ("tanh", "lookup", "relu")]

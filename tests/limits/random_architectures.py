@@ -366,7 +366,7 @@ def convolutional(chance: random.Random) -> tuple[nn.Module, Tensor]:
     layers: list[nn.Module] = [
         conv(inputs, width, 3, padding=1, stride=chance.choice((1, 3 - kind.axes)))
     ]
-    layers += _blocks(kind, width, 2, (*CHEAP, Separable))
+    layers += _blocks(kind, width, 2, (*CHEAP, Separable, Separable, Separable))
     if chance.random() < 0.5:
         layers += [kind.activation(), pool(2, stride=1, padding=chance.choice((0, 1)))]
         layers += [conv(width, width, 2, stride=chance.choice((1, 2)))]

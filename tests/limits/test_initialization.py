@@ -174,3 +174,21 @@ def test_fan_ins_are_numbers_of_terms():
     for layer, expected in layers:
         assert next(slots(layer)).fan_in == expected
     assert math.prod(nn.Conv1d(4, 6, 3, groups=2).weight.shape[1:]) == 6
+
+
+class Backwards(nn.Module):
+    """Calls its layers in another order than it holds them, with weights that two share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.second, self.first = nn.Linear(40, 2), nn.Linear(40, 40), nn.Linear(40, 40)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def test_shared_weights_have_one_name_and_one_variance():
+    weight_var, bias_var = as_built(Backwards())
+    assert weight_var == pytest.approx({"first": 1 / 3, "last": 1 / 3})
+    assert bias_var == pytest.approx({"first": 1 / 120, "last": 1 / 120})

@@ -127,7 +127,7 @@ def words(*shape: int) -> Tensor:
 
 SMALL = {
     "lenet-5": lambda: (LeNet5(size=12), images(3, 1, 12, 12)),
-    "resnet-20": lambda: (ResNet(width=2), images(2, 3, 8, 8)),
+    "resnet-20": lambda: (ResNet(width=2), images(2, 3, 4, 4)),
     "encoder of tokens": lambda: (Encoder(12, 6), words(3, 6)),
     "encoder of patches": lambda: (Encoder(None, 4), images(3, 3, 8, 8)),
 }

@@ -79,11 +79,11 @@ def test_the_tangent_kernel_of_a_wide_twin_is_near_the_limit(parameterization):
     if (
         parameterization == "standard"
     ):  # whose limit grows with the width: that of the module itself counts
-        layers = (nn.Linear(3, 600), nn.ReLU(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 2))
+        layers = (nn.Linear(3, 400), nn.ReLU(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 2))
         network = nn.Sequential(*layers).double()
     settings = {"weight_var": 1.5, "bias_var": 0.1, "parameterization": parameterization}
     x = torch.randn(4, 3, dtype=torch.float64, generator=seeded(1))
-    wide = twin(network, 600, generator=seeded(), **settings)
+    wide = twin(network, 400, generator=seeded(), **settings)
     found = linearize(wide.eval()).kernel()(x).reshape(4, 2, 4, 2).diagonal(dim1=1, dim2=3).mean(-1)
     expected = infinite_width(network, **settings).ntk(x)
     assert float((found - expected).norm() / expected.norm()) < 0.1

@@ -24,6 +24,8 @@ from net2gp.limits.prior import Prior
 from net2gp.limits.quadrature import Quadrature
 
 DEGREES = (8, 12, 16, 24, 32, 48)
+NODES = 1024
+"""Angles at which the program is run: enough for activations without closed form to use their tables."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +62,15 @@ def only_data(program: Program) -> ex.Raw | None:
     return raws[0]
 
 
-def all_closed(program: Program) -> bool:
-    """Whether the program is short and has closed forms only: compiled, it is as fast as a polynomial."""
+def is_short(program: Program) -> bool:
+    """Whether there are few activations."""
+    return sum(isinstance(e, ex.Point) for e in program.nodes) < 20
+
+
+def has_closed_forms(program: Program) -> bool:
+    """Whether no activation is integrated numerically."""
     points = [e for e in program.nodes if isinstance(e, ex.Point)]
-    return len(points) < 20 and not any(isinstance(e.activation, Quadrature) for e in points)
+    return not any(isinstance(e.activation, Quadrature) for e in points)
 
 
 def is_homogeneous(program: Program, prior: Prior) -> bool:
@@ -92,32 +99,42 @@ def fitted(
 ) -> AnglePolynomial | None:
     """The polynomial for inputs of mean square `square`, or None if no degree reaches the tolerance.
 
-    The fit is checked between its nodes, relative to the largest value.
+    It is the Chebyshev series of the values at many nodes, cut off, and its error the largest at those
+    nodes, relative to the largest value.
     """
     raw = only_data(program)
     assert raw is not None
-    exact = prior.to(None, torch.float64)
+    exact = prior.to("cpu", torch.float64)
+    turns = (2 * np.arange(NODES) + 1) * math.pi / (2 * NODES)
+    nodes = np.cos(turns) * math.pi / 2
+    values = _values(program, exact, raw, tangent, square, nodes)
+    top = max(np.abs(value).max() for value in values)
+    waves = np.cos(np.outer(np.arange(DEGREES[-1] + 1), turns))
+    series = [2 / NODES * waves @ value for value in values]
+    for row in series:
+        row[0] /= 2
+    # next to equal and opposite vectors acos blows up the program's own rounding
+    judged = np.abs(nodes) < 0.999 * math.pi / 2
     for degree in DEGREES:
-        nodes = np.cos((2 * np.arange(degree + 1) + 1) * math.pi / (2 * degree + 2)) * math.pi / 2
-        values = _values(program, exact, raw, tangent, square, nodes)
-        rows = []
-        for value in values:
-            series = np.polynomial.Chebyshev.fit(nodes, value, degree, [-math.pi / 2, math.pi / 2])
-            rows.append(series.convert(kind=np.polynomial.Polynomial).coef)
-        between = np.linspace(-math.pi / 2, math.pi / 2, 4 * degree + 1)
-        wanted = _values(program, exact, raw, tangent, square, between)
+        cut = [row[: degree + 1] for row in series]
         errors = [
-            np.abs(np.polynomial.polynomial.polyval(between, row) - value).max()
-            / np.abs(value).max()
-            for row, value in zip(rows, wanted, strict=True)
+            np.abs(row @ waves[: degree + 1] - value)[judged].max() / np.abs(value).max()
+            for row, value in zip(cut, values, strict=True)
         ]
+        rows = [_in_powers(row) for row in cut]
         spread = max(
             float(np.polynomial.polynomial.polyval(math.pi / 2, np.abs(row))) for row in rows
         )
-        steady = spread < 100 * max(np.abs(value).max() for value in wanted)
-        if max(errors) <= tolerance and steady:
+        if max(errors) <= tolerance and spread < 100 * top:
             return AnglePolynomial(tuple(tuple(row.tolist()) for row in rows), max(errors), scaled)
     return None
+
+
+def _in_powers(series: np.ndarray) -> np.ndarray:
+    """A Chebyshev series on [−π/2, π/2] as coefficients of powers."""
+    domain = [-math.pi / 2, math.pi / 2]
+    chebyshev = np.polynomial.Chebyshev(series, domain)
+    return chebyshev.convert(kind=np.polynomial.Polynomial, domain=domain, window=domain).coef
 
 
 def _values(

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from net2gp.errors import InputError, NetworkError
 from net2gp.limits.channels import signal_parameters
 from net2gp.limits.initialization import Slot, slots
 from net2gp.limits.prior import Parameterization, Variances, prior_of
+from net2gp.limits.twin import Scaled, number
 from net2gp.types import Params
 
 
@@ -81,13 +83,33 @@ def _padding_rows(network: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def own_draws(template: nn.Module, seed: int, parameterization: object) -> Draws:
-    """Draws by the layers' own `reset_parameters()`, in their own parameterization."""
+    """Draws by the layers' own `reset_parameters()`, in their own parameterization; twins draw N(0, 1)."""
     if parameterization not in (None, "standard"):
         raise InputError(
             "parameterization='ntk' needs the variances that the parameters are multiplied with. Pass them, "
             "e.g. weight_var=1.0, bias_var=0.0."
         )
-    return Draws(template, seed, {name: 1.0 for name, _ in template.named_parameters()})
+    names = [name for name, _ in template.named_parameters()]
+    scaled = {f"{name}.original" for name, module in template.named_modules() if _is_scaled(module)}
+    if not scaled:
+        return Draws(template, seed, dict.fromkeys(names, 1.0))
+    fixed = {slot.name: _gain(slot) for slot in slots(template) if slot.kind == "gain"}
+    rates = {name: 0.0 if name in fixed else 1.0 for name in names}
+    unknown = [name for name in names if name not in scaled | set(fixed)]
+    if unknown:
+        raise NetworkError(
+            "a twin in the NTK parameterization has only parameters that its layers scale, but "
+            f"'{unknown[0]}' is not. Pass the network itself, with width= and weight_var=."
+        )
+    return Draws(template, seed, rates, dict.fromkeys(scaled, 1.0), fixed)
+
+
+def _is_scaled(module: nn.Module) -> bool:
+    return isinstance(module, ParametrizationList) and isinstance(module[0], Scaled)
+
+
+def _gain(slot: Slot) -> float:
+    return 0.0 if slot.name.endswith("bias") else 1.0
 
 
 def normal_draws(
@@ -99,6 +121,7 @@ def normal_draws(
 ) -> Draws:
     """Normal draws: weights N(0, weight_var / fan_in), biases N(0, bias_var), gains of norms one."""
     found = list(slots(template))
+    _check_shared(template)
     signals = signal_parameters(template) if any(s.fan_in is None for s in found) else set()
     named = set(weight_var) if isinstance(weight_var, Mapping) else set()
     for slot in found:
@@ -112,14 +135,27 @@ def normal_draws(
     scales, rates, fixed = {}, {}, {}
     for slot in found:
         if slot.kind == "gain":
-            fixed[slot.name] = 0.0 if slot.name.endswith("bias") else 1.0
+            fixed[slot.name] = _gain(slot)
             rates[slot.name] = 0.0
             continue
-        variance = _variance(slot, float(prior.weight(slot.layer)), float(prior.bias(slot.layer)))
+        variance = number(
+            prior.bias(slot.layer)
+            if slot.kind == "bias"
+            else prior.weight(slot.layer) / (slot.fan_in or 1)
+        )
         scales[slot.name] = variance**0.5
         rates[slot.name] = 1.0 if prior.standard(slot.layer) else variance
     return Draws(template, seed, rates, scales, fixed)
 
 
-def _variance(slot: Slot, weight_var: float, bias_var: float) -> float:
-    return bias_var if slot.kind == "bias" else weight_var / (slot.fan_in or 1)
+def _check_shared(template: nn.Module) -> None:
+    """Raise if layers of different fan-ins share their weights: then no one variance fits both."""
+    seen: dict[int, Slot] = {}
+    for slot in slots(template, shared=True):
+        first = seen.setdefault(id(template.get_parameter(slot.name)), slot)
+        if first.fan_in != slot.fan_in:
+            raise NetworkError(
+                f"'{first.name}' and '{slot.name}' are the same weights, but have the fan-ins "
+                f"{first.fan_in} and {slot.fan_in}. Take the kernel of a twin, where each layer has a factor "
+                "of its own: monte_carlo_kernel(twin(network, width))."
+            )

@@ -158,10 +158,12 @@ def as_built(network: nn.Module) -> tuple[dict[str, float], dict[str, float]]:
     References: He et al., Delving deep into rectifiers, 2015; Glorot and Bengio, 2010; `torch.nn.init`.
     """
     graph = graph_of(network)
-    by_layer: dict[str, list[Slot]] = {}
-    for slot in slots(graph):
-        by_layer.setdefault(slot.layer, []).append(slot)
-    layers = {name: by_layer.get(name, []) for name in weight_names(graph)}
+    params = dict(graph.named_parameters())
+    by_id = {id(params[slot.name]): slot for slot in slots(graph)}
+    layers = {
+        name: [by_id[id(value)] for value in _parameters(graph, name)]
+        for name in weight_names(graph)
+    }
     fits = {slot.name: _fit(slot, graph) for found in layers.values() for slot in found}
     clear: dict[str, set[str]] = {"weight": set(), "bias": set(), "table": set(), "gain": set()}
     for fit in fits.values():
@@ -173,6 +175,17 @@ def as_built(network: nn.Module) -> tuple[dict[str, float], dict[str, float]]:
         weight_var[name] = chosen.get("weight", 1.0)
         bias_var[name] = chosen.get("bias", 0.0)
     return weight_var, bias_var
+
+
+def _parameters(network: nn.Module, name: str) -> list[nn.Parameter]:
+    """The weights and biases of a name that `weight_names` gives: of a layer, or of one tensor of it."""
+    path, _, own = name.rpartition(".")
+    holder = network.get_submodule(path)
+    if own in holder._modules:
+        return list(network.get_submodule(name).parameters(recurse=False))
+    names = dict.fromkeys((own, own.replace("weight", "bias")))
+    found = (holder._parameters.get(one) for one in names)
+    return [value for value in found if value is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +216,7 @@ def _variances(schemes: list[Scheme]) -> set[float]:
 
 def _fit(slot: Slot, network: nn.Module) -> _Fit:
     owner = network.get_submodule(slot.name.rpartition(".")[0])
-    value = dict(network.named_parameters())[slot.name].detach()
+    value = network.get_parameter(slot.name).detach()
     if isinstance(owner, nn.Embedding) and owner.padding_idx is not None:
         value = value[torch.arange(value.shape[0], device=value.device) != owner.padding_idx]
     value = value.double()

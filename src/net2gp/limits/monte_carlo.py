@@ -230,7 +230,8 @@ def monte_carlo_kernel(
     parameters (r = 1). With `weight_var` (and `bias_var`), weights are N(0, weight_var / fan_in), biases
     N(0, bias_var), gains of norms one; r is their variance in the NTK parameterization (then the default)
     and one in the standard one. `width` takes the network's `twin` of that width instead. The seed comes
-    from `generator`, or is always the same without one.
+    from `generator`, or is always the same without one. A `twin` in the NTK parameterization redraws its
+    standard normal parameters.
 
     The trace over outputs in the NTK is taken along one random vector of signs for each draw, which is
     exact for one output. `estimate(x)` has the standard errors, which fall as 1/√S; the mean differs from

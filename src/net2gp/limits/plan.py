@@ -46,6 +46,7 @@ class Plan:
     extract: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]]
     layout: Layout
     compiled: dict[tuple, Callable[..., Any]] = field(default_factory=dict, repr=False)
+    polynomials: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     def data(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Tensor]:
         """The tensors of the data that the program uses, each (positions, points, channels)."""

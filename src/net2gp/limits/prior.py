@@ -56,6 +56,11 @@ class Prior:
             self, weight_vars=weights, bias_vars=biases, dtype=dtype if dtype else self.dtype
         )
 
+    def values(self) -> tuple[float | str, ...]:
+        """All numbers and words, to tell one prior from another."""
+        numbers = (*self.weight_vars.values(), *self.bias_vars.values())
+        return (*(float(value) for value in numbers), *self.parameterizations.values())
+
     @property
     def requires_grad(self) -> bool:
         """Whether a variance asks for gradients."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from net2gp.errors import check_memory
 from net2gp.limits import fused
-from net2gp.limits.angle import all_closed, fitted, is_homogeneous, only_data
+from net2gp.limits.angle import fitted, has_closed_forms, is_homogeneous, is_short, only_data
 from net2gp.limits.evaluate import Evaluation, Pair, Profile
 from net2gp.limits.layout import POSITION
 from net2gp.limits.moments import run
@@ -204,10 +204,13 @@ Cell = Callable[[slice, slice], Sequence[Tensor | None]]
 def _cell(left: Tiles, other: Tiles) -> Cell:
     """What computes one tile: the polynomial in the angle where it serves, else the program."""
     on_gpu = left.device.type == "cuda"
-    by_angle = None if on_gpu and all_closed(left.plan.program) else _by_angle(left, other)
+    program = left.plan.program
+    # compiled, a short program costs no more than a polynomial
+    served = on_gpu and is_short(program) and has_closed_forms(program)
+    by_angle = None if served else _by_angle(left, other)
     if by_angle is not None:
         return by_angle
-    if on_gpu and not left.plan.program.fusible:
+    if on_gpu and not program.fusible and has_closed_forms(program):
         return _compiled(left, other)
     return lambda i, j: pairs(left.rows(i.start, i.stop), other.rows(j.start, j.stop))
 
@@ -237,12 +240,17 @@ def _by_angle(left: Tiles, other: Tiles) -> Cell | None:
     scaled = is_homogeneous(program, prior)
     if low <= 0 or not (scaled or high - low <= 32 * torch.finfo(x.dtype).eps * high):
         return None
-    tolerance = max(2 * torch.finfo(x.dtype).eps, 1e-13)
+    # tables of activations without closed form are themselves right to about 1e-10
+    exact = 1e-11 if has_closed_forms(program) else 1e-9
+    tolerance = max(2 * torch.finfo(x.dtype).eps, exact)
     square = 1.0 if scaled else (low + high) / 2
-    polynomial = fitted(program, prior, left.tangent, square, scaled, tolerance)
-    if polynomial is None:
+    key = (left.tangent, scaled, square, tolerance, *prior.values())
+    if key not in left.plan.polynomials:
+        polynomial = fitted(program, prior, left.tangent, square, scaled, tolerance)
+        left.plan.polynomials[key] = polynomial
+    found = left.plan.polynomials[key]
+    if found is None:
         return None
-    found = polynomial
     roots = [t.sqrt() for t in (squares[0], squares[-1])]
     one, two = (
         t / (root * t.shape[-1] ** 0.5)[:, None] for t, root in zip((x, y), roots, strict=True)

@@ -13,7 +13,7 @@ from net2gp.limits.channels import attribute_of, widened
 from net2gp.limits.initialization import Slot, slots
 from net2gp.limits.kernels import infinite_width
 from net2gp.limits.plan import graph_of, weight_names
-from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
+from net2gp.limits.prior import Parameterization, Prior, Variance, Variances, prior_of
 from net2gp.limits.trace import shapes
 from net2gp.types import Inputs
 
@@ -111,8 +111,13 @@ def _layer_names(graph: fx.GraphModule) -> dict[int, str]:
 def _variance(slot: Slot, name: str, prior: Prior) -> float:
     """The variance of the entries of a parameter."""
     if slot.kind == "bias":
-        return float(prior.bias(name))
-    return float(prior.weight(name)) / (slot.fan_in or 1)
+        return number(prior.bias(name))
+    return number(prior.weight(name)) / (slot.fan_in or 1)
+
+
+def number(value: Variance) -> float:
+    """A variance as a number, without gradient."""
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def _draw(
