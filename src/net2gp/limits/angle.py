@@ -99,26 +99,23 @@ def fitted(
 ) -> AnglePolynomial | None:
     """The polynomial for inputs of mean square `square`, or None if no degree reaches the tolerance.
 
-    It is the Chebyshev series of the values at many nodes, cut off, and its error the largest at those
-    nodes, relative to the largest value.
+    It is a Chebyshev series fitted to the values at many nodes, and its error the largest at those nodes,
+    relative to the largest value.
     """
     raw = only_data(program)
     assert raw is not None
     exact = prior.to("cpu", torch.float64)
     turns = (2 * np.arange(NODES) + 1) * math.pi / (2 * NODES)
     nodes = np.cos(turns) * math.pi / 2
-    values = _values(program, exact, raw, tangent, square, nodes)
-    top = max(np.abs(value).max() for value in values)
-    waves = np.cos(np.outer(np.arange(DEGREES[-1] + 1), turns))
-    series = [2 / NODES * waves @ value for value in values]
-    for row in series:
-        row[0] /= 2
     # next to equal and opposite vectors acos blows up the program's own rounding
     judged = np.abs(nodes) < 0.999 * math.pi / 2
+    values = [value[judged] for value in _values(program, exact, raw, tangent, square, nodes)]
+    top = max(np.abs(value).max() for value in values)
     for degree in DEGREES:
-        cut = [row[: degree + 1] for row in series]
+        waves = np.cos(np.outer(turns[judged], np.arange(degree + 1)))
+        cut = [np.linalg.lstsq(waves, value, rcond=None)[0] for value in values]
         errors = [
-            np.abs(row @ waves[: degree + 1] - value)[judged].max() / np.abs(value).max()
+            np.abs(waves @ row - value).max() / np.abs(value).max()
             for row, value in zip(cut, values, strict=True)
         ]
         rows = [_in_powers(row) for row in cut]

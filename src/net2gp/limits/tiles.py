@@ -241,7 +241,7 @@ def _by_angle(left: Tiles, other: Tiles) -> Cell | None:
     if low <= 0 or not (scaled or high - low <= 32 * torch.finfo(x.dtype).eps * high):
         return None
     # tables of activations without closed form are themselves right to about 1e-10
-    exact = 1e-11 if has_closed_forms(program) else 1e-9
+    exact = 2e-12 if has_closed_forms(program) else 1e-9
     tolerance = max(2 * torch.finfo(x.dtype).eps, exact)
     square = 1.0 if scaled else (low + high) / 2
     key = (left.tangent, scaled, square, tolerance, *prior.values())
