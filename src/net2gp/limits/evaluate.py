@@ -8,7 +8,7 @@ need of a single input (variances, norms, attention weights) is its `profile`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -123,6 +123,7 @@ class Evaluation:
     profile: Profile = field(default_factory=dict)
     memory: dict[int, Pair] = field(default_factory=dict)
     joint: dict[tuple[int, int, bool], Pair | None] = field(default_factory=dict)
+    compute: Callable[[Evaluation, Expression, bool], Pair] | None = None
 
     @property
     def zipped(self) -> bool:
@@ -136,8 +137,22 @@ class Evaluation:
             return self.equal_positions(cov, e), None if ntk is None else self.equal_positions(
                 ntk, e
             )
-        assert full == self.program.full[e.order] or not e.positions
+        if full and e.positions and not self.program.full[e.order]:
+            return self._all_pairs(e)
         return cov, ntk
+
+    def _all_pairs(self, e: Expression) -> Pair:
+        """All pairs of positions of a signal of which equal ones were thought to suffice.
+
+        Signals that share weights at different positions, as the steps of a recurrent network do, ask for this.
+        """
+        key = (e.order, e.order, True)
+        if key not in self.joint:
+            assert self.compute is not None
+            self.joint[key] = self.compute(self, e, True)
+        found = self.joint[key]
+        assert found is not None
+        return found
 
     def equal_positions(self, t: Tensor, e: Expression) -> Tensor:
         """(*S, *S, *pairs) → (*S, *pairs)."""

@@ -44,6 +44,9 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
         found = FUNCTIONS[name](translation, node, args, kwargs)
         if found is not None:
             return found
+    result = translation.found[node.name]
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        raise translation.refuse(f"the function {name}", node)
     signals = [number for number, value in enumerate(args) if isinstance(value, Signal)]
     if len(signals) != 1 or any(isinstance(value, Data) for value in args):
         raise translation.refuse(f"the function {name}", node)
@@ -65,9 +68,7 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
         return activated(args[place], activation_of(Pointwise(apply)), translation, node)
     found = position_operation(args[place], apply, translation, node)
     if found is None:
-        hint = (
-            "It couples the channels. " if name in ("softmax", "log_softmax", "max", "amax") else ""
-        )
+        hint = "It couples the channels. " if name in ("softmax", "log_softmax") else ""
         raise translation.refuse(f"the function {name}", node, hint)
     return found
 
@@ -104,6 +105,11 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
         count = len(args[0].layout.groups)
         return permuted(args[0], (*range(count - 2), count - 1, count - 2))
     return None
+
+
+@function_rule("size", "dim", "numel", "len", "is_floating_point")
+def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+    return translation.found[node.name]
 
 
 @function_rule("contiguous", "clone", "detach", "float", "double", "to", "type_as", "expand_as")

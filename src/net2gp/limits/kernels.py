@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError, check_dtype_and_device, check_positive
-from net2gp.inputs import check_inputs, chunks, num_rows
+from net2gp.inputs import check_inputs, chunks, describe, num_rows, tensors
 from net2gp.limits.initialization import as_built
 from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
@@ -64,9 +64,11 @@ class InfiniteWidth:
             self.plans[key] = plan_of(self.graph, inputs)
         return self.plans[key]
 
-    def inputs(self, x: Inputs) -> tuple[Tensor, ...]:
+    def inputs(self, x: Inputs, name: str = "x") -> tuple[Tensor, ...]:
         """The inputs in the order of the network's arguments."""
-        check_inputs(x)
+        check_inputs(x, name)
+        if any(one.is_complex() for one in tensors(x)):
+            raise InputError(f"{name} must hold real numbers, but is {describe(x)}.")
         if isinstance(x, Tensor):
             return (x,)
         if isinstance(x, tuple):
@@ -85,8 +87,8 @@ class InfiniteWidth:
         left = self.tiles(x, tangent)
         if y is None or y is x:
             return matrix(left, None, scale)
-        for one, other in zip(self.inputs(x), self.inputs(y), strict=True):
-            check_dtype_and_device(other, "the other points", one, "x")
+        for one, other in zip(self.inputs(x), self.inputs(y, "y"), strict=True):
+            check_dtype_and_device(other, "y", one, "x")
             if one.shape[1:] != other.shape[1:]:
                 raise InputError(
                     f"both sets of points need inputs of one shape, but got {tuple(one.shape)} and "

@@ -306,9 +306,14 @@ MOMENTS: dict[type, Callable[[Evaluation, Any, bool], Pair]] = {
 }
 
 
+def _moments(evaluation: Evaluation, e: Expression, full: bool) -> Pair:
+    return MOMENTS[type(e)](evaluation, e, full)
+
+
 def run(evaluation: Evaluation) -> Pair:
     """Moments of the output, signal after signal; each is forgotten when nothing needs it any more."""
     program = evaluation.program
+    evaluation.compute = _moments
     left = dict(program.users)
     fuses = cuda.available(next(iter(evaluation.left.values())))
     inner = {
@@ -325,7 +330,7 @@ def run(evaluation: Evaluation) -> Pair:
             evaluation.memory[e.order] = fusion.window_and_relu(evaluation, e, e.input)
             used = ex.children(e.input)
         else:
-            evaluation.memory[e.order] = MOMENTS[type(e)](evaluation, e, program.full[e.order])
+            evaluation.memory[e.order] = _moments(evaluation, e, program.full[e.order])
         for child in used:
             left[child.order] -= 1
             if left[child.order] == 0:

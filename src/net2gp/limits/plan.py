@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from net2gp.limits.activations import UnsupportedLayer, activation_of
 from net2gp.limits.evaluate import Program
 from net2gp.limits.functions import translate_call
 from net2gp.limits.layout import POSITION, Layout
-from net2gp.limits.rules import rule
+from net2gp.limits.rules import is_activation, rule
 from net2gp.limits.torch_functions import from_function
 from net2gp.limits.trace import shapes, trace
 from net2gp.limits.translate import Data, Parameter, Signal, Translation, module_of
@@ -108,7 +109,11 @@ def plan_of(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Plan:
     """The plan for inputs of these shapes."""
     count = sum(node.op == "placeholder" for node in graph.graph.nodes)
     if count != len(inputs):
-        raise InputError(f"the network takes {count} inputs, but {len(inputs)} were given.")
+        names = [str(node.target) for node in graph.graph.nodes if node.op == "placeholder"]
+        raise InputError(
+            f"the network takes {count} inputs ({', '.join(names)}), but {len(inputs)} were given. Pass "
+            f"a tuple of {count} tensors, or a dict with those names."
+        )
     translation = Translation(graph, shapes(graph, inputs))
     output: Any = None
     for node in graph.graph.nodes:
@@ -116,7 +121,9 @@ def plan_of(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Plan:
             output = translation.value(node.args[0])
         else:
             translation.values[node.name] = _value(translation, node)
-    return _finished(translation, output)
+    plan = _finished(translation, output)
+    _check_rows_apart(plan, inputs)
+    return plan
 
 
 def _finished(translation: Translation, output: Any) -> Plan:
@@ -181,13 +188,49 @@ def _module_value(translation: Translation, node: fx.Node, data_only: bool) -> A
     found = translation.found[node.name]
     if data_only and not isinstance(layer, WEIGHTED) and type(layer) not in _registered():
         _refuse_activation(translation, node, layer)
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
-            raise translation.refuse(
-                type(layer).__name__, node, "It couples the inputs of a batch. "
-            )
+        _check_fixed(translation, node, layer)
         return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
     args = translation.value(node.args)
     return rule(layer, translation, node, *args, *translation.value(node.kwargs).values())
+
+
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+
+
+def _check_fixed(translation: Translation, node: fx.Node, layer: nn.Module) -> None:
+    """Refuse layers before the first weights that are more than a fixed function of each input."""
+    kind = type(layer).__name__
+    moving = nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd
+    if layer.training and isinstance(layer, moving):
+        raise translation.refuse(f"{kind} of the inputs in training", node, "Call network.eval(). ")
+    parameters = dict(layer.named_parameters())
+    if parameters and not isinstance(layer, _NORMS):
+        raise translation.refuse(kind, node)
+    neutral = {"weight": 1.0, "bias": 0.0}
+    if any(bool((value != neutral.get(name)).any()) for name, value in parameters.items()):
+        raise translation.refuse(
+            f"{kind} of the inputs with a scale or shift that is not 1 and 0",
+            node,
+            "Apply it to the data yourself. ",
+        )
+
+
+def _check_rows_apart(plan: Plan, inputs: tuple[Tensor, ...]) -> None:
+    """Raise if what is computed from the inputs alone is random, or mixes the points of a batch."""
+    wanted = {source for source, _ in plan.extract.values()}
+    placeholders = {node.name for node in plan.graph.graph.nodes if node.op == "placeholder"}
+    if wanted <= placeholders or inputs[0].shape[0] < 2:
+        return
+    few, one = (tuple(x[:count] for x in inputs) for count in (3, 1))
+    together, alone = (_run_data(plan.graph, part, wanted) for part in (few, one))
+    for name in wanted:
+        if not torch.allclose(
+            together[name][:1], alone[name], rtol=1e-3, atol=1e-5, equal_nan=True
+        ):
+            raise UnsupportedLayer(
+                f"what the network computes of its inputs before the first weights ('{name}') is random, or "
+                "depends on the other inputs of the batch. Do it to the data, before the network."
+            )
 
 
 def _check_no_activation(translation: Translation, node: fx.Node) -> None:
@@ -215,17 +258,25 @@ _NAMED = {
 
 
 def _refuse_activation(translation: Translation, node: fx.Node, layer: nn.Module) -> None:
-    try:
-        activation_of(layer)
-    except UnsupportedLayer:
-        return
-    if isinstance(layer, nn.Identity | pointwise.Pointwise):
+    if not is_activation(layer) or isinstance(layer, nn.Identity | pointwise.Pointwise):
         return
     name = node.target if node.op == "call_module" else node.name
     raise UnsupportedLayer(
         f"the activation {type(layer).__name__} ('{name}') acts on the raw inputs, which are not Gaussian. "
         "Put a Linear or convolution before it, or apply the function to the data yourself."
     )
+
+
+class _DataRun(fx.Interpreter):
+    """Runs layers in the dtype and on the device of what they are given."""
+
+    def call_module(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        layer = self.fetch_attr(target)
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        if any(True for _ in layer.state_dict()) and given is not None:
+            dtype = given.dtype if given.is_floating_point() else None
+            layer = copy.deepcopy(layer).to(given.device, dtype)
+        return layer(*args, **kwargs)
 
 
 def _run_data(
@@ -239,7 +290,7 @@ def _run_data(
         if node.name not in nodes:
             nodes[node.name] = node
             stack.extend(node.all_input_nodes)
-    runner = fx.Interpreter(graph)
+    runner = _DataRun(graph)
     given = iter(inputs)
     with torch.no_grad():
         for node in graph.graph.nodes:

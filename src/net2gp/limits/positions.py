@@ -88,7 +88,7 @@ class PositionMap:
     def on_both(self, t: Tensor) -> Tensor:
         """The map on the positions of both sides of (*before, *before, *pairs)."""
         rank = len(self.before)
-        if self.blocks == self.before:
+        if self.blocks and self.blocks == self.before:
             total = t.sum(tuple(range(2 * rank))) * self.factor**2
             return total.reshape(*self.after, *self.after, *total.shape)
         if rank == 2 and self.blocks and prod(self.blocks) <= 16 and cuda.available(t):

@@ -117,6 +117,11 @@ def _spread(value: object, names: list[str], argument: str) -> dict:
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
     for pattern in value:
+        if not isinstance(pattern, str):
+            raise InputError(
+                f"{argument} must map names to values, but has the key {pattern!r}. Names are strings: "
+                f"{', '.join(repr(name) for name in names)}."
+            )
         if not any(_matches(name, pattern) for name in names):
             raise InputError(
                 f"{argument} names '{pattern}', but no layer with weights has such a name. "

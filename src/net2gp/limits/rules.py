@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from net2gp.errors import InputError
 from net2gp.limits import expressions as ex
 from net2gp.limits import layers
-from net2gp.limits.activations import UnsupportedLayer, activation_of
+from net2gp.limits.activations import activation_of
 from net2gp.limits.expressions import Expression
 from net2gp.limits.layout import CHANNEL, POSITION, Layout
 from net2gp.limits.positions import PositionMap, Window
@@ -50,12 +51,8 @@ def rule(layer: nn.Module, translation: Translation, node: fx.Node, *values: Any
     linearly and in the same way on every channel.
     """
     kind = type(layer).__name__
-    try:
-        activation = activation_of(layer)
-    except UnsupportedLayer:
-        activation = None
-    if activation is not None:
-        return activated(values[0], activation, translation, node)
+    if is_activation(layer):
+        return activated(values[0], activation_of(layer), translation, node)
     hint = next((text for start, text in HINTS.items() if kind.startswith(start)), "")
     has_state = any(True for _ in layer.parameters()) or any(True for _ in layer.buffers())
     if not has_state and not hint and len(values) == 1 and isinstance(values[0], Signal):
@@ -65,8 +62,24 @@ def rule(layer: nn.Module, translation: Translation, node: fx.Node, *values: Any
     raise translation.refuse(kind, node, hint)
 
 
+def is_scale(parametrization: nn.Module) -> bool:
+    """Whether weights are a multiple of others, as those of a twin are."""
+    return hasattr(parametrization, "scale") and not any(True for _ in parametrization.parameters())
+
+
+def is_activation(layer: nn.Module) -> bool:
+    """Whether the layer is a function of one number."""
+    return activation_of.dispatch(type(layer)) is not activation_of.dispatch(object)
+
+
 def weight_name(layer: nn.Module, translation: Translation, node: fx.Node) -> str:
     """The name of the weights: that of the first layer that has them."""
+    forms: Any = getattr(layer, "parametrizations", {})
+    foreign = [one for form in forms.values() for one in form if not is_scale(one)]
+    if foreign or "weight_g" in layer._parameters:
+        raise translation.refuse(
+            f"{type(layer).__name__} whose weights are a function of others", node
+        )
     weight = layer._parameters.get("weight")
     return translation.owner(layer if weight is None else weight, str(node.target))
 
@@ -209,11 +222,16 @@ for _local in (layers.LocallyConnected1d, layers.LocallyConnected2d):
 
 @rule.register
 def _(layer: nn.Embedding, translation: Translation, node: fx.Node, value: Any) -> Signal:
-    if not isinstance(value, Data):
-        raise translation.refuse("Embedding of anything but the inputs", node)
+    if not isinstance(value, Data) or value.floating:
+        raise translation.refuse("Embedding of anything but whole numbers from the inputs", node)
     unused = layer.padding_idx
 
     def extract(t: Tensor) -> Tensor:
+        if int(t.min()) < 0 or int(t.max()) >= layer.num_embeddings:
+            raise InputError(
+                f"the tokens for '{node.target}' must lie in 0 … {layer.num_embeddings - 1}, but lie in "
+                f"{int(t.min())} … {int(t.max())}."
+            )
         tokens = t.reshape(t.shape[0], -1).T[..., None].double()
         # NaN differs from itself: the vector of the padding index is zero
         return tokens if unused is None else tokens.masked_fill(tokens == unused, float("nan"))

@@ -41,7 +41,7 @@ from net2gp.limits.plane import REACH, plane_grid, radial_rule
 from net2gp.limits.power_forms import angle_and_sine, snapped
 
 _VALUE, _SLOPE = ((0, 0), (0, 0)), ((1, 0), (1, 0))
-_MIN_PAIRS = 1024  # below, quadrature is faster than building a table
+_MIN_PAIRS = 128  # below, quadrature is faster than building a table
 _MIN_PAIRS_WITH_KINKS = 8192  # likewise, for kinks and a range of variances
 _MAX_SPAN = 24  # factors of two between the largest and the smallest variance
 _CHECKS = 16  # random pairs at which the error is measured

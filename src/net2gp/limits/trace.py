@@ -1,8 +1,9 @@
-"""The operations of a module, in order: `torch.fx` walks it, a run on the meta device gives the shapes."""
+"""The operations of a module, in order: `torch.fx` walks it, a run on zeros gives the shapes."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import traceback
 from typing import Any
 
@@ -32,12 +33,22 @@ def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
     """The graph of `network`; raises if Python's control flow depends on the inputs."""
     if not isinstance(network, nn.Module):
         raise NetworkError(
-            f"an infinite-width limit needs an nn.Module, but got {type(network).__name__}."
+            f"an infinite-width limit needs an nn.Module, but got {type(network).__name__}. Wrap a "
+            "function of layers in a module: the layers as attributes, the function as forward."
         )
+    for attribute in ("module", "_orig_mod"):
+        if type(network).__module__.startswith("torch.") and hasattr(network, attribute):
+            raise NetworkError(
+                f"{type(network).__name__} wraps a network: pass network.{attribute} instead."
+            )
+    if isinstance(network, torch.jit.ScriptModule):
+        raise NetworkError("a scripted module has no code to walk: pass the original module.")
     root = nn.Sequential(network) if _is_leaf(network, leaves) else network
     tracer = _Tracer(leaves)
     try:
-        graph = tracer.trace(root)
+        defaults = _defaults(root)
+        graph = tracer.trace(root, defaults)
+        _without_defaults(graph, set(defaults))
     except Exception as error:
         where = _place(error)
         raise NetworkError(
@@ -46,6 +57,26 @@ def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
             "module, or use monte_carlo_kernel(network), which only calls the module."
         ) from error
     return fx.GraphModule(tracer.root, graph)
+
+
+def _defaults(network: nn.Module) -> dict[str, Any]:
+    """The arguments of forward that have a default: they keep it."""
+    if isinstance(network, nn.Sequential):
+        return {}
+    parameters = inspect.signature(network.forward).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _without_defaults(graph: fx.Graph, names: set[str]) -> None:
+    """Take out the arguments that keep their default, and torch.fx's checks of them."""
+    for node in reversed(list(graph.nodes)):
+        checks = node.op == "call_function" and "_assert" in getattr(node.target, "__name__", "")
+        unused = not node.users and node.op == "call_function"
+        given = node.op == "placeholder" and any(
+            str(node.target) == name or str(node.target).startswith(f"{name}_") for name in names
+        )
+        if checks or (names and unused) or (given and not node.users):
+            graph.erase_node(node)
 
 
 def _is_leaf(network: nn.Module, leaves: tuple[type, ...]) -> bool:
@@ -74,15 +105,16 @@ class _Recorder(fx.Interpreter):
 
 
 def shapes(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-    """What each node gives on meta tensors of these inputs' shapes: tensors, numbers or tuples."""
-    example = tuple(torch.empty(BATCH, *x.shape[1:], dtype=x.dtype, device="meta") for x in inputs)
-    module = copy.deepcopy(graph).to("meta")
+    """What each node gives on zeros of these inputs' shapes: tensors, numbers or tuples."""
+    example = tuple(x.new_zeros(BATCH, *x.shape[1:]) for x in inputs)
+    # a copy, since a run may change buffers; zeros cost less than torch's first use of the meta device
+    module = copy.deepcopy(graph).to(inputs[0].device).eval()
     dtype = next((x.dtype for x in inputs if x.is_floating_point()), None)
     if dtype is not None:
         module = module.to(dtype)
     recorder = _Recorder(module)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             recorder.run(*example)
     except Exception as error:
         sizes = ", ".join(str(tuple(x.shape)) for x in inputs)

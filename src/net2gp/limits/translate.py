@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from net2gp.errors import InputError
 from net2gp.limits import expressions as ex
 from net2gp.limits.activations import Activation, UnsupportedLayer
 from net2gp.limits.expressions import Expression
@@ -119,6 +120,12 @@ class Translation:
 
     def raw(self, data: Data, channel: int) -> Signal:
         """Data as a signal, `channel` its axis of channels (after the batch)."""
+        if not data.shape or not data.floating:
+            what = "whole numbers" if data.shape else "one number a point"
+            raise InputError(
+                f"the network's weights need floating inputs of shape (N, ..., features), but get {what}. "
+                "Convert them: x = x.float(), x = x[:, None] for one feature, or x[None] for one point."
+            )
         channel %= len(data.shape)
         layout = Layout.of(data.shape, channel)
         width = data.shape[channel]
@@ -249,9 +256,9 @@ def position_operation(
         generator = torch.Generator().manual_seed(0)
         test = torch.randn(2, 3, *positions, generator=generator, dtype=torch.float64)
         given = run(test, 3).movedim(channel, 1).reshape(2, 3, *after)
-    except (RuntimeError, IndexError, ValueError, TypeError):
-        return None
-    if not torch.allclose(given, found(test, 2), rtol=1e-9, atol=1e-10):
+        if not torch.allclose(given, found(test, 2), rtol=1e-9, atol=1e-10):
+            return None
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
         return None
     assert len(others) == len(positions)
     width = signal.layout.width
