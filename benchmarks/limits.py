@@ -3,8 +3,8 @@
     python benchmarks/limits.py
 
 Each measurement has a process of its own, in the environment of its library: best of at least three
-runs after a warm-up (fewer only where they take minutes), process CPU seconds, wall seconds, and peak
-resident memory above the process with its imports and inputs. Both kernels (NNGP and tangent kernel)
+runs after a warm-up (fewer only where they outlast `--patience`), process CPU seconds, wall seconds, and
+peak resident memory above the process with its imports and inputs. Both kernels (NNGP and tangent kernel)
 are asked for at once. The floor is measured likewise: the inputs' Gram matrix at the positions that the
 network needs, and writing two arrays of its size. Writes `results/limits.json` and `results/limits.md`.
 """
@@ -137,7 +137,7 @@ def main() -> int:
     options = parse(sys.argv[1:])
     console = Console()
     if not console.is_terminal:
-        console = Console(width=130)
+        console = Console(width=140)
     pythons = interpreters(options.methods, console)
     measurements: list[Measurement] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -274,18 +274,23 @@ class Row:
 
     def others(self) -> list[str]:
         """Wall seconds, memory and errors."""
-        compiled = self.figure(THEIRS, "warm_up_s")
+        runs = [
+            len(m.figures["all_cpu_s"])
+            for m in (self.of.get(OURS), self.of.get(THEIRS))
+            if m and m.figures
+        ]
         return [
             self.problem.title,
             self.dtype,
             text(self.figure(OURS, "wall_s"), 3),
             text(self.figure(THEIRS, "wall_s"), 3),
-            text(None if compiled is None else compiled - self.figure(THEIRS, "wall_s"), 1),
+            text(self.figure(THEIRS, "warm_up_s"), 1),
             text(self.figure(OURS, "peak_mb"), 0),
             text(self.figure(THEIRS, "peak_mb"), 0),
             text(self.ratio(THEIRS, OURS, "peak_mb"), 1, "×"),
             self.error(OURS),
             self.error(THEIRS),
+            " / ".join(map(str, runs)),
         ]
 
 
@@ -305,16 +310,8 @@ TIMES = (
     "above floor",
     "goal",
 )
-OTHERS = (
-    "job",
-    "dtype",
-    "net2gp wall s",
-    "n.-t. wall s",
-    "n.-t. compile s",
-    "net2gp MB",
-    "n.-t. MB",
-)
-OTHERS += ("less memory", "net2gp error", "n.-t. error")
+OTHERS = ("job", "dtype", "net2gp wall s", "n.-t. wall s", "n.-t. first s", "net2gp MB", "n.-t. MB")
+OTHERS = (*OTHERS, "less memory", "net2gp error", "n.-t. error", "runs")
 
 
 def tables(rows: Sequence[Row]) -> Iterator[tuple[str, tuple[str, ...], list[list[str]]]]:
@@ -340,10 +337,10 @@ pairs are those of two different batches, so that there is no symmetry to use. n
 closed form for tanh: it uses Gauss–Hermite quadrature, whose memory (about 4 GB for 500 points in float64)
 leaves N = 2000 to net2gp alone.
 
-Best of at least three runs after a warm-up (fewer only where they take minutes), each in a process of its
-own; OpenMP threads sleep while they wait (`OMP_WAIT_POLICY=PASSIVE`), for both libraries. neural-tangents
-is jitted, and compiled before the clock runs; net2gp is timed from the module on. Floor: the inputs' Gram
-matrix (all of it; for convolutional networks at all positions or pairs of positions that the network
+Best of the given numbers of runs (net2gp / neural-tangents) after a warm-up, each library in a process of
+its own; OpenMP threads sleep while they wait (`OMP_WAIT_POLICY=PASSIVE`), for both. neural-tangents is
+jitted, and compiled in the warm-up, its first call; net2gp is timed from the module on. Floor: the inputs'
+Gram matrix (all of it; for convolutional networks at all positions or pairs of positions that the network
 needs) and one pass over memory that writes two arrays of its size. Memory is the peak above the process
 with its imports and inputs. Errors are the largest difference from net2gp in float64, relative to the
 largest entry, over both kernels. Made by `make bench`."""

@@ -144,7 +144,7 @@ class Evaluation:
     def _all_pairs(self, e: Expression) -> Pair:
         """All pairs of positions of a signal of which equal ones were thought to suffice.
 
-        Signals that share weights at different positions, as the steps of a recurrent network do, ask for this.
+        Signals that share weights at different positions, as the steps of a recurrent network, ask for it.
         """
         key = (e.order, e.order, True)
         if key not in self.joint:

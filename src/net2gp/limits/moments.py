@@ -27,21 +27,18 @@ def raw(run: Evaluation, e: ex.Raw, full: bool) -> Pair:
         equal = (one == other).to(run.prior.dtype)
         return _positions_back(equal, e, full), None
     channels = x.shape[-1]
-    x = x / channels
     if run.zipped:
         if full and rank:
-            inner = torch.einsum("snc,tnc->stn", x, y)
+            inner = torch.einsum("snc,tnc->stn", x / channels, y)
         else:
-            inner = (x * y).sum(-1)
+            inner = (x * y).sum(-1) / channels
     elif full and rank and channels <= cuda.CHANNELS and cuda.available(x):
-        inner = cuda.inner_products(x, y)
+        inner = cuda.inner_products(x / channels, y)
     elif full and rank:
-        inner = (x.reshape(-1, channels) @ y.reshape(-1, channels).T).reshape(
-            *x.shape[:2], *y.shape[:2]
-        )
-        inner = inner.permute(0, 2, 1, 3)
+        inner = (x.reshape(-1, channels) / channels) @ y.reshape(-1, channels).T
+        inner = inner.reshape(*x.shape[:2], *y.shape[:2]).permute(0, 2, 1, 3)
     else:
-        inner = x @ y.mT
+        inner = torch.baddbmm(x.new_zeros(1, 1, 1), x, y.mT, beta=0, alpha=1 / channels)
     return _positions_back(inner, e, full), None
 
 

@@ -206,8 +206,8 @@ def _check_fixed(translation: Translation, node: fx.Node, layer: nn.Module) -> N
     parameters = dict(layer.named_parameters())
     if parameters and not isinstance(layer, _NORMS):
         raise translation.refuse(kind, node)
-    neutral = {"weight": 1.0, "bias": 0.0}
-    if any(bool((value != neutral.get(name)).any()) for name, value in parameters.items()):
+    shifts = (value - float(name == "weight") for name, value in parameters.items())
+    if any(bool(shift.detach().any()) for shift in shifts):
         raise translation.refuse(
             f"{kind} of the inputs with a scale or shift that is not 1 and 0",
             node,

@@ -19,8 +19,8 @@ from net2gp.limits.plan import Plan
 from net2gp.limits.prior import Prior
 from net2gp.progress import progress
 
-TILE = 2**17
-"""Entries of one tile of moments."""
+TILE_BYTES = 2**20
+"""Size of one tile of moments in single precision; one in double precision has half of it."""
 
 COMPILED_ENTRIES = 2**26
 """Entries of moments from which on a compilation pays on a GPU."""
@@ -45,7 +45,8 @@ class Tiles:
         """Run the program over each point with itself."""
         n = next(iter(data.values())).shape[1]
         entries = positions(plan)
-        budget = large_tile(entries) if next(iter(data.values())).is_cuda else TILE
+        on_gpu = next(iter(data.values())).is_cuda
+        budget = large_tile(entries) if on_gpu else small_tile(prior.dtype)
         size = max(1, budget // entries)
         profiles: list[Profile] = []
         owns: list[Pair] = []
@@ -129,9 +130,13 @@ def arranged(t: Tensor, plan: Plan) -> Tensor:
     return t.reshape(n * per_point, m * per_point)
 
 
-def tile_sizes(left: int, right: int, entries: int) -> tuple[int, int]:
-    """Rows and columns of a tile of about TILE entries."""
-    cells = max(1, TILE // entries)
+def small_tile(dtype: torch.dtype) -> int:
+    """Entries of a tile that a core's cache holds together with what is computed from it."""
+    return TILE_BYTES // 4 if dtype.itemsize <= 4 else TILE_BYTES // 2 // dtype.itemsize
+
+
+def tile_sizes(left: int, right: int, cells: int) -> tuple[int, int]:
+    """Rows and columns of a tile of so many pairs."""
     columns = min(right, max(1, int((2 * cells) ** 0.5)))
     return max(1, min(left, cells // columns)), columns
 
@@ -190,7 +195,8 @@ def _cells(left: Tiles, right: Tiles | None) -> Iterator[tuple[slice, slice]]:
     if left.device.type == "cuda":
         yield from _large_cells(left.count, other.count, max(1, large_tile(entries) // entries))
         return
-    tall, wide = tile_sizes(left.count, other.count, entries)
+    cells = max(1, small_tile(left.prior.dtype) // entries)
+    tall, wide = tile_sizes(left.count, other.count, cells)
     if right is None:
         tall = wide = max(1, int((tall * wide) ** 0.5))
     for i in range(0, left.count, tall):

@@ -33,6 +33,15 @@ def sum_of(tensors: list[Tensor]) -> Tensor:
     return total
 
 
+def affine(t: Tensor, factor: float | Tensor, shift: float | Tensor) -> Tensor:
+    """factor · t + shift, in one pass over memory."""
+    if isinstance(factor, Tensor) or isinstance(shift, Tensor):
+        return factor * t + shift
+    if shift == 0:
+        return t * factor
+    return torch.add(torch.tensor(shift, dtype=t.dtype), t, alpha=factor)
+
+
 def through_weights(run: Evaluation, e: ex.Weighted, pair: Pair, full: bool) -> Pair:
     """The moments of W u and W v from those of u and v: shared weights, one window."""
     narrow = full and not e.local
@@ -40,15 +49,11 @@ def through_weights(run: Evaluation, e: ex.Weighted, pair: Pair, full: bool) -> 
     cov, ntk = both(pair, lambda t: _windowed(t, e, rank, narrow))
     total = 1 if e.window is None else e.window.total
     weight_var, bias_var = run.prior.weight(e.weight) / total, run.prior.bias(e.bias)
-    new = cov * weight_var
-    if e.bias is not None:
-        new = new + bias_var
+    new = affine(cov, weight_var, bias_var if e.bias is not None else 0.0)
     if not run.tangent:
         return _spread(new, e, full), None
     if run.prior.standard(e.weight):
-        own = cov * (e.fan_in / total)
-        if e.bias is not None:
-            own = own + 1.0
+        own = affine(cov, e.fan_in / total, 1.0 if e.bias is not None else 0.0)
     else:
         own = new
     if ntk is None:
