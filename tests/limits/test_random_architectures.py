@@ -29,9 +29,11 @@ QUICK = range(42)
 """Six of every family, less the dear ones."""
 
 BIAS = 8.0
-"""Kernels of networks of width n differ from their limits by at most BIAS / n of their greatest entry.
+"""Slack for the bias of networks of width n: BIAS / n of the greatest entry.
 
-Measured over all architectures: the greatest such difference beyond two standard errors was below 6.
+Measured with 300 to 3000 draws for the three architectures that deviate most: 13.6 ± 0.9 (number 155, a
+squared signal through three convolutions; alike at widths 32 and 64, so it falls as 1/n; five standard errors
+of 96 draws cover the rest), 6.5 ± 2.2 (19) and 4.4 ± 0.5 (73). It is no bound on all of them.
 """
 
 WIDTH, DRAWS = 64, 96
@@ -43,22 +45,12 @@ def case_of(seed: int) -> Architecture:
     return architecture(seed)
 
 
-BROKEN = {
-    seed: "the mean over all states of an nn.RNN is a sum over positions that came from single steps"
-    for seed in range(COUNT)
-    if any(getattr(module, "mean", False) is True for module in case_of(seed).network)
-}
-"""Seeds whose limit is wrong or refused, and why."""
-
-
 def seeds(chosen: range) -> list:
     """Numbers of architectures as parameters: all of them, those that are not `chosen` only on demand."""
     found = []
     for seed in range(COUNT):
         quick = seed in chosen and not case_of(seed).dear
         marks = [] if quick else [pytest.mark.slow]
-        if seed in BROKEN:
-            marks.append(pytest.mark.xfail(reason=BROKEN[seed], strict=True))
         found.append(pytest.param(seed, marks=marks))
     return found
 
@@ -110,13 +102,16 @@ def test_kernels_are_symmetric_positive_and_do_not_depend_on_the_batch(seed):
     x, values = case_of(seed).x, limit(seed)
     some = torch.tensor([2, 0])
     results = (kernels(seed), values(x[some]), values(x[:1], x[1:]), values.diag(x))
-    for k, part, block, diagonal in zip(*results, strict=True):
+    # E[φ'φ'] of a kink has an infinite slope where ρ = 1, as for equal tokens: an integral that is known to
+    # 1e-12 gives a tangent kernel that is known to 1e-6
+    tolerances = (1e-9, 1e-6 if case_of(seed).dear else 1e-9)
+    for k, part, block, diagonal, tolerance in zip(*results, tolerances, strict=True):
         assert k.dtype == torch.float64
         assert bool(k.isfinite().all())
         scale = float(k.abs().max())
         torch.testing.assert_close(k, k.T, rtol=0, atol=1e-13 * scale)
         assert float(torch.linalg.eigvalsh(k).min()) > -1e-9 * scale
-        close = {"rtol": 0, "atol": 1e-9 * scale}
+        close = {"rtol": 0, "atol": tolerance * scale}
         torch.testing.assert_close(part, k[some][:, some], **close)
         torch.testing.assert_close(block, k[:1, 1:], **close)
         torch.testing.assert_close(diagonal, k.diagonal(), **close)
@@ -198,7 +193,7 @@ def test_a_variance_that_is_wrong_by_a_tenth_is_noticed_in_both_kernels(kind):
 
 def excess(seed: int, kind: type, factor: float) -> list[tuple[float, float]]:
     """How much the traces of finite kernels exceed `factor` times those of the limit, and standard errors."""
-    if seed in BROKEN or not any(type(m) is kind for m in case_of(seed).network.modules()):
+    if not any(type(m) is kind for m in case_of(seed).network.modules()):
         return []
     result = []
     for estimate, k in zip(sampled(seed, WIDTH, DRAWS), kernels(seed), strict=True):

@@ -265,7 +265,7 @@ def _closure(e: Expression) -> list[Expression]:
 
 def _root(leaf: Expression) -> Root:
     if isinstance(leaf, Raw):
-        return (f"data {leaf.reference} {leaf.channel}", (leaf.first, leaf.last))
+        return ("data", None)  # all of the data is given: no part of it is independent of another
     assert isinstance(leaf, Weighted | Parameter)
     return (leaf.weight, leaf.rows)
 

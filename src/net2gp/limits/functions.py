@@ -35,6 +35,20 @@ from net2gp.limits.translate import (
     sliced,
 )
 
+_STAIRS = {
+    "round",
+    "floor",
+    "ceil",
+    "trunc",
+    "fix",
+    "frac",
+    "remainder",
+    "fmod",
+    "mod",
+    "floordiv",
+    "floor_divide",
+}
+
 
 def translate_call(translation: Translation, node: fx.Node) -> Any:
     """The value of a function's result."""
@@ -45,6 +59,10 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
         if found is not None:
             return found
     result = translation.found[node.name]
+    if name in _STAIRS:
+        raise translation.refuse(
+            f"the function {name}", node, "It has a jump at every step, and no gradient. "
+        )
     if not isinstance(result, Tensor) or not result.is_floating_point():
         raise translation.refuse(f"the function {name}", node)
     signals = [number for number, value in enumerate(args) if isinstance(value, Signal)]
@@ -112,7 +130,16 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     return translation.found[node.name]
 
 
-@function_rule("contiguous", "clone", "detach", "float", "double", "to", "type_as", "expand_as")
+@function_rule("detach")
+def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+    if not isinstance(args[0], Signal):
+        return None
+    raise translation.refuse(
+        "detach", node, "The tangent kernel is that of all weights; leave it out for the NNGP. "
+    )
+
+
+@function_rule("contiguous", "clone", "float", "double", "to", "type_as", "expand_as")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
     return args[0]
 

@@ -44,6 +44,8 @@ def _cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | 
     for left in later_first:
         if _is_linear(a if left else b):
             return _expanded(run, a, b, full, left)
+    if isinstance(a, ex.Raw) and isinstance(b, ex.Raw):
+        return _two_tensors(run, a, b, full)
     if isinstance(a, ex.Weighted) and isinstance(b, ex.Weighted):
         return _shared_weights(run, a, b, full)
     if isinstance(a, ex.Point) and isinstance(b, ex.Point):
@@ -52,6 +54,31 @@ def _cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | 
         f"no infinite-width rule for {type(a).__name__} and {type(b).__name__} signals that share weights. "
         "Use monte_carlo_kernel(network)."
     )
+
+
+def _two_tensors(run: Evaluation, a: ex.Raw, b: ex.Raw, full: bool) -> Pair:
+    """x·y'/C between two tensors of the data, of equally many channels."""
+    x = run.left[a.reference][:, :, a.first : a.last]
+    y = (run.left if run.right is None else run.right)[b.reference][:, :, b.first : b.last]
+    wide = full or not (a.positions or b.positions)
+    if x.shape[-1] != y.shape[-1] or a.tokens != b.tokens:
+        raise UnsupportedLayer(
+            "no infinite-width rule for weights shared between data of different channels. "
+            "Use monte_carlo_kernel(network)."
+        )
+    if a.tokens:
+        one, other = run.on_left(x[..., 0], 1, wide), run.on_right(y[..., 0], 1, wide)
+        inner = (one == other).to(run.prior.dtype)
+    else:
+        names = (
+            ("snc,tnc->stn" if wide else "snc,snc->sn")
+            if run.zipped
+            else ("snc,tmc->stnm" if wide else "snc,smc->snm")
+        )
+        inner = torch.einsum(names, x / x.shape[-1], y)
+    pairs = inner.shape[2:] if wide else inner.shape[1:]
+    shape = (*a.positions, *(b.positions if full else ()))
+    return inner.reshape(*shape, *pairs), None
 
 
 def _is_linear(e: Expression) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,6 +30,9 @@ class InfiniteWidth:
     prior: Prior
     product_dtype: torch.dtype | None = None
     plans: dict[tuple[tuple[int, ...], ...], Plan] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "plans": {}}  # made again from the graph when inputs come
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> tuple[Tensor, Tensor]:
         """k(x, y) of the NNGP and of the tangent kernel: (N, M) each, or (N·C, M·C) if `joint`."""

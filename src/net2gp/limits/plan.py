@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from net2gp.limits.functions import translate_call
 from net2gp.limits.layout import POSITION, Layout
 from net2gp.limits.rules import is_activation, rule
 from net2gp.limits.torch_functions import from_function
-from net2gp.limits.trace import shapes, trace
+from net2gp.limits.trace import BATCH, shapes, trace
 from net2gp.limits.translate import Data, Parameter, Signal, Translation, module_of
 
 WEIGHTED = (
@@ -143,6 +145,7 @@ def _finished(translation: Translation, output: Any) -> Plan:
             "no infinite-width rule for a network that returns a concatenation of channels: its outputs "
             "have different laws. Take the limit of each part."
         )
+    _check_output(output.blocks[0][1])
     program = Program.of(output.blocks[0][1])
     used = {e.reference for e in program.nodes if isinstance(e, ex.Raw | ex.Gained | ex.Routed)}
     used |= {name for e in program.nodes if isinstance(e, ex.Attended) for name in e.masks}
@@ -150,6 +153,18 @@ def _finished(translation: Translation, output: Any) -> Plan:
     if not extract:
         raise UnsupportedLayer("the network's output does not depend on its inputs.")
     return Plan(translation.graph, program, extract, output.layout)
+
+
+def _check_output(e: ex.Expression) -> None:
+    """Refuse outputs with a mean that is not zero because something fixed was added."""
+    terms = [term for _, term in e.terms] if isinstance(e, ex.Sum) else [e]
+    for term in terms:
+        function = getattr(getattr(term, "activation", None), "function", None)
+        if isinstance(term, ex.Raw) or isinstance(function, partial):
+            raise UnsupportedLayer(
+                "no infinite-width rule for a network that adds something fixed (a number, or its inputs) to "
+                "its output: a kernel has no mean. Leave it out, and pass it as mean= where you condition."
+            )
 
 
 def _value(translation: Translation, node: fx.Node) -> Any:
@@ -168,10 +183,22 @@ def _value(translation: Translation, node: fx.Node) -> Any:
         return _module_value(translation, node, not any(_holds(value) for value in weighty))
     if any(_holds(value) for value in weighty):
         return translate_call(translation, node)
-    if any(isinstance(value, Data) for value in given) and isinstance(found, Tensor):
+    if any(isinstance(value, Data) for value in given) and _has_tensors(found):
+        if not isinstance(found, Tensor) or found.dim() == 0 or found.shape[0] != BATCH:
+            name = node.target if isinstance(node.target, str) else node.target.__name__
+            raise translation.refuse(
+                f"the function {name} of the inputs", node, "It does not give one row a point. "
+            )
         _check_no_activation(translation, node)
         return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
     return found
+
+
+def _has_tensors(found: Any) -> bool:
+    """Whether a result is a tensor or holds one."""
+    if isinstance(found, tuple | list):
+        return any(_has_tensors(one) for one in found)
+    return isinstance(found, Tensor)
 
 
 def _holds(value: Any) -> bool:
@@ -219,14 +246,14 @@ def _check_rows_apart(plan: Plan, inputs: tuple[Tensor, ...]) -> None:
     """Raise if what is computed from the inputs alone is random, or mixes the points of a batch."""
     wanted = {source for source, _ in plan.extract.values()}
     placeholders = {node.name for node in plan.graph.graph.nodes if node.op == "placeholder"}
-    if wanted <= placeholders or inputs[0].shape[0] < 2:
+    if wanted <= placeholders:
         return
-    few, one = (tuple(x[:count] for x in inputs) for count in (3, 1))
-    together, alone = (_run_data(plan.graph, part, wanted) for part in (few, one))
-    for name in wanted:
-        if not torch.allclose(
-            together[name][:1], alone[name], rtol=1e-3, atol=1e-5, equal_nan=True
-        ):
+    few = tuple(x[:3] if len(x) > 1 else torch.cat([x, x.flip(0) * 2 + 1]) for x in inputs)
+    together = _run_data(plan.graph, few, wanted)
+    for number, name in product(range(len(few[0])), wanted):
+        row = tuple(x[number : number + 1] for x in few)
+        ours, alone = together[name][number : number + 1], _run_data(plan.graph, row, {name})[name]
+        if not torch.allclose(ours, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise UnsupportedLayer(
                 f"what the network computes of its inputs before the first weights ('{name}') is random, or "
                 "depends on the other inputs of the batch. Do it to the data, before the network."
@@ -292,7 +319,7 @@ def _run_data(
             stack.extend(node.all_input_nodes)
     runner = _DataRun(graph)
     given = iter(inputs)
-    with torch.no_grad():
+    with torch.set_grad_enabled(torch.is_grad_enabled() and any(x.requires_grad for x in inputs)):
         for node in graph.graph.nodes:
             if node.op == "placeholder":
                 runner.env[node] = next(given)

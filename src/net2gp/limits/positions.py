@@ -241,19 +241,20 @@ class Window:
 
     def _summed(self, t: Tensor, number: int, axes: tuple[int, ...]) -> Tensor:
         recorded = _functional.get() or (torch.is_grad_enabled() and t.requires_grad)
-        if self._keeps_size(number) and not recorded:
+        equal = len({t.shape[axis] for axis in axes}) == 1
+        if self._keeps_size(number) and equal and not recorded:
             return self._summed_in_place(t, number, axes)
         for axis in axes:
             t = self._padded(t, number, axis)
         kernel, stride = self.kernel[number], self.stride[number]
         if kernel == 1 and stride == 1:
             return t
-        count = (t.shape[axes[0]] - self._reach(number)) // stride + 1
+        counts = [(t.shape[axis] - self._reach(number)) // stride + 1 for axis in axes]
         result = None
         for step in range(kernel):
             start = step * self.dilation[number]
             piece = t
-            for axis in axes:
+            for axis, count in zip(axes, counts, strict=True):
                 where = [slice(None)] * t.dim()
                 where[axis] = slice(start, start + (count - 1) * stride + 1, stride)
                 piece = piece[tuple(where)]

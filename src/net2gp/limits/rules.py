@@ -81,7 +81,12 @@ def weight_name(layer: nn.Module, translation: Translation, node: fx.Node) -> st
             f"{type(layer).__name__} whose weights are a function of others", node
         )
     weight = layer._parameters.get("weight")
-    return translation.owner(layer if weight is None else weight, str(node.target))
+    name = translation.owner(layer if weight is None else weight, str(node.target))
+    if type(translation.graph.get_submodule(name)) is not type(layer):
+        raise translation.refuse(
+            f"{type(layer).__name__} with the weights of another kind of layer, '{name}',", node
+        )
+    return name
 
 
 def fractions(blocks: tuple[tuple[int, Expression], ...]) -> tuple[tuple[float, Expression], ...]:

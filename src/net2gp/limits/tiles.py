@@ -144,7 +144,9 @@ def tile_sizes(left: int, right: int, cells: int) -> tuple[int, int]:
 def matrix(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
     """k(x, x') of both kernels; with `right` None k(x, x), its upper half computed and its diagonal exact."""
     graph = torch.is_grad_enabled() and (
-        left.prior.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)
+        left.prior.requires_grad
+        or (isinstance(scale, Tensor) and scale.requires_grad)
+        or any(t.requires_grad for side in (left, right) if side for t in side.data.values())
     )
     if graph:
         return _with_gradients(left, right, scale)

@@ -19,7 +19,7 @@ BATCH = 3
 class _Tracer(fx.Tracer):
     """Stops at torch's own modules and at those that have a rule."""
 
-    def __init__(self, leaves: tuple[type, ...]) -> None:
+    def __init__(self, leaves: tuple[type, ...] = ()) -> None:
         super().__init__()
         self.leaves = leaves
 
@@ -43,6 +43,7 @@ def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
             )
     if isinstance(network, torch.jit.ScriptModule):
         raise NetworkError("a scripted module has no code to walk: pass the original module.")
+    _check_hooks(network)
     root = nn.Sequential(network) if _is_leaf(network, leaves) else network
     tracer = _Tracer(leaves)
     try:
@@ -56,7 +57,45 @@ def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
             "Control flow that depends on the inputs has no graph: make it depend on attributes of the "
             "module, or use monte_carlo_kernel(network), which only calls the module."
         ) from error
-    return fx.GraphModule(tracer.root, graph)
+    module = fx.GraphModule(tracer.root, graph)
+    _check_in_place(module)
+    return module
+
+
+def _check_hooks(network: nn.Module) -> None:
+    """Refuse functions that a walk over the layers would not see."""
+    for name, module in network.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise NetworkError(
+                f"'{name}' ({type(module).__name__}) has forward hooks, which the limit would not see. "
+                "Remove them, or write what they do into forward."
+            )
+
+
+def _check_in_place(module: fx.GraphModule) -> None:
+    """Refuse a value that is used again after it was changed in place."""
+    order = {node: number for number, node in enumerate(module.graph.nodes)}
+    for node in module.graph.nodes:
+        if not node.all_input_nodes or not _in_place(module, node):
+            continue
+        changed = node.all_input_nodes[0]
+        later = [user for user in changed.users if order[user] > order[node]]
+        if later or not node.users:
+            raise NetworkError(
+                f"'{changed.name}' is changed in place by '{node.name}' and used again. Write the operation "
+                "out of place: inplace=False, x = x + y, torch.relu(x)."
+            )
+
+
+def _in_place(module: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
+    if node.kwargs.get("inplace"):
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op == "call_method":
+        return name.endswith("_") and not name.endswith("__")
+    return node.op == "call_function" and name.endswith("_") and not name.endswith("__")
 
 
 def _defaults(network: nn.Module) -> dict[str, Any]:
