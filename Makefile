@@ -22,7 +22,7 @@ demo: $(STAMP) ## train a small network, turn it into a GP, write figures and a 
 	$(BIN)/net2gp demo
 
 test: check ## lint, types, import order, then all quick tests
-	$(BIN)/python -m pytest -q
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q --durations=15
 
 check: $(STAMP) ## lint, types and import order only
 	$(BIN)/ruff check .
