@@ -82,7 +82,7 @@ def weight_name(layer: nn.Module, translation: Translation, node: fx.Node) -> st
         )
     weight = layer._parameters.get("weight")
     name = translation.owner(layer if weight is None else weight, str(node.target))
-    if type(translation.graph.get_submodule(name)) is not type(layer):
+    if translation.kinds.setdefault(name, type(layer)) is not type(layer):
         raise translation.refuse(
             f"{type(layer).__name__} with the weights of another kind of layer, '{name}',", node
         )

@@ -90,6 +90,7 @@ class Translation:
     values: dict[str, Any] = field(default_factory=dict)
     extract: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = field(default_factory=dict)
     owners: dict[int, str] = field(default_factory=dict)
+    kinds: dict[str, type] = field(default_factory=dict)
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """The shape of a node's tensor without the batch."""
