@@ -18,6 +18,7 @@ from net2gp.limits.activations import (
     activation_table,
     from_function,
 )
+from net2gp.limits.expectations import has_jumps
 from net2gp.limits.quadrature import Quadrature, mixed_dual
 
 CLOSED = [
@@ -146,9 +147,13 @@ def test_the_dual_does_not_depend_on_the_order_of_the_pair(layer):
 def test_the_slope_is_the_derivative_in_the_covariance(layer):
     cov, var1, var2 = triples(6)
     cov.requires_grad_()
-    value, slope = activation_of(layer).dual(cov, var1, var2, True)
+    act = activation_of(layer)
+    value, slope = act.dual(cov, var1, var2, True)
     (found,) = torch.autograd.grad(value.sum() + 0 * cov.sum(), cov)
-    torch.testing.assert_close(found, slope.detach(), rtol=1e-8, atol=1e-10)
+    if has_jumps(act, 30.0):  # which the derivative sees, and gradients of networks do not
+        assert float((found - slope.detach()).abs().max()) > 1e-3
+    else:
+        torch.testing.assert_close(found, slope.detach(), rtol=1e-8, atol=1e-10)
 
 
 def directional(function, inputs, step=1e-5):

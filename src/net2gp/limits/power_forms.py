@@ -37,14 +37,14 @@ def inverse_root(x: Tensor) -> Tensor:
 def correlation(cov: Tensor, var1: Tensor, var2: Tensor) -> Tensor:
     """cov / √(var1·var2) within [−1, 1]; the derivative stays that of the quotient.
 
-    It is stretched by a few roundings, so that points that are equal have the correlation one: the angle
-    between them would be the square root of the rounding.
+    What is one up to a few roundings is one, as for points that are equal: the angle between them would
+    be the square root of the rounding.
     """
-    stretch = 1 + 2 * torch.finfo(cov.dtype).eps
-    rho = product(cov, var1, var2, lambda var: stretch * inverse_root(var))
+    rho = product(cov, var1, var2, inverse_root)
+    nearly = 1 - 8 * torch.finfo(cov.dtype).eps
     if not recording(rho):
-        return rho.clamp_(-1, 1)
-    return rho + (rho.clamp(-1, 1) - rho).detach()
+        return rho.clamp_(-1, 1).masked_fill_(rho > nearly, 1.0)
+    return rho + (rho.clamp(-1, 1).masked_fill(rho > nearly, 1.0) - rho).detach()
 
 
 def angle_and_sine(rho: Tensor) -> tuple[Tensor, Tensor]:
