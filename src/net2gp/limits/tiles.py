@@ -19,7 +19,7 @@ from net2gp.limits.plan import Plan
 from net2gp.limits.prior import Prior
 from net2gp.progress import progress
 
-TILE_BYTES = 2**20
+TILE_BYTES = 2**21
 """Size of one tile of moments in single precision; one in double precision has half of it."""
 
 COMPILED_ENTRIES = 2**26
