@@ -109,8 +109,11 @@ class ABReLU:
             rate = self._level - bend * angle
             value = bend * sine * square_root(var1) * square_root(var2) + rate * cov
         else:
-            level = torch.tensor(self._level, dtype=angle.dtype)
-            rate = torch.add(level, angle, alpha=-bend, out=angle)
+            if angle.is_cuda:
+                rate = angle.mul_(-bend).add_(self._level)  # compilers fuse this
+            else:
+                level = torch.tensor(self._level, dtype=angle.dtype)
+                rate = torch.add(level, angle, alpha=-bend, out=angle)
             value = sine.mul_(bend * square_root(var1)).mul_(square_root(var2))
             value.addcmul_(rate, cov)
         return value, rate if slope else None

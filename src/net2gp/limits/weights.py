@@ -35,7 +35,7 @@ def sum_of(tensors: list[Tensor]) -> Tensor:
 
 def affine(t: Tensor, factor: float | Tensor, shift: float | Tensor) -> Tensor:
     """factor · t + shift, in one pass over memory."""
-    if isinstance(factor, Tensor) or isinstance(shift, Tensor):
+    if isinstance(factor, Tensor) or isinstance(shift, Tensor) or t.is_cuda:
         return factor * t + shift
     if shift == 0:
         return t * factor
