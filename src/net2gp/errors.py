@@ -51,6 +51,14 @@ class NothingToTune(Net2GPWarning):
     """The evidence prefers no change of the network, so it cannot set a prior variance."""
 
 
+class NotStationary(Net2GPWarning):
+    """The network is not at a stationary point of its loss, where Laplace's approximation belongs."""
+
+
+class EmptyClass(Net2GPWarning):
+    """A class that the network can predict has no example in the data."""
+
+
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise if `tensor` has a NaN or an infinity.
 

@@ -8,7 +8,7 @@ from net2gp.likelihoods.categorical import Categorical
 from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
 from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian, LogVariance, SoftplusScale
-from net2gp.likelihoods.links import MonteCarlo, Probit, Quadrature
+from net2gp.likelihoods.links import LaplaceBridge, MonteCarlo, Probit, Quadrature
 from net2gp.likelihoods.targets import shape_targets
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "ExpectedDerivatives",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "LaplaceBridge",
     "LogVariance",
     "MonteCarlo",
     "Probit",

@@ -11,7 +11,7 @@ from torch import Tensor, distributions
 from torch.nn.functional import logsigmoid
 
 from net2gp.errors import InputError
-from net2gp.likelihoods.integrals import by_points, log_expected_sigmoid, moments
+from net2gp.likelihoods.integrals import by_points, log_expected_sigmoid, mean_and_variance
 from net2gp.likelihoods.links import MonteCarlo, Probit, Quadrature
 from net2gp.likelihoods.targets import check_targets, shape_targets
 
@@ -66,7 +66,7 @@ class Bernoulli:
 
     def predict(self, f: MultivariateNormal) -> distributions.Bernoulli:
         """p(y_nc = 1) = E σ(f_nc) for each label, as `.probs` (N, C)."""
-        mean, variance, _ = moments(f)
+        mean, variance = mean_and_variance(f)
         if isinstance(self.link, Probit):
             return distributions.Bernoulli(logits=self.link.shrink(mean, variance))
         # The difference of two log probabilities keeps both tails, where 1 − p rounds to 1.

@@ -11,8 +11,8 @@ from torch import Tensor, distributions
 from torch.nn.functional import one_hot
 
 from net2gp.errors import InputError
-from net2gp.likelihoods.integrals import by_points, moments, psd_root
-from net2gp.likelihoods.links import MonteCarlo, Probit
+from net2gp.likelihoods.integrals import by_points, mean_and_variance, moments, psd_root
+from net2gp.likelihoods.links import LaplaceBridge, MonteCarlo, Probit
 from net2gp.likelihoods.targets import check_targets
 
 
@@ -23,8 +23,9 @@ class Categorical:
     log p(y | f) = f_y − log Σ_c e^{f_c}; with p = softmax(f), the residual is e_y − p and the
     curvature diag(p) − p pᵀ. Cost O(N·C), and O(N·C²) for the curvature.
 
-    `link` integrates f out in `predict`: `MonteCarlo()` with a fixed sample, or `Probit()` (the
-    mean-field closed form, which leaves the correlations of the logits out).
+    `link` integrates f out in `predict`: `MonteCarlo()` with a fixed sample, `Probit()` (the
+    mean-field closed form, which leaves the correlations of the logits out), or `LaplaceBridge()` (the
+    Dirichlet that matches the Gaussian).
 
     Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, section 3.5.
 
@@ -32,12 +33,12 @@ class Categorical:
     tensor([[-0.5000,  0.5000]])
     """
 
-    link: MonteCarlo | Probit = field(default_factory=MonteCarlo)
+    link: MonteCarlo | Probit | LaplaceBridge = field(default_factory=MonteCarlo)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.link, MonteCarlo | Probit):
+        if not isinstance(self.link, MonteCarlo | Probit | LaplaceBridge):
             raise InputError(
-                f"link must be MonteCarlo() or Probit(), but is {self.link!r}. "
+                f"link must be MonteCarlo(), Probit() or LaplaceBridge(), but is {self.link!r}. "
                 "One-dimensional quadrature is for Bernoulli()."
             )
 
@@ -83,9 +84,12 @@ class Categorical:
 
     def predict(self, f: MultivariateNormal) -> distributions.Categorical:
         """p(y_n = c) = E softmax(f_n)_c, as `.probs` (N, C)."""
-        mean, variance, covariance = moments(f)
         if isinstance(self.link, Probit):
-            return distributions.Categorical(logits=self.link.shrink(mean, variance))
+            return distributions.Categorical(logits=self.link.shrink(*mean_and_variance(f)))
+        mean, _, covariance = moments(f)
+        if isinstance(self.link, LaplaceBridge):
+            alpha = self.link.concentration(mean, covariance)
+            return distributions.Categorical(probs=alpha / alpha.sum(-1, keepdim=True))
         num_samples, classes = self.link.num_samples, mean.shape[-1]
         z = self.link.base_sample(classes, like=mean.double())
 

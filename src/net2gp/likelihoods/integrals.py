@@ -129,6 +129,11 @@ def moments(f: MultivariateNormal) -> tuple[Tensor, Tensor, Tensor]:
     return f.mean, covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0), covariance
 
 
+def mean_and_variance(f: MultivariateNormal) -> tuple[Tensor, Tensor]:
+    """Mean and variance (N, C) of `f`, without its covariances where they are not there yet."""
+    return f.mean, f.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2).clamp(min=0)
+
+
 def psd_root(covariance: Tensor) -> Tensor:
     """R with R Rᵀ = covariance (..., C, C), which may be singular or zero.
 

@@ -1,8 +1,18 @@
 """Finite width, at θ: the linearized network and its tangent kernel."""
 
+from net2gp.linear.curvature import GGN, EmpiricalFisher, MonteCarloFisher
 from net2gp.linear.ggn import Fisher
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 
-__all__ = ["Fisher", "Linearized", "TangentKernel", "TraceKernel", "linearize"]
+__all__ = [
+    "GGN",
+    "EmpiricalFisher",
+    "Fisher",
+    "Linearized",
+    "MonteCarloFisher",
+    "TangentKernel",
+    "TraceKernel",
+    "linearize",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,13 +19,26 @@ from net2gp.linear.probe import Layout, Plan, plan
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
 
-__all__ = ["Plan", "capture", "leftover_jacobian", "plan"]
+__all__ = ["Plan", "Seeds", "capture", "leftover_jacobian", "plan"]
+
+Seeds = Callable[[Tensor], Tensor]
+"""From a network's outputs (B, C) to the K combinations of them (B, C, K) that are differentiated."""
 
 
-def capture(linearized: Linearized, x: Inputs, plan: Plan) -> dict[str, Factor]:
+def capture(
+    linearized: Linearized,
+    x: Inputs,
+    plan: Plan,
+    seeds: Seeds | None = None,
+    *,
+    compress: bool = True,
+) -> dict[str, Factor]:
     """The gradients of all outputs at `x` for each structured parameter, as unscaled factors.
 
-    Cost: one forward pass, and C backward passes that skip the weights.
+    `seeds` asks for the gradients of combinations of the outputs instead. With `compress` a weight that
+    is used at many places comes as its gradient, where that is smaller than what it is made of.
+
+    Cost: one forward pass, and C (or K) backward passes that skip the weights.
     """
     if not plan.structured:
         return {}
@@ -42,11 +55,14 @@ def capture(linearized: Linearized, x: Inputs, plan: Plan) -> dict[str, Factor]:
     ]
     repeats = [_rows_per_point(call, layout, num_rows(x)) for call, layout in kept]
     edges = [call.edge for call, _ in kept]
-    gradients = _Gradients(out.shape[1])
-    for c in range(out.shape[1]):
-        seed = torch.zeros_like(out)
-        seed[:, c] = 1.0
-        keep = c < out.shape[1] - 1
+    chosen = None if seeds is None else seeds(out.detach()).to(out)
+    count = out.shape[1] if chosen is None else chosen.shape[2]
+    gradients = _Gradients(count, compress)
+    for c in range(count):
+        seed = torch.zeros_like(out) if chosen is None else chosen[:, :, c]
+        if chosen is None:
+            seed[:, c] = 1.0
+        keep = c < count - 1
         grads = torch.autograd.grad(out, edges, seed, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
         uses: dict[str, list[Factor]] = {name: [] for name in plan.structured}
         for (call, layout), g, repeat in zip(kept, grads, repeats, strict=True):
@@ -63,13 +79,15 @@ def capture(linearized: Linearized, x: Inputs, plan: Plan) -> dict[str, Factor]:
 class _Gradients:
     """Factors of all outputs, collected one output at a time into buffers of their final size."""
 
-    def __init__(self, num_outputs: int) -> None:
+    def __init__(self, num_outputs: int, compress: bool) -> None:
         self.num_outputs = num_outputs
+        self.compress = compress
         self.factors: dict[str, Factor] = {}
 
     def add(self, name: str, c: int, factor: Factor) -> None:
         """Put the gradients of output `c`, a factor with one output, in their place."""
-        if isinstance(factor, Outer) and factor.a.shape[-1] <= 2 * factor.a.shape[-2]:
+        wide = isinstance(factor, Outer) and factor.a.shape[-1] <= 2 * factor.a.shape[-2]
+        if wide and self.compress:
             # many places, few inputs: the weight's gradient is no larger than what it is made of
             factor = Direct(jacobian(factor))
         part = factor.J if isinstance(factor, Direct) else factor.g

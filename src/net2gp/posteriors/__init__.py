@@ -18,22 +18,32 @@ from net2gp.posteriors.solvers import (
     WeightSpace,
 )
 from net2gp.posteriors.spectrum import Spectrum, spectrum
+from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer, LowRank
 from net2gp.posteriors.tune import tune
+from net2gp.posteriors.weight_gaussian import WeightGaussian, WeightSamples
 from net2gp.posteriors.weight_space import WeightPosterior
 
 __all__ = [
     "CG",
     "Cholesky",
+    "Diagonal",
     "Exact",
+    "Full",
     "FunctionPosterior",
     "FunctionSamples",
+    "FunctionSpace",
+    "Kron",
     "Lanczos",
     "Laplace",
+    "LastLayer",
+    "LowRank",
     "Nystrom",
     "PivotedCholesky",
     "Spectrum",
     "Variational",
+    "WeightGaussian",
     "WeightPosterior",
+    "WeightSamples",
     "WeightSpace",
     "condition",
     "load",

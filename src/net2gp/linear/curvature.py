@@ -1,0 +1,352 @@
+"""The curvature H = Σ_n J_nᵀ Λ_n J_n of a network's log-likelihood in its parameters, in four structures.
+
+Λ_n (C, C) is the likelihood's curvature in the outputs, and Λ_n = R_n R_nᵀ. All structures are made of
+the gradients of the columns of R_nᵀ f_n, K of them a point: H = Σ_n G_nᵀ G_n with G_n = R_nᵀ J_n (K, P).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, NetworkError, check_memory
+from net2gp.inputs import num_rows, rows
+from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.linalg import psd_root
+from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
+from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian
+from net2gp.linear.ggn import Fisher as GaussNewton
+from net2gp.linear.linearized import Linearized
+from net2gp.progress import progress
+from net2gp.types import Inputs, Likelihood
+
+CHUNK_BYTES = 2**28
+"""What the gradients of one chunk of points may take."""
+
+POWER_ITERATIONS = 12
+"""The most rounds of subspace iteration for the largest eigenvalues."""
+
+DENSE_BLOCK = 4096
+"""Parameters without Kronecker factors up to which `kron_curvature` keeps their block as a matrix."""
+
+
+@dataclass(frozen=True)
+class GGN:
+    """Λ_n is the Fisher information of the likelihood at f_n, exactly: K = C backward passes.
+
+    The generalized Gauss–Newton matrix, which is the Fisher information of the network.
+
+    Reference: Martens, New insights and perspectives on the natural gradient method, JMLR 2020.
+    """
+
+    def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
+        """R_n: (N, C, K)."""
+        if isinstance(likelihood, Categorical):
+            p = f.double().softmax(-1)
+            # (diag √p − p √pᵀ)(…)ᵀ = diag p − p pᵀ
+            root = torch.diag_embed(p.sqrt()) - p[..., None] * p.sqrt()[:, None, :]
+            return root.to(f.dtype)
+        if isinstance(likelihood, Gaussian):
+            return torch.diag_embed(likelihood.noise_variance(f).rsqrt())
+        return psd_root(likelihood.curvature(f)).to(f.dtype)
+
+
+@dataclass(frozen=True)
+class EmpiricalFisher:
+    """Λ_n = r_n r_nᵀ with the residual of the label that was seen: outer products of gradients, K = 1.
+
+    Not an estimate of the Fisher information: it vanishes where the network fits its labels.
+
+    Reference: Kunstner, Balles, Hennig, Limitations of the empirical Fisher approximation, NeurIPS 2019.
+    """
+
+    def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
+        """r_n: (N, C, 1)."""
+        return likelihood.residual(f, y)[..., None]
+
+
+@dataclass(frozen=True)
+class MonteCarloFisher:
+    """Λ_n estimated with `num_samples` random combinations of the columns of its root: E = the GGN.
+
+    For many outputs, where C backward passes are too many.
+    """
+
+    num_samples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise InputError(f"num_samples must be at least 1, but is {self.num_samples}.")
+
+    def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
+        """R_n z/√K with random signs z, which have the identity as their second moment: (N, C, K)."""
+        exact = GGN().root(likelihood, f, y, start)
+        generator = torch.Generator().manual_seed(self.seed + 7919 * start)
+        shape = (len(f), exact.shape[2], self.num_samples)
+        signs = torch.randint(0, 2, shape, generator=generator).to(exact) * 2 - 1
+        return exact @ signs / self.num_samples**0.5
+
+
+Fisher = GGN | EmpiricalFisher | MonteCarloFisher
+
+
+@dataclass(frozen=True, eq=False)
+class FullCurvature:
+    """H itself: (P, P) in float64."""
+
+    H: Tensor
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Of H, none negative."""
+        return torch.linalg.eigvalsh(self.H).clamp(min=0)
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalCurvature:
+    """The diagonal of H: (P,) in float64."""
+
+    diagonal: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KronBlock:
+    """H of one layer ≈ A ⊗ G / places, with inputs' A (S, I, I) and output gradients' G (S, O, O).
+
+    `names` are the weight and, if it has one, the bias, whose input is a constant 1 behind the others.
+    """
+
+    names: tuple[str, ...]
+    A: Tensor
+    G: Tensor
+    places: int
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBlock:
+    """H of one parameter, (p, p), for those that are not weights of a linear map."""
+
+    names: tuple[str, ...]
+    H: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KronCurvature:
+    """H block by block, one a layer, with nothing between layers; in float64."""
+
+    blocks: tuple[KronBlock | DenseBlock, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankCurvature:
+    """H ≈ U diag(values) Uᵀ with the largest eigenvalues: U (P, k)."""
+
+    U: Tensor
+    values: Tensor
+
+
+Curvature = FullCurvature | DiagonalCurvature | KronCurvature | LowRankCurvature
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What the curvature is of: a linearized network, its data, its likelihood, and which Fisher."""
+
+    linearized: Linearized
+    x: Inputs
+    y: Tensor
+    likelihood: Likelihood
+    fisher: Fisher = GGN()
+
+    def gradients(self, *, compress: bool = True) -> Iterator[dict[str, Factor]]:
+        """G_n of the points chunk by chunk, a factor for each parameter."""
+        layout = plan(self.linearized, self.x)
+        count = num_rows(self.x)
+        size = chunk_size(self.linearized, layout)
+        with progress("curvature", count) as advance:
+            for start in range(0, count, size):
+                part = rows(self.x, slice(start, start + size))
+                yield self._part(part, start, layout, compress)
+                advance(num_rows(part))
+
+    def _part(self, x: Inputs, start: int, layout: Plan, compress: bool) -> dict[str, Factor]:
+        y = self.y[start : start + num_rows(x)]
+        seeds = lambda f: self.fisher.root(self.likelihood, f, y, start)
+        found = capture(self.linearized, x, layout, seeds, compress=compress)
+        if layout.leftover:
+            root = seeds(self.linearized(x))
+            J = leftover_jacobian(self.linearized, x, layout.leftover)
+            mixed = torch.einsum("bck,bcp->bkp", root, J)
+            sizes = [self.linearized.params[name].numel() for name in layout.leftover]
+            found |= {
+                name: Direct(piece)
+                for name, piece in zip(layout.leftover, mixed.split(sizes, -1), strict=True)
+            }
+        return found
+
+
+def low_rank_curvature(source: Source, rank: int, seed: int = 0) -> LowRankCurvature:
+    """The `rank` largest eigenvalues of the GGN, by subspace iteration on products with it.
+
+    Cost: some ten products with rank + 10 vectors, each a forward-mode and a backward pass over the data;
+    memory P · (rank + 10).
+
+    Reference: Halko, Martinsson, Tropp, Finding structure with randomness, SIAM Review 2011.
+    """
+    if not isinstance(source.fisher, GGN):
+        raise InputError("LowRank() is of the GGN: leave its fisher out.")
+    like = source.linearized.example
+    P = source.linearized.num_params
+    width = min(rank + 10, P, num_rows(source.x) * plan(source.linearized, source.x).num_outputs)
+    generator = torch.Generator().manual_seed(seed)
+    Q = torch.randn(P, width, generator=generator, dtype=torch.float64).to(like.device)
+    operator = GaussNewton(source.linearized, source.x, source.likelihood)
+    values = Q.new_zeros(width)
+    with progress("largest eigenvalues", POWER_ITERATIONS) as advance:
+        for _ in range(POWER_ITERATIONS):
+            Q = torch.linalg.qr(Q).Q
+            product = operator.matmul(Q.to(like)).double()
+            found, rotation = torch.linalg.eigh(Q.mT @ product)
+            change = (found - values).abs()[-rank:].max() / found.max().clamp(min=1e-300)
+            values, Q, basis = found, product, Q @ rotation
+            advance(note=f"change {float(change):.1e}")
+            if change < 1e-4:
+                break
+    return LowRankCurvature(basis[:, -rank:], values[-rank:].clamp(min=0))
+
+
+def chunk_size(linearized: Linearized, layout: Plan) -> int:
+    """How many points' gradients are kept at a time."""
+    left = sum(linearized.params[name].numel() for name in layout.leftover)
+    each = layout.bytes_per_point + layout.num_outputs * left * linearized.example.element_size()
+    return max(1, CHUNK_BYTES // max(1, 2 * each))
+
+
+def full_curvature(source: Source) -> FullCurvature:
+    """H by one matrix product a chunk, in float64. Cost N·K·P² operations, P² memory."""
+    P = source.linearized.num_params
+    check_memory(
+        2 * 8 * P**2,
+        source.linearized.example.device,
+        f"the curvature of {P} parameters as a matrix",
+        "structure=Kron(), Diagonal() or FunctionSpace(), or fewer parameters with only=",
+    )
+    H = source.linearized.example.new_zeros(P, P, dtype=torch.float64)
+    for found in source.gradients():
+        parts = [jacobian(found[name]).flatten(0, 1) for name in source.linearized.params]
+        G = torch.cat(parts, 1).double()
+        H.addmm_(G.mT, G)
+    return FullCurvature(H)
+
+
+def diagonal_curvature(source: Source) -> DiagonalCurvature:
+    """Σ_n Σ_k G_nk², never storing a point's gradient of a weight that is used once. In float64."""
+    totals = {
+        name: value.new_zeros(value.numel(), dtype=torch.float64)
+        for name, value in source.linearized.params.items()
+    }
+    for found in source.gradients():
+        for name, factor in found.items():
+            totals[name] += sum_of_squares(factor).double()
+    return DiagonalCurvature(torch.cat(list(totals.values())))
+
+
+def sum_of_squares(factor: Factor) -> Tensor:
+    """Σ over points and outputs of the squared gradients: (p,)."""
+    if isinstance(factor, Outer) and factor.g.shape[4] == 1 and not factor.scale.dim():
+        # one use a point: (g aᵀ)² = g² a²ᵀ, so the sum is one matrix product
+        squares = factor.g[..., 0].square().sum(1)  # (B, S, O)
+        inputs = factor.a[:, :, 0].square()  # (B, S, I)
+        return torch.einsum("bso,bsi->soi", squares, inputs).reshape(-1) * factor.scale**2
+    return jacobian(factor).square().sum((0, 1))
+
+
+def kron_curvature(source: Source) -> KronCurvature:
+    """A = Σ a aᵀ and G = Σ g gᵀ over points and places, layer by layer; weight and bias together.
+
+    Exact for a layer that is used at one place, if the inputs and the output gradients of a point are
+    independent of each other over the data: always for one linear layer under Gaussian noise.
+
+    Reference: Martens, Grosse, Optimizing neural networks with Kronecker-factored approximate curvature,
+    ICML 2015; Eschenhagen et al., Kronecker-factored approximate curvature for modern neural network
+    architectures, NeurIPS 2023 (its "expand" setting for weights that are used at several places).
+    """
+    blocks: dict[tuple[str, ...], KronBlock | DenseBlock] = {}
+    for found in source.gradients(compress=False):
+        _check_factors(found)
+        for names in layers(found):
+            block = _kron_block(names, found)
+            blocks[names] = block if names not in blocks else _sum(blocks[names], block)
+    return KronCurvature(tuple(blocks.values()))
+
+
+def layers(found: dict[str, Factor]) -> list[tuple[str, ...]]:
+    """The parameters in groups: a weight with the bias of its layer, all else alone."""
+    owners = {
+        f"{name.removesuffix('weight')}bias": name
+        for name, factor in found.items()
+        if isinstance(factor, Outer) and name.endswith("weight")
+    }
+    biases = {
+        owners[name]: name
+        for name, factor in found.items()
+        if name in owners and _belongs(factor, found[owners[name]])
+    }
+    return [
+        (name, biases[name]) if name in biases else (name,)
+        for name in found
+        if name not in biases.values()
+    ]
+
+
+def _belongs(bias: Factor, weight: Factor) -> bool:
+    """Whether a bias has no other gradient than through the layer of this weight."""
+    assert isinstance(weight, Outer)
+    return isinstance(bias, Direct) and torch.allclose(
+        bias.J, weight.g.sum(4).flatten(2), rtol=1e-4, atol=1e-6
+    )
+
+
+def _check_factors(found: dict[str, Factor]) -> None:
+    for name, factor in found.items():
+        size = factor.J.shape[2] if isinstance(factor, Direct) else 0
+        if isinstance(factor, Lookup) or size > DENSE_BLOCK:
+            raise NetworkError(
+                f"Kron() has no factors for '{name}': it is not the weight of a Linear or convolution"
+                f"{f', and its block of {size}² entries is too large' if size else ''}. Leave it out with "
+                f"only=['*', '!{name}'], or pass structure=Diagonal(), LowRank() or FunctionSpace()."
+            )
+
+
+def _kron_block(names: tuple[str, ...], found: dict[str, Factor]) -> KronBlock | DenseBlock:
+    factor = found[names[0]]
+    if not isinstance(factor, Outer):
+        assert isinstance(factor, Direct)
+        J = factor.J.flatten(0, 1).double()
+        return DenseBlock(names, J.mT @ J)
+    a = inputs_with_bias(factor, len(names) == 2)
+    B, S, T, _ = a.shape
+    flat = a.transpose(1, 2).reshape(B * T, S, -1)
+    g = factor.g.permute(0, 1, 4, 2, 3).reshape(-1, S, factor.g.shape[3])
+    A = torch.einsum("nsi,nsj->sij", flat, flat).double()
+    G = torch.einsum("nso,nsp->sop", g, g).double()
+    return KronBlock(names, A, G, B * T)
+
+
+def inputs_with_bias(factor: Outer, bias: bool) -> Tensor:
+    """The layer's inputs (B, S, T, I), with the constant that a bias multiplies behind them."""
+    return torch.cat([factor.a, torch.ones_like(factor.a[..., :1])], -1) if bias else factor.a
+
+
+def _sum(one: KronBlock | DenseBlock, other: KronBlock | DenseBlock) -> KronBlock | DenseBlock:
+    if isinstance(one, DenseBlock):
+        assert isinstance(other, DenseBlock)
+        return DenseBlock(one.names, one.H + other.H)
+    assert isinstance(other, KronBlock)
+    places = one.places + other.places
+    return KronBlock(one.names, one.A + other.A, one.G + other.G, places)

@@ -1,0 +1,161 @@
+"""The last linear layer of a network: its inputs, and its curvature without its Jacobian φ ⊗ I."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.errors import NetworkError, check_memory
+from net2gp.inputs import num_rows, rows
+from net2gp.likelihoods import Categorical
+from net2gp.linear.curvature import GGN, DiagonalCurvature, FullCurvature, KronBlock, Source
+from net2gp.linear.linearized import Linearized, linearize
+from net2gp.types import Inputs, Likelihood
+
+CHUNK_NUMBERS = 2**24
+"""Numbers of a chunk's outer products and curvatures."""
+
+
+@dataclass(frozen=True, eq=False)
+class LastLayerCurvature:
+    """Σ_n Λ_n ⊗ φ_n φ_nᵀ of the weights W (C, D) and bias, entries in the order (c, i), the bias at i = D.
+
+    `inner` is all of it, its diagonal, or its Kronecker factors Σ φφᵀ and Σ Λ.
+    """
+
+    names: tuple[str, ...]
+    inner: FullCurvature | DiagonalCurvature | KronBlock
+
+
+def find_last_layer(network: nn.Module) -> str:
+    """The name of the last `nn.Linear` in the order of the module's definition."""
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise NetworkError(
+            f"LastLayer() needs an nn.Linear at the end, but {type(network).__name__} has none. Pass "
+            "only= with the names of the last parameters, and structure=Full() or Kron()."
+        )
+    return linear[-1]
+
+
+def last_linearized(network: nn.Module, x: Inputs, output: object = None) -> Linearized:
+    """The network, linearized in the parameters of its last layer, which must be its output's last step."""
+    name = find_last_layer(network)
+    prefix = f"{name}." if name else ""
+    found = linearize(network, only=f"{prefix}*", output=output)  # type: ignore[arg-type]
+    few = rows(x, slice(0, 2))
+    given, out = features(found, few), found(few)
+    rebuilt = given @ _weights(found).T.to(given)
+    if rebuilt.shape != out.shape or not torch.allclose(rebuilt, out, rtol=1e-3, atol=1e-4):
+        raise NetworkError(
+            f"the network's output is not that of its last linear layer, '{name}'. Return its logits, pick "
+            "them with linearize(network, output=...), or choose parameters with only=."
+        )
+    return found
+
+
+def _weights(linearized: Linearized) -> Tensor:
+    """(C, D + 1), or (C, D) without a bias."""
+    values = list(linearized.params.values())
+    return torch.cat([values[0], values[1][:, None]], 1) if len(values) == 2 else values[0]
+
+
+def features(linearized: Linearized, x: Inputs) -> Tensor:
+    """The last layer's inputs φ, with a constant 1 behind them if it has a bias: (N, D')."""
+    name = next(iter(linearized.params)).removesuffix("weight").removesuffix(".")
+    kept: list[Tensor] = []
+    layer = linearized.network.get_submodule(name)
+    handle = layer.register_forward_hook(lambda module, given, out: kept.append(given[0].detach()))
+    try:
+        linearized(x)
+    finally:
+        handle.remove()
+    if len(kept) != 1 or kept[0].dim() != 2 or len(kept[0]) != num_rows(x):
+        raise NetworkError(
+            f"the last linear layer, '{name}', must be called once with one row a point. Choose parameters "
+            "with only= and another structure instead of LastLayer()."
+        )
+    phi = kept[0]
+    return torch.cat([phi, torch.ones_like(phi[:, :1])], 1) if len(linearized.params) == 2 else phi
+
+
+def _parts(source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Features, outputs and targets chunk by chunk."""
+    count = num_rows(source.x)
+    width = _weights(source.linearized).shape[1]
+    size = max(1, CHUNK_NUMBERS // width**2)
+    for start in range(0, count, size):
+        part = rows(source.x, slice(start, start + size))
+        phi = features(source.linearized, part).double()
+        f = phi @ _weights(source.linearized).double().T
+        yield phi, f, source.y[start : start + size]
+
+
+def _curvatures(source: Source, f: Tensor, y: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Λ_n of some points at a time: (B, C, C)."""
+    size = max(1, CHUNK_NUMBERS // f.shape[1] ** 2)
+    for start in range(0, len(f), size):
+        some = slice(start, start + size)
+        if isinstance(source.fisher, GGN):
+            yield some, source.likelihood.curvature(f[some])
+        else:
+            R = source.fisher.root(source.likelihood, f[some], y[some], start)
+            yield some, R @ R.mT
+
+
+def last_layer_full(source: Source) -> LastLayerCurvature:
+    """All (C·D')² entries, by one matrix product a chunk: N·C²·D'² operations."""
+    C, D = _weights(source.linearized).shape
+    check_memory(
+        3 * 8 * (C * D) ** 2,
+        source.linearized.example.device,
+        f"the curvature of a last layer of {C} × {D} weights",
+        "structure=LastLayer(Kron())",
+    )
+    H = source.linearized.example.new_zeros(C * C, D * D, dtype=torch.float64)
+    for phi, f, y in _parts(source):
+        for some, Lam in _curvatures(source, f, y):
+            outer = (phi[some, :, None] * phi[some, None, :]).flatten(1)
+            H.addmm_(Lam.flatten(1).mT, outer)
+    H = H.reshape(C, C, D, D).transpose(1, 2).reshape(C * D, C * D)
+    return LastLayerCurvature(tuple(source.linearized.params), FullCurvature(H))
+
+
+def last_layer_diagonal(source: Source) -> LastLayerCurvature:
+    """Σ_n Λ_ncc φ_ni²."""
+    total = _weights(source.linearized).new_zeros(
+        _weights(source.linearized).shape, dtype=torch.float64
+    )
+    for phi, f, y in _parts(source):
+        for some, Lam in _curvatures(source, f, y):
+            total.addmm_(Lam.diagonal(dim1=1, dim2=2).mT, phi[some].square())
+    inner = DiagonalCurvature(total.reshape(-1))
+    return LastLayerCurvature(tuple(source.linearized.params), inner)
+
+
+def last_layer_kron(source: Source) -> LastLayerCurvature:
+    """Σ φφᵀ ⊗ Σ Λ / N; never a curvature of its own for each point where the likelihood allows it."""
+    C, D = _weights(source.linearized).shape
+    like = source.linearized.example
+    A = like.new_zeros(D, D, dtype=torch.float64)
+    G = like.new_zeros(C, C, dtype=torch.float64)
+    for phi, f, y in _parts(source):
+        A.addmm_(phi.mT, phi)
+        if isinstance(source.fisher, GGN):
+            G += summed_curvature(source.likelihood, f)
+        else:
+            G += sum(Lam.sum(0) for _, Lam in _curvatures(source, f, y))
+    names = tuple(source.linearized.params)
+    return LastLayerCurvature(names, KronBlock(names, A[None], G[None], num_rows(source.x)))
+
+
+def summed_curvature(likelihood: Likelihood, f: Tensor) -> Tensor:
+    """Σ_n Λ_n: (C, C)."""
+    if isinstance(likelihood, Categorical):
+        p = f.softmax(-1)
+        return torch.diag(p.sum(0)) - p.mT @ p
+    size = max(1, CHUNK_NUMBERS // f.shape[1] ** 2)
+    return torch.stack([likelihood.curvature(part).sum(0) for part in f.split(size)]).sum(0)

@@ -1,0 +1,241 @@
+"""Laplace's approximation of a trained network: a Gaussian over its parameters, which is a GP."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.errors import EmptyClass, InputError, NotStationary, check_positive
+from net2gp.inputs import chunks, describe, gather, map_inputs, num_rows, rows
+from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.linear import Linearized, linearize
+from net2gp.linear.curvature import (
+    Curvature,
+    Source,
+    diagonal_curvature,
+    full_curvature,
+    kron_curvature,
+    low_rank_curvature,
+)
+from net2gp.linear.last_layer import (
+    LastLayerCurvature,
+    last_layer_diagonal,
+    last_layer_full,
+    last_layer_kron,
+    last_linearized,
+)
+from net2gp.linear.linearized import Patterns, PriorVar, expand_prior
+from net2gp.methods.laplace_functions import function_space
+from net2gp.methods.laplace_tuning import Task, Tuned, Tuning, tuned
+from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.precision import covariance, log_det, trace
+from net2gp.posteriors.structures import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kron,
+    LastLayer,
+    LowRank,
+    Structure,
+)
+from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.types import Data, Inputs, Likelihood
+
+SMALL_FULL = 2500
+"""Parameters up to which the whole precision is the default."""
+
+SMALL_ROWS = 4000
+"""Rows N·C up to which function space is the default."""
+
+SMALL_LAST = 4000
+"""Weights up to which a last layer's whole precision is the default."""
+
+
+def laplace(
+    network: nn.Module | Linearized,
+    data: Data,
+    likelihood: Likelihood,
+    *,
+    prior_var: PriorVar | None = None,
+    structure: Structure | None = None,
+    only: Patterns | None = None,
+    tuning: Tuning | None = None,
+    temperature: float = 1.0,
+) -> WeightGaussian | FunctionPosterior:
+    """The Gaussian posterior of a trained network's parameters around where they are, on its training data.
+
+    θ ~ N(θ*, Σ) with Σ⁻¹ = diag(1/prior_var) + Σ_n J_nᵀ Λ_n J_n / temperature, for the prior
+    N(0, prior_var) and the likelihood's curvature Λ: the network's outputs stay what they are, and get the
+    covariance J Σ Jᵀ. `structure` says what of Σ⁻¹ is kept: `Full()`, `Diagonal()`, `Kron()`,
+    `LowRank(rank)`, `LastLayer()`, or `FunctionSpace()`, which has all of it without ever forming it. Left
+    out, it is the first that is exact and small: `Full()`, `FunctionSpace()`, else `Kron()`; the result's
+    `structure` says which. `only` chooses parameters by name, as in `linearize`.
+
+    `prior_var` and the noise of `Gaussian()` are tuned where they are left open, by `tuning`:
+    `Evidence()`, the Laplace approximation of the marginal likelihood
+    log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, or `Validation(data)`.
+
+    The mean is the network's own. Where it is not at a stationary point, `NotStationary` is warned of,
+    and the mean of the linear model is another: `posterior.dual()` has it.
+
+    >>> _ = torch.manual_seed(0)
+    >>> network = nn.Linear(1, 1).double().eval()
+    >>> x = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+    >>> y = network(x).detach()
+    >>> posterior = laplace(network, (x, y), Gaussian(noise_var=0.1), prior_var=1.0)
+    >>> posterior.marginal(torch.zeros(1, 1, dtype=torch.float64)).variance  # 1/(1 + 5/0.1)
+    tensor([[0.0196]], dtype=torch.float64)
+
+    References: MacKay, A practical Bayesian framework for backpropagation networks, 1992; Daxberger et
+    al., Laplace redux, NeurIPS 2021; Khan et al., Approximate inference turns deep networks into Gaussian
+    processes, NeurIPS 2019.
+    """
+    check_positive(temperature, "temperature")
+    x, y = gather(data)
+    task = _task(network, (x, y), likelihood, only, structure)
+    if isinstance(task.structure, FunctionSpace):
+        return function_space(task, prior_var, tuning, temperature)
+    curvature = _curvature(task)
+    params = task.params
+
+    def build(found: Tuned) -> WeightGaussian:
+        prior = expand_prior(found.prior_var, params)
+        return WeightGaussian(
+            linearized=task.linearized,
+            likelihood=found.likelihood,
+            covariance=covariance(curvature, prior, params, found.scale),
+            x=task.x,
+            y=task.y,
+            prior_var=found.prior_var,
+            evidence=found.evidence,
+            structure=task.structure,
+        )
+
+    determinant = lambda prior, scale: log_det(curvature, prior, params, scale)
+    found = tuned(task, determinant, prior_var, tuning, temperature, build)
+    posterior = build(found)
+    _check_stationary(task, found.likelihood, trace(curvature) * found.scale * temperature)
+    return posterior
+
+
+def _task(
+    network: nn.Module | Linearized,
+    data: tuple[Inputs, Tensor],
+    likelihood: Likelihood,
+    only: Patterns | None,
+    structure: Structure | None,
+) -> Task:
+    """Everything checked, and the network evaluated at the data."""
+    if not isinstance(likelihood, Likelihood) or isinstance(likelihood, type):
+        raise InputError(
+            f"likelihood must be e.g. Categorical() or Gaussian(), but is {describe(likelihood)}."
+        )
+    x, y = map_inputs(data[0], _copy), _copy(data[1])
+    linearized = _linearized(network, x, only, structure)
+    f = torch.cat([linearized(part) for part in chunks(x, 1000)]).double()
+    likelihood.check(f.to(linearized.example.dtype), y)
+    open_noise = isinstance(likelihood, Gaussian) and likelihood.noise_var is None
+    _check_classes(f, y, likelihood)
+    chosen = structure or _default(linearized, f)
+    used = Gaussian(1.0) if open_noise else likelihood
+    return Task(linearized, x, y, used, chosen, f, open_noise)
+
+
+def _copy(value: Tensor) -> Tensor:
+    # a posterior is a value: editing the data in place later must not change it
+    with torch.inference_mode(False):
+        return value.detach().clone()
+
+
+def _linearized(
+    network: nn.Module | Linearized, x: Inputs, only: Patterns | None, structure: Structure | None
+) -> Linearized:
+    if structure is not None and not isinstance(structure, Structure):
+        raise InputError(
+            "structure must be Full(), Diagonal(), Kron(), LowRank(rank), LastLayer(), FunctionSpace() or "
+            f"None, but is {describe(structure)}."
+        )
+    if only is not None and isinstance(structure, LastLayer | None) and structure is not None:
+        raise InputError("LastLayer() chooses its parameters itself: leave only out.")
+    if isinstance(network, Linearized):
+        if only is not None:
+            raise InputError("pass only= to linearize, which has chosen the parameters already.")
+        if isinstance(structure, LastLayer):
+            return last_linearized(network.network, x, network.output)
+        return network
+    if isinstance(structure, LastLayer):
+        return last_linearized(network, x)
+    return linearize(network, only=only)
+
+
+def _default(linearized: Linearized, f: Tensor) -> Structure:
+    """The first structure that is exact and small, else `Kron()`."""
+    if linearized.num_params <= SMALL_FULL:
+        return Full()
+    return FunctionSpace() if f.numel() <= SMALL_ROWS else Kron()
+
+
+def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
+    if not isinstance(likelihood, Categorical):
+        return
+    counts = torch.bincount(y.long(), minlength=f.shape[1])
+    empty = (counts == 0).nonzero().flatten().tolist()
+    if empty:
+        some = ", ".join(str(c) for c in empty[:8]) + (", …" if len(empty) > 8 else "")
+        warnings.warn(
+            f"no example of class {some} in the data: the prior alone says how sure their logits are.",
+            EmptyClass,
+            stacklevel=4,
+        )
+
+
+def _curvature(task: Task) -> Curvature | LastLayerCurvature:
+    """H of the task in its structure."""
+    structure = task.structure
+    if isinstance(structure, LastLayer):
+        return _last_layer_curvature(task, structure)
+    if isinstance(structure, LowRank):
+        source = Source(task.linearized, task.x, task.y, task.likelihood)
+        return low_rank_curvature(source, structure.rank, structure.seed)
+    assert isinstance(structure, Full | Diagonal | Kron)
+    source = Source(task.linearized, task.x, task.y, task.likelihood, structure.fisher)
+    if isinstance(structure, Full):
+        return full_curvature(source)
+    return diagonal_curvature(source) if isinstance(structure, Diagonal) else kron_curvature(source)
+
+
+def _last_layer_curvature(task: Task, structure: LastLayer) -> LastLayerCurvature:
+    small = task.linearized.num_params <= SMALL_LAST
+    inner = structure.structure or (Full() if small else Kron())
+    source = Source(task.linearized, task.x, task.y, task.likelihood, inner.fisher)
+    if isinstance(inner, Full):
+        return last_layer_full(source)
+    return last_layer_diagonal(source) if isinstance(inner, Diagonal) else last_layer_kron(source)
+
+
+def _check_stationary(task: Task, likelihood: Likelihood, trace: float) -> None:
+    """Warn if the gradient is larger than labels drawn from the network itself would make it.
+
+    At a stationary point Σ_n J_nᵀ r_n = θ*/prior_var for the prior of the training, whatever it was: what
+    no multiple of θ* explains is compared with the size E‖Jᵀr‖² = tr H of a random gradient.
+    """
+    residual = likelihood.residual(task.f, task.y)
+    gradient = torch.zeros(task.linearized.num_params, dtype=torch.float64, device=task.f.device)
+    for start in range(0, num_rows(task.x), 1000):
+        part = rows(task.x, slice(start, start + 1000))
+        u = residual[start : start + 1000].to(task.linearized.example.dtype)
+        gradient += task.linearized.flatten(task.linearized.vjp(part, u)).double()
+    theta = task.linearized.flatten(task.params).double()
+    share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
+    rest = float((gradient - share.clamp(min=0) * theta).norm())
+    if rest > trace**0.5:
+        warnings.warn(
+            f"the network is not at a stationary point: the gradient of its log-likelihood has norm "
+            f"{float(gradient.norm()):.3g}, of which {rest:.3g} is not explained by weight decay, where "
+            f"{trace**0.5:.3g} would be by chance. Train it further on these data. The mean stays the "
+            "network's; that of the linear model is posterior.dual().condition().",
+            NotStationary,
+            stacklevel=3,
+        )

@@ -1,0 +1,228 @@
+"""The prior variance and the noise of Laplace's approximation, where they are left open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.likelihoods import Gaussian, shape_targets
+from net2gp.linear import Linearized
+from net2gp.linear.linearized import PriorVar, expand_prior
+from net2gp.posteriors.structures import Structure
+from net2gp.progress import progress
+from net2gp.types import Data, Inputs, Likelihood, Params, Posterior
+
+GRID = tuple(float(v) for v in np.logspace(-6, 4, 21))
+"""Prior variances that a validation set chooses from."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Maximize Laplace's marginal likelihood over the prior variance (and the noise), by L-BFGS.
+
+    One prior variance for all parameters, or with `per_layer` one for each layer.
+
+    Reference: MacKay, Bayesian interpolation, 1992; Immer et al., Scalable marginal likelihood estimation
+    for model selection in deep learning, ICML 2021.
+    """
+
+    per_layer: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """The prior variance of `grid` with the largest log p(y | x) on data that were held out.
+
+    The noise of `Gaussian()` is that of the largest evidence.
+    """
+
+    data: Data = field(repr=False)
+    grid: Sequence[float] = GRID
+
+
+Tuning = Evidence | Validation
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A network with checked data and what it gives there; `likelihood` has noise 1 where it is open."""
+
+    linearized: Linearized
+    x: Inputs
+    y: Tensor
+    likelihood: Likelihood
+    structure: Structure
+    f: Tensor  # (N, C) in float64
+    open_noise: bool
+
+    @property
+    def params(self) -> Params:
+        """θ*."""
+        return self.linearized.params
+
+    def log_likelihood(self, noise_var: Tensor | None) -> Tensor:
+        """log p(y | f(x; θ*)), at another noise if one is given."""
+        if noise_var is None:
+            return self.likelihood.log_prob(self.f, self.y).sum()
+        squares = (shape_targets(self.f, self.y).double() - self.f).square().sum()
+        count = self.f.numel()
+        return -0.5 * (squares / noise_var + count * (2 * torch.pi * noise_var).log())
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What was chosen: the prior, the likelihood with its noise, the factor of H, the evidence."""
+
+    prior_var: PriorVar
+    likelihood: Likelihood
+    scale: float
+    evidence: Tensor
+
+
+class LogDet(Protocol):
+    """log|I + scale·V^{1/2} H V^{1/2}| of a prior by parameter names, differentiable in both."""
+
+    def __call__(self, prior: Params, scale: Tensor) -> Tensor:
+        """At a prior and a factor of the curvature."""
+
+
+def tuned(
+    task: Task,
+    log_det: LogDet,
+    prior_var: PriorVar | None,
+    tuning: Tuning | None,
+    temperature: float,
+    build: Callable[[Tuned], Posterior],
+) -> Tuned:
+    """Everything that is open chosen, and all with the evidence that it has."""
+    chosen = Evidence() if tuning is None else tuning
+    if not isinstance(chosen, Evidence | Validation):
+        raise InputError(f"tuning must be Evidence() or Validation(data), but is {chosen!r}.")
+    search = _Search(task, log_det, prior_var, temperature, chosen)
+    best = search.at(search.maximize())
+    if isinstance(chosen, Validation) and prior_var is None:
+        return _validated(search, best, chosen, build)
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """The evidence as a function of the logarithms of what is open."""
+
+    task: Task
+    log_det: LogDet
+    prior_var: PriorVar | None
+    temperature: float
+    tuning: Tuning
+
+    @property
+    def groups(self) -> list[str]:
+        """What has a prior variance of its own: patterns of parameter names."""
+        if self.prior_var is not None:
+            return []
+        if isinstance(self.tuning, Evidence) and self.tuning.per_layer:
+            return list(dict.fromkeys(_layer(name) for name in self.task.params))
+        return ["*"]
+
+    def start(self) -> np.ndarray:
+        """Priors as wide as the parameters are, and the noise of the residuals."""
+        theta = self.task.linearized.flatten(self.task.params).double()
+        logs = [float(theta.square().mean().clamp(min=1e-12).log())] * len(self.groups)
+        if self.task.open_noise:
+            residual = shape_targets(self.task.f, self.task.y).double() - self.task.f
+            logs.append(float(residual.square().mean().clamp(min=1e-12).log()))
+        return np.array(logs)
+
+    def prior(self, logs: Tensor) -> Params:
+        """The prior variance of each parameter."""
+        if self.prior_var is not None:
+            return expand_prior(self.prior_var, self.task.params)
+        values = dict(zip(self.groups, logs.exp(), strict=False))
+        if "*" in values:
+            return dict.fromkeys(self.task.params, values["*"])
+        return {name: values[_layer(name)] for name in self.task.params}
+
+    def evidence(self, logs: Tensor) -> Tensor:
+        """log p(y | θ*) − ½ Σ θ*²/v − ½ log|I + scale·V^{1/2}HV^{1/2}|."""
+        prior = self.prior(logs)
+        noise = logs[-1].exp() if self.task.open_noise else None
+        scale = torch.ones((), dtype=torch.float64, device=logs.device) / self.temperature
+        scale = scale if noise is None else scale / noise
+        distance = sum(
+            (value.double().square() / prior[name].double()).sum()
+            for name, value in self.task.params.items()
+        )
+        fit = self.task.log_likelihood(noise)
+        return fit - 0.5 * distance - 0.5 * self.log_det(prior, scale)
+
+    def maximize(self) -> np.ndarray:
+        """The logarithms of the largest evidence."""
+        start = self.start()
+        if not len(start):
+            return start
+        device = self.task.f.device
+        with progress("evidence", None) as advance:
+
+            def objective(logs: np.ndarray) -> tuple[float, np.ndarray]:
+                with torch.enable_grad():
+                    point = torch.tensor(logs, device=device).requires_grad_()
+                    value = self.evidence(point)
+                    (gradient,) = torch.autograd.grad(value, point)
+                advance(note=f"log evidence {float(value.detach()):.3f}")
+                return -float(value.detach()), -gradient.cpu().numpy()
+
+            bounds = [(value - 30, value + 30) for value in start]
+            found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
+        return np.asarray(found.x)
+
+    def at(self, logs: np.ndarray) -> Tuned:
+        """What these logarithms mean."""
+        point = torch.tensor(logs, dtype=torch.float64, device=self.task.f.device)
+        with torch.no_grad():
+            evidence = self.evidence(point)
+        noise = float(np.exp(logs[-1])) if self.task.open_noise else None
+        likelihood = self.task.likelihood if noise is None else Gaussian(noise)
+        scale = 1.0 / self.temperature if noise is None else 1.0 / (self.temperature * noise)
+        if self.prior_var is not None:
+            return Tuned(self.prior_var, likelihood, scale, evidence)
+        values = [float(v) for v in np.exp(logs[: len(self.groups)])]
+        if self.groups == ["*"]:
+            return Tuned(values[0], likelihood, scale, evidence)
+        named = {name: float(v) for name, v in self.prior(point).items()}
+        return Tuned(named, likelihood, scale, evidence)
+
+
+def _layer(name: str) -> str:
+    """The layer of a parameter: its name without what follows the last dot."""
+    return name.rpartition(".")[0]
+
+
+def _validated(
+    search: _Search, best: Tuned, validation: Validation, build: Callable[[Tuned], Posterior]
+) -> Tuned:
+    from net2gp.inputs import gather
+
+    x, y = gather(validation.data)
+    choices: list[tuple[float, Tuned]] = []
+    noise = [np.log(1 / (best.scale * search.temperature))] if search.task.open_noise else []
+    with progress("prior variance", len(validation.grid)) as advance:
+        for value in validation.grid:
+            one = search.at(np.array([np.log(value), *noise]))
+            law = build(one).predict(x)
+            score = float(law.log_prob(_targets(law, y)).double().mean())
+            choices.append((score, one))
+            advance(note=f"log p(y) {score:.4f}")
+    return max(choices, key=lambda choice: choice[0])[1]
+
+
+def _targets(law: torch.distributions.Distribution, y: Tensor) -> Tensor:
+    """The targets in the shape that the law is asked about."""
+    shape = law.batch_shape + law.event_shape
+    return y.reshape(shape).to(law.mean.dtype) if y.is_floating_point() else y

@@ -1,0 +1,246 @@
+"""The linear model and the Gaussian process behind the Gaussian approximation of a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, available_memory, check_memory
+from net2gp.inputs import gather, num_rows
+from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.linalg import block_matmul
+from net2gp.linear.linearized import Linearized, PriorVar
+from net2gp.linear.tangent import TangentKernel
+from net2gp.posteriors.condition import condition
+from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.gaussian import (
+    assemble,
+    feature_system,
+    lanczos_root,
+    to_features,
+    weight_posterior,
+)
+from net2gp.posteriors.matrix_free import matrix_free_system
+from net2gp.posteriors.problem import Problem, choose_solver, make_problem
+from net2gp.posteriors.solvers import CG, Cholesky, Lanczos, Laplace, Solver, WeightSpace
+from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, Sites, State
+from net2gp.posteriors.weight_space import WeightPosterior
+from net2gp.types import Data, Inputs, Likelihood
+
+
+@dataclass(frozen=True, eq=False)
+class AroundZero:
+    """m(x) = f(x; θ*) − J(x)θ*: the mean of a linearized network whose parameters are N(0, prior_var).
+
+    >>> network = torch.nn.Linear(2, 1).eval()
+    >>> from net2gp.linear.linearized import linearize
+    >>> AroundZero(linearize(network))(torch.ones(1, 2)).abs() < 1e-6  # linear: nothing is left
+    tensor([[True]])
+    """
+
+    linearized: Linearized
+
+    def __call__(self, x: Inputs) -> Tensor:
+        """m(x): (N, C), one forward pass and one in forward mode."""
+        return self.linearized(x) - linear_part(self.linearized, x)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> AroundZero:
+        """The same mean with its tensors on another device or in another dtype."""
+        return AroundZero(self.linearized.to(device, dtype))
+
+
+def linear_part(linearized: Linearized, x: Inputs) -> Tensor:
+    """J(x)θ*: (N, C)."""
+    theta = linearized.flatten(linearized.params)[:, None]
+    return linearized.kernel().apply(x, theta).reshape(num_rows(x), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Dual:
+    """A network at θ* as the posterior of a linear model with Gaussian noise on transformed data.
+
+    To second order in the outputs (first order in the parameters), log p(y | x, θ) is that of
+
+        ỹ = J θ + ε,   ε ~ N(0, Λ⁻¹),   θ ~ N(0, prior_var),   ỹ = J θ* + Λ⁻¹ r
+
+    with r = ∇_f log p(y | f) and Λ the likelihood's curvature at f = f(x; θ*): a linear model with
+    features J, whose posterior N(m, S) has S⁻¹ = diag(1/prior_var) + JᵀΛJ and m = S Jᵀb, b = ΛJθ* + r.
+    At a stationary point of log p(y | θ) + log N(θ | 0, prior_var), m = θ* and S is Laplace's
+    covariance. It is as well Gaussian process regression of ỹ with the tangent kernel
+    J diag(prior_var) Jᵀ. Everything is computed from b and Λ, so Λ may be singular, as softmax's is.
+
+    `f` and `linear_part` = Jθ* are (N, C), `residual` (N, C), `curvature` (N, C, C), in float64. Both
+    posteriors are of the network's linearization f(x; θ*) + J(x)(θ − θ*), their mean without that of
+    the transformed data (`posterior.centered`) is `AroundZero`.
+
+    Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
+    """
+
+    linearized: Linearized
+    likelihood: Likelihood
+    prior_var: PriorVar = field(repr=False)
+    x: Inputs = field(repr=False)
+    y: Tensor = field(repr=False)
+    f: Tensor = field(repr=False)
+    linear_part: Tensor = field(repr=False)
+    residual: Tensor = field(repr=False)
+    curvature: Tensor = field(repr=False)
+
+    @property
+    def natural(self) -> Tensor:
+        """b = ΛJθ* + r = Λỹ: (N, C), finite where the pseudo-targets are not."""
+        return (self.curvature @ self.linear_part[..., None])[..., 0] + self.residual
+
+    @property
+    def noise(self) -> Tensor:
+        """Λ⁻¹: (N, C, C); the pseudo-inverse Λ⁺ for softmax, zero along (1, …, 1)."""
+        return _noise(self.likelihood, self.f, self.curvature)
+
+    @property
+    def targets(self) -> Tensor:
+        """ỹ = Jθ* + Λ⁻¹r: (N, C).
+
+        Softmax leaves the direction (1, …, 1) of f open; there ỹ is Jθ*, with infinite noise that
+        `noise` shows as zero. The targets grow as 1/p(y) where the network is sure and wrong.
+        """
+        return self.linear_part + (self.noise @ self.residual[..., None])[..., 0]
+
+    @property
+    def kernel(self) -> TangentKernel:
+        """J diag(prior_var) Jᵀ: the tangent kernel."""
+        return self.linearized.kernel(self.prior_var)
+
+    def features(self) -> Tensor:
+        """J: (N, C, P), if it fits into memory; neither posterior asks for it unless P is small."""
+        return self.linearized.jacobian(self.x)
+
+    def condition(self, solver: Solver | None = None) -> FunctionPosterior | WeightPosterior:
+        """The linear model or the Gaussian process, whichever has the smaller system to solve."""
+        problem = self._problem()
+        solver = choose_solver(problem, solver)
+        if isinstance(self.likelihood, Gaussian):
+            # exact, and able to take more data later without an expansion
+            mean = AroundZero(self.linearized)
+            return condition(
+                self.kernel, (self.x, self.y), self.likelihood, mean=mean, solver=solver
+            )
+        if isinstance(solver, WeightSpace):
+            return self._weights(problem, solver)
+        return self._function(problem, solver)
+
+    def linear_model(self) -> WeightPosterior:
+        """N(m, S) over the parameters. Cost N·C·P² + P³/3; `weights` are m/√prior_var."""
+        posterior = self.condition(WeightSpace())
+        assert isinstance(posterior, WeightPosterior)
+        return posterior
+
+    def gaussian_process(self, solver: Cholesky | CG | None = None) -> FunctionPosterior:
+        """The same posterior in function space: mean k(x, X)(K + Λ⁻¹)⁻¹ỹ beyond `AroundZero`.
+
+        Cost (N·C)³/3 with `Cholesky()`; `CG()`, the default where the Gram matrix does not fit, never
+        stores it.
+        """
+        if isinstance(solver, WeightSpace):
+            raise InputError(
+                "gaussian_process is solved in function space, but solver is WeightSpace(). "
+                "Pass solver=Cholesky() or CG(), or call linear_model()."
+            )
+        if solver is None:
+            fits = 4 * 8 * self.f.numel() ** 2 < available_memory(self.f.device) / 2
+            solver = Cholesky() if fits else CG()
+        posterior = self.condition(solver)
+        assert isinstance(posterior, FunctionPosterior)
+        return posterior
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """log ∫ p(y | θ) N(θ | 0, prior_var) dθ, with log p(y | θ) to second order at θ*.
+
+        Σ_n [log p(y_n | f_n) − r_nᵀg_n − ½ g_nᵀΛ_ng_n] + ½ bᵀJm − ½ log|I + ΛK| for g = Jθ*. For Gaussian
+        noise that is log N(ỹ | 0, K + Λ⁻¹). Otherwise, for an invertible Λ, it is this density plus
+        Σ_n [log p(y_n | f_n) + ½ r_nᵀΛ_n⁻¹r_n + ½ log|2πΛ_n⁻¹|], which turns a density of ỹ into one
+        of y. At a stationary point it is Laplace's
+        log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + ΛK|.
+        """
+        return self.condition().log_marginal_likelihood()
+
+    def _problem(self) -> Problem:
+        mean = AroundZero(self.linearized)
+        return make_problem(self.kernel, (self.x, self.y), self.likelihood, mean)
+
+    def _evidence(self, state: State, log_det: Tensor) -> Tensor:
+        r, g, b = self.residual, self.linear_part, self.natural
+        # r·g + ½ gᵀΛg = ½ (r + b)·g
+        constant = self.likelihood.log_prob(self.f, self.y).sum() - 0.5 * ((r + b) * g).sum()
+        return constant + 0.5 * (b * state.f).sum() - 0.5 * log_det
+
+    def _weights(self, problem: Problem, solver: WeightSpace) -> WeightPosterior:
+        sites = Sites(self.natural, self.curvature)
+        state = feature_system(problem).solve(sites)
+        evidence = self._evidence(state, state.log_det)
+        posterior = weight_posterior(problem, solver, state.dual, state.factor, evidence)
+        return replace(posterior, inference=Laplace(), sites=sites)
+
+    def _function(self, problem: Problem, solver: Cholesky | CG) -> FunctionPosterior:
+        sites, gram, cache = Sites(self.natural, self.curvature), None, None
+        if isinstance(solver, CG):
+            free = matrix_free_system(problem, solver)
+            state = free.solve(sites, near=self.linear_part)
+            assert isinstance(state.factor, IterativeFactor)
+            log_det = free.estimate_log_det(state.factor)
+        else:
+            gram = _gram(problem)
+            state = DenseSystem(gram).solve(sites)
+            log_det = state.log_det
+        factor = state.factor
+        assert isinstance(factor, CurvatureFactor | IterativeFactor)
+        if isinstance(solver.variance, Lanczos):
+            with torch.no_grad():
+                seen = block_matmul(factor.S.mT, state.f.reshape(-1, 1))
+                root = lanczos_root(factor.inner, seen, solver.variance.rank)
+                cache = to_features(problem, block_matmul(factor.S, root))
+        evidence = self._evidence(state, log_det)
+        posterior = assemble(problem, solver, state.dual, factor, evidence, cache)
+        return replace(posterior, inference=Laplace(), sites=sites, gram=gram)
+
+
+def make_dual(
+    linearized: Linearized, data: Data, likelihood: Likelihood, prior_var: PriorVar
+) -> Dual:
+    """The dual of a linearized network: two passes over the data, and nothing solved yet."""
+    problem = make_problem(
+        linearized.kernel(prior_var), gather(data), likelihood, AroundZero(linearized)
+    )
+    with torch.no_grad():
+        linear = linear_part(linearized, problem.x).to(torch.float64)
+        f = linearized(problem.x).to(torch.float64)
+        residual, curvature = likelihood.residual(f, problem.y), likelihood.curvature(f)
+    x, y = problem.x, problem.y
+    return Dual(linearized, likelihood, prior_var, x, y, f, linear, residual, curvature)
+
+
+def _gram(problem: Problem) -> Tensor:
+    rows = problem.num_rows
+    check_memory(
+        3 * 8 * rows**2,
+        problem.offset.device,
+        f"a {rows} × {rows} Gram matrix and its factor",
+        "pass solver=CG(), or fewer points",
+    )
+    return problem.gram()
+
+
+def _noise(likelihood: Likelihood, f: Tensor, curvature: Tensor) -> Tensor:
+    """Λ⁺ for each point: (N, C, C)."""
+    C = f.shape[1]
+    if isinstance(likelihood, Categorical):
+        # (diag p − ppᵀ)⁺ = P diag(1/p) P with P = I − 11ᵀ/C: no eigenvalue has to be judged to be zero
+        P = torch.eye(C).to(f) - 1 / C
+        return (P * f.softmax(-1).reciprocal()[:, None, :]) @ P
+    diagonal = curvature.diagonal(dim1=1, dim2=2)
+    if bool((curvature == torch.diag_embed(diagonal)).all()):
+        return torch.diag_embed(diagonal.reciprocal())
+    return torch.linalg.pinv(curvature, hermitian=True)

@@ -1,0 +1,162 @@
+"""A Gaussian over a network's parameters, seen through the network linearized at its mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+from torch.distributions import Distribution
+
+from net2gp.errors import InputError
+from net2gp.inputs import chunks, num_rows
+from net2gp.likelihoods.laws import gaussian_law
+from net2gp.likelihoods.links import Probit
+from net2gp.linear.linearized import Linearized, PriorVar
+from net2gp.posteriors.covariances import Covariance
+from net2gp.posteriors.dual import Dual, make_dual
+from net2gp.posteriors.problem import predictive
+from net2gp.posteriors.samples import check_count
+from net2gp.types import Inputs, Likelihood, Params
+
+PREDICT_ROWS = 2**22
+"""Entries of the covariances of one chunk of predictions."""
+
+
+@dataclass(frozen=True)
+class WeightSamples:
+    """Average the network itself, not its linearization, over draws of its parameters.
+
+    Away from the mean the network is not linear, and draws from a wide posterior may be poor networks:
+    the linearized prediction is the default.
+    """
+
+    num_samples: int = 100
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class WeightGaussian:
+    """f(x) = f(x; θ*) + J(x)(θ − θ*) with θ ~ N(θ*, Σ).
+
+    The mean is the network's own output, the covariance J Σ Jᵀ. `evidence` is None where the method has
+    none; `x` and `y` are the data that it was found with, and `structure` says how Σ is represented.
+
+    References: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS
+    2019; Immer, Korzepa, Bauer, Improving predictions of Bayesian neural nets via local linearization,
+    AISTATS 2021.
+    """
+
+    linearized: Linearized
+    likelihood: Likelihood
+    covariance: Covariance = field(repr=False)
+    x: Inputs = field(repr=False)
+    y: Tensor = field(repr=False)
+    prior_var: PriorVar = field(repr=False)
+    evidence: Tensor | None = None
+    structure: object = None
+
+    @property
+    def num_outputs(self) -> int:
+        """C."""
+        return self.linearized(next(iter(chunks(self.x, 1)))).shape[1]
+
+    def marginal(self, x: Inputs) -> MultivariateNormal:
+        """f(x_n) for each point by itself: batch N, event C."""
+        return gaussian_law(self.linearized(x), self.covariance.blocks(self.linearized, x))
+
+    def joint(self, x: Inputs) -> MultivariateNormal:
+        """f at all points together: event N·C, index n·C + c."""
+        mean = self.linearized(x)
+        covariance = self.covariance.joint(self.linearized, x)
+        return gaussian_law(mean.reshape(-1), covariance.to(mean.dtype))
+
+    def predict(
+        self,
+        x: Inputs,
+        *,
+        likelihood: Likelihood | None = None,
+        how: WeightSamples | None = None,
+    ) -> Distribution:
+        """y(x_n) for each point, f integrated out; `how` averages networks instead of linearizing.
+
+        With a `Probit()` link only the variances of f are computed, whatever the number of outputs.
+        """
+        chosen = predictive(likelihood, self.likelihood)
+        if how is not None:
+            return chosen.predict(self._sampled(x, how))
+        if isinstance(getattr(chosen, "link", None), Probit):
+            mean = self.linearized(x)
+            variances = self.covariance.variances(self.linearized, x)
+            return chosen.predict(_Diagonal(mean, variances))
+        return chosen.predict(self.marginal(x))
+
+    def _sampled(self, x: Inputs, how: WeightSamples) -> MultivariateNormal:
+        generator = torch.Generator().manual_seed(how.seed)
+        f = self.sample(x, how.num_samples, generator=generator, linear=False).double()
+        mean = f.mean(0)
+        spread = (f - mean).permute(1, 2, 0)
+        covariance = spread @ spread.mT / max(1, how.num_samples - 1)
+        return gaussian_law(mean.to(self.linearized.example.dtype), covariance.to(mean.dtype))
+
+    def sample(
+        self,
+        x: Inputs,
+        num_samples: int,
+        *,
+        generator: torch.Generator | None = None,
+        linear: bool = True,
+    ) -> Tensor:
+        """(S, N, C) values at `x` of functions drawn from the posterior; of networks, if not `linear`."""
+        check_count(num_samples)
+        like = self.linearized.example
+        draws = self.covariance.draw(num_samples, generator).to(like)
+        if linear:
+            moved = self.linearized.kernel().apply(x, draws)
+            return self.linearized(x) + moved.reshape(num_rows(x), -1, num_samples).movedim(2, 0)
+        center = self.linearized.flatten(self.linearized.params)
+        values = []
+        with torch.no_grad():
+            for column in draws.T:
+                params = self.linearized.unflatten(center + column)
+                values.append(self.linearized.evaluate(params, x))
+        return torch.stack(values)
+
+    def sample_weights(
+        self, num_samples: int, *, generator: torch.Generator | None = None
+    ) -> Params:
+        """Draws of the chosen parameters, each with an axis of samples in front."""
+        check_count(num_samples)
+        like = self.linearized.example
+        center = self.linearized.flatten(self.linearized.params)
+        draws = center[:, None] + self.covariance.draw(num_samples, generator).to(like)
+        each = [self.linearized.unflatten(column) for column in draws.T]
+        return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """log p(y), as the method that found the posterior approximates it."""
+        if self.evidence is None:
+            raise InputError(
+                "this posterior was found by a method without an evidence. Call dual() for that of the "
+                "linear model at its mean, or use laplace(network, data, likelihood)."
+            )
+        return self.evidence
+
+    def dual(self) -> Dual:
+        """The linear model and the Gaussian process that the network at θ* stands for, exact in Σ."""
+        return make_dual(self.linearized, (self.x, self.y), self.likelihood, self.prior_var)
+
+
+class _Diagonal(MultivariateNormal):
+    """A law of which only the variances are known, for links that ask for nothing else."""
+
+    def __init__(self, mean: Tensor, variances: Tensor) -> None:
+        from linear_operator.operators import DiagLinearOperator
+
+        super().__init__(mean, DiagLinearOperator(variances))
+
+    @property
+    def variance(self) -> Tensor:
+        """As they are, without GPyTorch's floor."""
+        return self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
