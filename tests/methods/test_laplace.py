@@ -19,6 +19,7 @@ STRUCTURES = [
     n2g.LastLayer(),
     n2g.LastLayer(n2g.Kron()),
     n2g.LastLayer(n2g.Diagonal()),
+    n2g.Subnetwork(20),
     n2g.FunctionSpace(),
 ]
 PRIORS = [0.7, {"*": 1.0, "*.bias": 0.3}]
@@ -41,8 +42,32 @@ def convolutional(outputs=3):
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, outputs)).double().eval()
 
 
+class Poisson:
+    """Counts with log-rate f, as a user would write a likelihood."""
+
+    def check(self, f, y):
+        assert f.shape == y.shape
+
+    def log_prob(self, f, y):
+        return torch.distributions.Poisson(f.exp()).log_prob(y).sum(-1)
+
+    def residual(self, f, y):
+        return y - f.exp()
+
+    def curvature(self, f):
+        return torch.diag_embed(f.exp())
+
+    def predict(self, f):
+        rate = (f.mean + f.variance / 2).exp()
+        return torch.distributions.Independent(torch.distributions.Poisson(rate), 1)
+
+
 def labels(likelihood, count=30, outputs=3):
     generator = torch.Generator().manual_seed(1)
+    if isinstance(likelihood, Poisson):
+        return torch.randint(0, 4, (count, outputs), generator=generator).double()
+    if isinstance(likelihood, n2g.HeteroscedasticGaussian):
+        return torch.randn(count, outputs // 2, generator=generator, dtype=torch.float64)
     if isinstance(likelihood, n2g.Categorical):
         return torch.randint(0, outputs, (count,), generator=generator)
     if isinstance(likelihood, n2g.Bernoulli):
@@ -50,7 +75,7 @@ def labels(likelihood, count=30, outputs=3):
     return torch.randn(count, outputs, generator=generator, dtype=torch.float64)
 
 
-LIKELIHOODS = [n2g.Gaussian(0.3), n2g.Categorical(), n2g.Bernoulli()]
+LIKELIHOODS = [n2g.Gaussian(0.3), n2g.Categorical(), n2g.Bernoulli(), Poisson()]
 X = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 NEW = torch.randn(6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
@@ -101,7 +126,7 @@ def test_function_space_and_all_directions_are_full(likelihood, prior_var, make)
     network = make()
     x = X if make is mlp else torch.randn(30, 2, 4, 4, dtype=torch.float64)
     new = NEW if make is mlp else torch.randn(6, 2, 4, 4, dtype=torch.float64)
-    ways = [n2g.Full(), n2g.FunctionSpace(), n2g.LowRank(rank=90)]
+    ways = [n2g.Full(), n2g.FunctionSpace(), n2g.LowRank(rank=90), n2g.Subnetwork(1000)]
     laws, evidences = [], []
     for structure in ways:
         posterior = quietly(
@@ -432,13 +457,54 @@ def test_predictions_by_weight_samples_approach_the_linearized_for_small_varianc
     assert float((linear - sampled).abs().max()) < 2e-3
 
 
-@pytest.mark.parametrize("link", [n2g.MonteCarlo(), n2g.Probit(), n2g.LaplaceBridge()], ids=str)
+@pytest.mark.parametrize("link", [n2g.MonteCarlo(), n2g.Probit()], ids=str)
 def test_links_agree_where_the_network_is_unsure(link):
     data = (X, labels(n2g.Categorical()))
     probs = quietly(mlp(), data, n2g.Categorical(link), prior_var=0.1).predict(NEW).probs
     exact = quietly(mlp(), data, n2g.Categorical(n2g.MonteCarlo(8192)), prior_var=0.1)
     torch.testing.assert_close(probs.sum(1), torch.ones(6, dtype=torch.float64))
     assert float((probs - exact.predict(NEW).probs).abs().max()) < 0.03
+
+
+def test_the_bridge_returns_the_dirichlet_that_a_gaussian_came_from():
+    alpha = torch.tensor([[3.0, 1.5, 7.0, 0.8]], dtype=torch.float64)
+    mean = alpha.log() - alpha.log().mean()
+    centering = torch.eye(4, dtype=torch.float64) - 1 / 4
+    covariance = centering @ torch.diag_embed(1 / alpha) @ centering
+    torch.testing.assert_close(n2g.LaplaceBridge().concentration(mean, covariance), alpha)
+
+
+def test_networks_that_predict_their_noise_have_full_in_function_space():
+    network, likelihood = mlp(outputs=4), n2g.HeteroscedasticGaussian()
+    data = (X, labels(likelihood, outputs=4))
+    laws = [
+        quietly(network, data, likelihood, prior_var=0.7, structure=one).joint(NEW)
+        for one in (n2g.Full(), n2g.FunctionSpace())
+    ]
+    torch.testing.assert_close(*[law.covariance_matrix for law in laws])
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+def test_saved_and_moved_posteriors_predict_the_same(structure, tmp_path):
+    data = (X, labels(n2g.Categorical()))
+    posterior = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, structure=structure)
+    n2g.save(posterior, tmp_path / "posterior.safetensors")
+    loaded = n2g.load(tmp_path / "posterior.safetensors", mlp())
+    assert torch.equal(loaded.predict(NEW).probs, posterior.predict(NEW).probs)
+    single = posterior.to(dtype=torch.float32).predict(NEW.float()).probs
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), posterior.predict(NEW).probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", [n2g.Gaussian(0.3), n2g.Categorical(), n2g.Bernoulli()])
+def test_averages_over_draws_are_laws_of_the_targets(likelihood):
+    data = (X, labels(likelihood))
+    posterior = quietly(mlp(), data, likelihood, prior_var=1e-4, structure=n2g.Kron())
+    sampled = posterior.predict(NEW, how=n2g.WeightSamples(1000))
+    y = labels(likelihood, 6)
+    linear = posterior.predict(NEW)
+    y = y.double() if isinstance(likelihood, n2g.Bernoulli) else y
+    torch.testing.assert_close(sampled.log_prob(y), linear.log_prob(y), rtol=0.01, atol=0.01)
 
 
 def test_every_pair_of_structures_is_told_apart():

@@ -150,7 +150,15 @@ class LowRankCurvature:
     values: Tensor
 
 
-Curvature = FullCurvature | DiagonalCurvature | KronCurvature | LowRankCurvature
+@dataclass(frozen=True, eq=False)
+class SubsetCurvature:
+    """H between the parameters `index` (k,) alone: (k, k) in float64."""
+
+    index: Tensor
+    H: Tensor
+
+
+Curvature = FullCurvature | DiagonalCurvature | KronCurvature | LowRankCurvature | SubsetCurvature
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,6 +250,16 @@ def full_curvature(source: Source) -> FullCurvature:
         G = torch.cat(parts, 1).double()
         H.addmm_(G.mT, G)
     return FullCurvature(H)
+
+
+def subset_curvature(source: Source, index: Tensor) -> SubsetCurvature:
+    """H between the parameters `index`, sorted, in the order of `Linearized.flatten`. Cost N·K·k²."""
+    H = source.linearized.example.new_zeros(len(index), len(index), dtype=torch.float64)
+    for found in source.gradients():
+        parts = [jacobian(found[name]).flatten(0, 1) for name in source.linearized.params]
+        G = torch.cat(parts, 1)[:, index].double()
+        H.addmm_(G.mT, G)
+    return SubsetCurvature(index, H)
 
 
 def diagonal_curvature(source: Source) -> DiagonalCurvature:

@@ -14,10 +14,12 @@ from net2gp.linear import Linearized, linearize
 from net2gp.linear.curvature import (
     Curvature,
     Source,
+    SubsetCurvature,
     diagonal_curvature,
     full_curvature,
     kron_curvature,
     low_rank_curvature,
+    subset_curvature,
 )
 from net2gp.linear.last_layer import (
     LastLayerCurvature,
@@ -39,6 +41,7 @@ from net2gp.posteriors.structures import (
     LastLayer,
     LowRank,
     Structure,
+    Subnetwork,
 )
 from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Data, Inputs, Likelihood
@@ -69,9 +72,10 @@ def laplace(
     θ ~ N(θ*, Σ) with Σ⁻¹ = diag(1/prior_var) + Σ_n J_nᵀ Λ_n J_n / temperature, for the prior
     N(0, prior_var) and the likelihood's curvature Λ: the network's outputs stay what they are, and get the
     covariance J Σ Jᵀ. `structure` says what of Σ⁻¹ is kept: `Full()`, `Diagonal()`, `Kron()`,
-    `LowRank(rank)`, `LastLayer()`, or `FunctionSpace()`, which has all of it without ever forming it. Left
-    out, it is the first that is exact and small: `Full()`, `FunctionSpace()`, else `Kron()`; the result's
-    `structure` says which. `only` chooses parameters by name, as in `linearize`.
+    `LowRank(rank)`, `LastLayer()`, `Subnetwork(num_weights)`, or `FunctionSpace()`, which has all of it
+    without ever forming it. Left out, it is the first that is exact and small: `Full()`,
+    `FunctionSpace()`, else `Kron()`; the result's `structure` says which. `only` chooses parameters by
+    name, as in `linearize`.
 
     `prior_var` and the noise of `Gaussian()` are tuned where they are left open, by `tuning`:
     `Evidence()`, the Laplace approximation of the marginal likelihood
@@ -154,8 +158,8 @@ def _linearized(
 ) -> Linearized:
     if structure is not None and not isinstance(structure, Structure):
         raise InputError(
-            "structure must be Full(), Diagonal(), Kron(), LowRank(rank), LastLayer(), FunctionSpace() or "
-            f"None, but is {describe(structure)}."
+            "structure must be Full(), Diagonal(), Kron(), LowRank(rank), LastLayer(), Subnetwork(count), "
+            f"FunctionSpace() or None, but is {describe(structure)}."
         )
     if only is not None and isinstance(structure, LastLayer | None) and structure is not None:
         raise InputError("LastLayer() chooses its parameters itself: leave only out.")
@@ -199,11 +203,21 @@ def _curvature(task: Task) -> Curvature | LastLayerCurvature:
     if isinstance(structure, LowRank):
         source = Source(task.linearized, task.x, task.y, task.likelihood)
         return low_rank_curvature(source, structure.rank, structure.seed)
+    if isinstance(structure, Subnetwork):
+        return _subnetwork_curvature(task, structure)
     assert isinstance(structure, Full | Diagonal | Kron)
     source = Source(task.linearized, task.x, task.y, task.likelihood, structure.fisher)
     if isinstance(structure, Full):
         return full_curvature(source)
     return diagonal_curvature(source) if isinstance(structure, Diagonal) else kron_curvature(source)
+
+
+def _subnetwork_curvature(task: Task, structure: Subnetwork) -> SubsetCurvature:
+    """Of the parameters with the smallest diagonal curvature: under one prior, the largest variance."""
+    source = Source(task.linearized, task.x, task.y, task.likelihood)
+    count = min(structure.num_weights, task.linearized.num_params)
+    least = torch.topk(diagonal_curvature(source).diagonal, count, largest=False).indices
+    return subset_curvature(source, least.sort().values)
 
 
 def _last_layer_curvature(task: Task, structure: LastLayer) -> LastLayerCurvature:

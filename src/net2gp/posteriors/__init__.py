@@ -18,7 +18,15 @@ from net2gp.posteriors.solvers import (
     WeightSpace,
 )
 from net2gp.posteriors.spectrum import Spectrum, spectrum
-from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer, LowRank
+from net2gp.posteriors.structures import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kron,
+    LastLayer,
+    LowRank,
+    Subnetwork,
+)
 from net2gp.posteriors.tune import tune
 from net2gp.posteriors.weight_gaussian import WeightGaussian, WeightSamples
 from net2gp.posteriors.weight_space import WeightPosterior
@@ -40,6 +48,7 @@ __all__ = [
     "Nystrom",
     "PivotedCholesky",
     "Spectrum",
+    "Subnetwork",
     "Variational",
     "WeightGaussian",
     "WeightPosterior",

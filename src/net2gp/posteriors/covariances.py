@@ -7,7 +7,7 @@ Each gives, for points x, factors whose products are J(x) Σ J(x)ᵀ: gradients 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from net2gp.inputs import num_rows, rows
 from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
-from net2gp.linear.curvature import chunk_size, inputs_with_bias
+from net2gp.linear.curvature import chunk_size
 from net2gp.linear.factors import (
     Direct,
     Factor,
@@ -203,65 +203,24 @@ class FullCovariance:
 
 
 @dataclass(frozen=True, eq=False)
-class KronRoot:
-    """One layer's Σ = D (Q_A ⊗ Q_G) diag(spread²) (Q_A ⊗ Q_G)ᵀ D for inputs scaled by D.
+class SubsetCovariance:
+    """Σ = root rootᵀ over the parameters `index` (k,), all others known: root (k, k)."""
 
-    scale: (I,) the prior's standard deviations by input; QA (S, I, I), QG (S, O, O), spread (S, O, I).
-    """
-
-    names: tuple[str, ...]
-    scale: Tensor
-    QA: Tensor
-    QG: Tensor
-    spread: Tensor
-
-    def rooted(self, found: dict[str, Factor]) -> Outer:
-        """The layer's inputs and gradients in the eigenbasis, times the spread."""
-        factor = found[self.names[0]]
-        assert isinstance(factor, Outer)
-        a = inputs_with_bias(factor, len(self.names) == 2)
-        a = (a * self.scale.to(a)) @ self.QA.to(a)
-        g = torch.einsum("sop,bcsot->bcspt", self.QG.to(a), factor.g)
-        return Outer(a, g, self.spread.to(a))
-
-    def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Draws of the weight (and bias), each (p, S)."""
-        z = normal(self.spread, num_samples, generator)
-        values = torch.einsum("sop,spin->soin", self.QG, self.spread[..., None] * z)
-        values = torch.einsum("sij,sojn->soin", self.QA, values) * self.scale[:, None]
-        if len(self.names) == 1:
-            return {self.names[0]: values.flatten(0, 2)}
-        weight, bias = values[:, :, :-1], values[:, :, -1]
-        return {self.names[0]: weight.flatten(0, 2), self.names[1]: bias.flatten(0, 1)}
-
-
-@dataclass(frozen=True, eq=False)
-class DenseRoot:
-    """One parameter's Σ = root rootᵀ."""
-
-    names: tuple[str, ...]
+    index: Tensor
     root: Tensor
-
-    def rooted(self, found: dict[str, Factor]) -> Direct:
-        """J root."""
-        J = jacobian(found[self.names[0]])
-        return Direct(J @ self.root.to(J))
-
-    def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """root · z."""
-        return {self.names[0]: self.root @ normal(self.root[0], num_samples, generator)}
-
-
-@dataclass(frozen=True, eq=False)
-class KronCovariance:
-    """Σ layer by layer; `order` are the parameters' names as `Linearized.flatten` has them."""
-
-    layers: tuple[KronRoot | DenseRoot, ...]
-    order: tuple[str, ...]
+    num_params: int
 
     def rooted(self, found: dict[str, Factor]) -> list[Factor]:
-        """A factor for each layer."""
-        return [layer.rooted(found) for layer in self.layers]
+        """The chosen columns of J, times root."""
+        parts, start = [], 0
+        for factor in found.values():
+            size = num_entries(factor)
+            mine = self.index[(self.index >= start) & (self.index < start + size)] - start
+            if len(mine):
+                parts.append(jacobian(factor)[..., mine])
+            start += size
+        J = torch.cat(parts, -1)
+        return [Direct(J.double() @ self.root)]
 
     def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J_n Σ J_nᵀ for each point: (N, C, C)."""
@@ -276,11 +235,10 @@ class KronCovariance:
         return rooted_joint(self, linearized, x)
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
-        """Layer by layer."""
-        found: dict[str, Tensor] = {}
-        for layer in self.layers:
-            found |= layer.draw(num_samples, generator)
-        return torch.cat([found[name] for name in self.order])
+        """root · z at the chosen parameters, zero at the others."""
+        values = self.root.new_zeros(self.num_params, num_samples)
+        values[self.index] = self.root @ normal(self.root[0], num_samples, generator)
+        return values
 
 
 def normal(like: Tensor, num_samples: int, generator: torch.Generator | None) -> Tensor:
@@ -388,8 +346,3 @@ def rooted_joint(covariance: Rooted, linearized: Linearized, x: Inputs) -> Tenso
         accumulate(K, precise, precise, C)
     mirror(K, C)
     return K
-
-
-def with_dtype(covariance: DiagonalCovariance, like: Tensor) -> DiagonalCovariance:
-    """The same in another dtype and on another device."""
-    return replace(covariance, variance=covariance.variance.to(like))

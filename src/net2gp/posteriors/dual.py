@@ -120,14 +120,12 @@ class Dual:
 
     def condition(self, solver: Solver | None = None) -> FunctionPosterior | WeightPosterior:
         """The linear model or the Gaussian process, whichever has the smaller system to solve."""
-        problem = self._problem()
-        solver = choose_solver(problem, solver)
+        data, mean = (self.x, self.y), AroundZero(self.linearized)
         if isinstance(self.likelihood, Gaussian):
             # exact, and able to take more data later without an expansion
-            mean = AroundZero(self.linearized)
-            return condition(
-                self.kernel, (self.x, self.y), self.likelihood, mean=mean, solver=solver
-            )
+            return condition(self.kernel, data, self.likelihood, mean=mean, solver=solver)
+        problem = make_problem(self.kernel, data, self.likelihood, mean)
+        solver = choose_solver(problem, solver)
         if isinstance(solver, WeightSpace):
             return self._weights(problem, solver)
         return self._function(problem, solver)
@@ -166,10 +164,6 @@ class Dual:
         log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + ΛK|.
         """
         return self.condition().log_marginal_likelihood()
-
-    def _problem(self) -> Problem:
-        mean = AroundZero(self.linearized)
-        return make_problem(self.kernel, (self.x, self.y), self.likelihood, mean)
 
     def _evidence(self, state: State, log_det: Tensor) -> Tensor:
         r, g, b = self.residual, self.linear_part, self.natural

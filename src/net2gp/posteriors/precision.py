@@ -21,17 +21,17 @@ from net2gp.linear.curvature import (
     KronBlock,
     KronCurvature,
     LowRankCurvature,
+    SubsetCurvature,
 )
 from net2gp.linear.last_layer import LastLayerCurvature
 from net2gp.posteriors.covariances import (
     Covariance,
-    DenseRoot,
     DiagonalCovariance,
     FullCovariance,
-    KronCovariance,
-    KronRoot,
+    SubsetCovariance,
     Subtracted,
 )
+from net2gp.posteriors.kron import DenseRoot, KronCovariance, KronRoot
 from net2gp.posteriors.last_layer import (
     LastLayerDiagonal,
     LastLayerFull,
@@ -96,6 +96,18 @@ def _dense_root(H: Tensor, v: Tensor, scale: float) -> Tensor:
     identity = torch.eye(len(H)).to(H)
     L = cholesky(identity + scale * (root[:, None] * H * root), what="I + V^½HV^½").L
     return root[:, None] * torch.linalg.solve_triangular(L.mT, identity, upper=True)
+
+
+@log_det.register
+def _(curvature: SubsetCurvature, prior: Params, params: Params, scale: float | Tensor) -> Tensor:
+    return _dense_log_det(curvature.H, prior_vector(prior, params)[curvature.index], scale)
+
+
+@covariance.register
+def _(curvature: SubsetCurvature, prior: Params, params: Params, scale: float) -> SubsetCovariance:
+    v = prior_vector(prior, params)
+    root = _dense_root(curvature.H, v[curvature.index], scale)
+    return SubsetCovariance(curvature.index, root, len(v))
 
 
 @log_det.register
@@ -233,7 +245,7 @@ def trace(curvature: object) -> float:
     if isinstance(curvature, KronBlock):
         sizes = [m.diagonal(dim1=1, dim2=2).sum(1) for m in (curvature.A, curvature.G)]
         return float((sizes[0] * sizes[1]).sum()) / curvature.places
-    if isinstance(curvature, FullCurvature | DenseBlock):
+    if isinstance(curvature, FullCurvature | DenseBlock | SubsetCurvature):
         return float(curvature.H.trace())
     values = curvature.diagonal if isinstance(curvature, DiagonalCurvature) else None
     values = curvature.values if isinstance(curvature, LowRankCurvature) else values

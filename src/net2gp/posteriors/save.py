@@ -23,12 +23,25 @@ from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
+from net2gp.linear import curvature
 from net2gp.linear.linearized import Linearized, Output
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
-from net2gp.posteriors import function_space, solvers, systems
+from net2gp.posteriors import (
+    covariances,
+    dual,
+    function_space,
+    kron,
+    last_layer,
+    solvers,
+    structures,
+    systems,
+)
 from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.posteriors.weight_space import WeightPosterior
+
+Saved = FunctionPosterior | WeightPosterior | WeightGaussian
 
 FORMAT = 1
 KIND = "net2gp posterior"
@@ -56,6 +69,29 @@ _CLASSES: dict[str, type] = {
         likelihoods.Quadrature,
         likelihoods.Probit,
         likelihoods.MonteCarlo,
+        likelihoods.LaplaceBridge,
+        curvature.GGN,
+        curvature.EmpiricalFisher,
+        curvature.MonteCarloFisher,
+        structures.Full,
+        structures.Diagonal,
+        structures.Kron,
+        structures.LowRank,
+        structures.LastLayer,
+        structures.Subnetwork,
+        structures.FunctionSpace,
+        covariances.DiagonalCovariance,
+        covariances.LowRankPlusDiagonal,
+        covariances.Subtracted,
+        covariances.FullCovariance,
+        covariances.SubsetCovariance,
+        kron.KronRoot,
+        kron.DenseRoot,
+        kron.KronCovariance,
+        last_layer.LastLayerFull,
+        last_layer.LastLayerDiagonal,
+        last_layer.LastLayerKron,
+        dual.AroundZero,
         solvers.Exact,
         solvers.Lanczos,
         solvers.Cholesky,
@@ -73,12 +109,13 @@ _CLASSES: dict[str, type] = {
         function_space.SpectralFactor,
         FunctionPosterior,
         WeightPosterior,
+        WeightGaussian,
     )
 }
 _NAMES = {cls: name for name, cls in _CLASSES.items()}
 
 
-def save(posterior: FunctionPosterior | WeightPosterior, path: str | os.PathLike) -> None:
+def save(posterior: Saved, path: str | os.PathLike) -> None:
     """Write a posterior to one file, which `load` reads back with identical predictions.
 
     The file holds every tensor (the network's parameters and buffers too) and describes the rest in
@@ -117,7 +154,7 @@ def load(
     *,
     output: Output | None = None,
     device: torch.device | str = "cpu",
-) -> FunctionPosterior | WeightPosterior:
+) -> Saved:
     """Read a posterior that `save` wrote. Nothing in the file is executed.
 
     `network` is a module of the architecture that was saved (its own weights do not matter), and
@@ -149,14 +186,16 @@ def load(
         raise FileFormatError(f"{path} is corrupted: its checksum does not match. Save it again.")
     _check_network(header["tree"], network, tensors)
     posterior = _decode(json.loads(header["tree"]), tensors, network, output)
-    if not isinstance(posterior, FunctionPosterior | WeightPosterior):
+    if not isinstance(posterior, Saved):
         raise FileFormatError(f"{path} does not hold a posterior.")
     _check_value(posterior, tensors.get(VALUE))
     return posterior
 
 
-def _network_value(posterior: FunctionPosterior | WeightPosterior) -> Tensor | None:
+def _network_value(posterior: Saved) -> Tensor | None:
     """What the network says of the first training point, or its limit of the first two."""
+    if isinstance(posterior, WeightGaussian):
+        return posterior.linearized(rows(posterior.x, slice(0, 1)))
     kernel: Any = posterior.kernel
     kernel = kernel.kernel if isinstance(kernel, kernels.IndependentOutputs) else kernel
     kernel = kernel.tangent if isinstance(kernel, TraceKernel) else kernel
@@ -167,7 +206,7 @@ def _network_value(posterior: FunctionPosterior | WeightPosterior) -> Tensor | N
     return kernel.linearized(rows(posterior.x, slice(0, 1)))
 
 
-def _check_value(posterior: FunctionPosterior | WeightPosterior, saved: Tensor | None) -> None:
+def _check_value(posterior: Saved, saved: Tensor | None) -> None:
     """A network with the same parameters may still compute something else: another activation, say."""
     value = _network_value(posterior)
     if value is None or saved is None:

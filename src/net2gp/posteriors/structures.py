@@ -53,6 +53,23 @@ class LastLayer:
 
 
 @dataclass(frozen=True)
+class Subnetwork:
+    """The whole precision of the `num_weights` parameters that are least known; all others are fixed.
+
+    Least known are those with the largest variance under `Diagonal()`. To choose parameters by name, pass
+    only= instead.
+
+    Reference: Daxberger et al., Bayesian deep learning via subnetwork inference, ICML 2021.
+    """
+
+    num_weights: int
+
+    def __post_init__(self) -> None:
+        if self.num_weights < 1:
+            raise InputError(f"num_weights must be at least 1, but is {self.num_weights}.")
+
+
+@dataclass(frozen=True)
 class FunctionSpace:
     """The Gaussian process itself, exact over all parameters: an (N·C)² system.
 
@@ -69,4 +86,4 @@ class FunctionSpace:
             )
 
 
-Structure = Full | Diagonal | Kron | LowRank | LastLayer | FunctionSpace
+Structure = Full | Diagonal | Kron | LowRank | LastLayer | Subnetwork | FunctionSpace

@@ -13,15 +13,13 @@ from net2gp.errors import InputError
 from net2gp.inputs import chunks, num_rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.links import Probit
+from net2gp.likelihoods.mixtures import mixture
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.posteriors.covariances import Covariance
 from net2gp.posteriors.dual import Dual, make_dual
 from net2gp.posteriors.problem import predictive
 from net2gp.posteriors.samples import check_count
 from net2gp.types import Inputs, Likelihood, Params
-
-PREDICT_ROWS = 2**22
-"""Entries of the covariances of one chunk of predictions."""
 
 
 @dataclass(frozen=True)
@@ -85,20 +83,15 @@ class WeightGaussian:
         """
         chosen = predictive(likelihood, self.likelihood)
         if how is not None:
-            return chosen.predict(self._sampled(x, how))
+            generator = torch.Generator().manual_seed(how.seed)
+            return mixture(
+                chosen, self.sample(x, how.num_samples, generator=generator, linear=False)
+            )
         if isinstance(getattr(chosen, "link", None), Probit):
             mean = self.linearized(x)
             variances = self.covariance.variances(self.linearized, x)
             return chosen.predict(_Diagonal(mean, variances))
         return chosen.predict(self.marginal(x))
-
-    def _sampled(self, x: Inputs, how: WeightSamples) -> MultivariateNormal:
-        generator = torch.Generator().manual_seed(how.seed)
-        f = self.sample(x, how.num_samples, generator=generator, linear=False).double()
-        mean = f.mean(0)
-        spread = (f - mean).permute(1, 2, 0)
-        covariance = spread @ spread.mT / max(1, how.num_samples - 1)
-        return gaussian_law(mean.to(self.linearized.example.dtype), covariance.to(mean.dtype))
 
     def sample(
         self,
@@ -142,6 +135,14 @@ class WeightGaussian:
                 "linear model at its mean, or use laplace(network, data, likelihood)."
             )
         return self.evidence
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> WeightGaussian:
+        """The same posterior on another device, or predicting in another dtype."""
+        from net2gp.posteriors.move import move
+
+        return move(self, device, dtype)
 
     def dual(self) -> Dual:
         """The linear model and the Gaussian process that the network at θ* stands for, exact in Σ."""

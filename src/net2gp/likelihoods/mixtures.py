@@ -1,0 +1,57 @@
+"""The law of y when f is known by draws: the average of p(y | f) over them."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+
+from net2gp.errors import InputError
+from net2gp.likelihoods.bernoulli import Bernoulli
+from net2gp.likelihoods.categorical import Categorical
+from net2gp.likelihoods.gaussian import Gaussian
+from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
+
+
+@singledispatch
+def mixture(likelihood: Any, f: Tensor) -> distributions.Distribution:
+    """(1/S) Σ_s p(y | f_s) for draws f (S, N, C).
+
+    >>> f = torch.tensor([[[0.0, 0.0]], [[0.0, 100.0]]])
+    >>> mixture(Categorical(), f).probs
+    tensor([[0.2500, 0.7500]])
+    """
+    raise InputError(
+        f"no average over draws is known for {type(likelihood).__name__}. Leave how= out, or register "
+        "one with @net2gp.likelihoods.mixtures.mixture.register."
+    )
+
+
+@mixture.register
+def _(likelihood: Categorical, f: Tensor) -> distributions.Categorical:
+    return distributions.Categorical(probs=f.double().softmax(-1).mean(0).to(f.dtype))
+
+
+@mixture.register
+def _(likelihood: Bernoulli, f: Tensor) -> distributions.Bernoulli:
+    return distributions.Bernoulli(probs=f.double().sigmoid().mean(0).to(f.dtype))
+
+
+@mixture.register
+def _(likelihood: Gaussian, f: Tensor) -> distributions.Independent:
+    std = torch.stack([likelihood.noise_variance(one).sqrt() for one in f])
+    return _normals(f, std)
+
+
+@mixture.register
+def _(likelihood: HeteroscedasticGaussian, f: Tensor) -> distributions.Independent:
+    half = f.shape[-1] // 2
+    return _normals(f[..., :half], likelihood.scale.log_std(f[..., half:]).exp())
+
+
+def _normals(mean: Tensor, std: Tensor) -> distributions.Independent:
+    parts = distributions.Normal(mean.movedim(0, -1), std.movedim(0, -1))
+    weights = distributions.Categorical(logits=torch.zeros_like(parts.mean))
+    return distributions.Independent(distributions.MixtureSameFamily(weights, parts), 1)

@@ -1,0 +1,95 @@
+"""Kronecker-factored covariances, one a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from net2gp.linear.curvature import inputs_with_bias
+from net2gp.linear.factors import Direct, Factor, Outer, jacobian
+from net2gp.linear.linearized import Linearized
+from net2gp.posteriors.covariances import normal, rooted_blocks, rooted_joint, rooted_variances
+from net2gp.types import Inputs
+
+
+@dataclass(frozen=True, eq=False)
+class KronRoot:
+    """One layer's Σ = D (Q_A ⊗ Q_G) diag(spread²) (Q_A ⊗ Q_G)ᵀ D for inputs scaled by D.
+
+    scale: (I,) the prior's standard deviations by input; QA (S, I, I), QG (S, O, O), spread (S, O, I).
+    """
+
+    names: tuple[str, ...]
+    scale: Tensor
+    QA: Tensor
+    QG: Tensor
+    spread: Tensor
+
+    def rooted(self, found: dict[str, Factor]) -> Outer:
+        """The layer's inputs and gradients in the eigenbasis, times the spread."""
+        factor = found[self.names[0]]
+        assert isinstance(factor, Outer)
+        a = inputs_with_bias(factor, len(self.names) == 2)
+        a = (a * self.scale.to(a)) @ self.QA.to(a)
+        g = torch.einsum("sop,bcsot->bcspt", self.QG.to(a), factor.g)
+        return Outer(a, g, self.spread.to(a))
+
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Draws of the weight (and bias), each (p, S)."""
+        z = normal(self.spread, num_samples, generator)
+        values = torch.einsum("sop,spin->soin", self.QG, self.spread[..., None] * z)
+        values = torch.einsum("sij,sojn->soin", self.QA, values) * self.scale[:, None]
+        if len(self.names) == 1:
+            return {self.names[0]: values.flatten(0, 2)}
+        weight, bias = values[:, :, :-1], values[:, :, -1]
+        return {self.names[0]: weight.flatten(0, 2), self.names[1]: bias.flatten(0, 1)}
+
+
+@dataclass(frozen=True, eq=False)
+class DenseRoot:
+    """One parameter's Σ = root rootᵀ."""
+
+    names: tuple[str, ...]
+    root: Tensor
+
+    def rooted(self, found: dict[str, Factor]) -> Direct:
+        """J root."""
+        J = jacobian(found[self.names[0]])
+        return Direct(J @ self.root.to(J))
+
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """root · z."""
+        return {self.names[0]: self.root @ normal(self.root[0], num_samples, generator)}
+
+
+@dataclass(frozen=True, eq=False)
+class KronCovariance:
+    """Σ layer by layer; `order` are the parameters' names as `Linearized.flatten` has them."""
+
+    layers: tuple[KronRoot | DenseRoot, ...]
+    order: tuple[str, ...]
+
+    def rooted(self, found: dict[str, Factor]) -> list[Factor]:
+        """A factor for each layer."""
+        return [layer.rooted(found) for layer in self.layers]
+
+    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """J_n Σ J_nᵀ for each point: (N, C, C)."""
+        return rooted_blocks(self, linearized, x)
+
+    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """The diagonals of the blocks: (N, C)."""
+        return rooted_variances(self, linearized, x)
+
+    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """J Σ Jᵀ over all points: (N·C, N·C)."""
+        return rooted_joint(self, linearized, x)
+
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """Layer by layer."""
+        found: dict[str, Tensor] = {}
+        for layer in self.layers:
+            found |= layer.draw(num_samples, generator)
+        return torch.cat([found[name] for name in self.order])
