@@ -380,7 +380,7 @@ def test_noise_of_the_wrong_shape_says_what_to_pass() -> None:
 
 def test_a_link_that_does_not_fit_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"MonteCarlo\(\), Probit\(\) or LaplaceBridge\(\), but is Quadrature"
+        InputError, match=r"Contrast\(\) or LaplaceBridge\(\), but is Quadrature"
     ):
         Categorical(Quadrature())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="but is 'probit'"):

@@ -5,6 +5,7 @@ from net2gp.kernels import RBF
 from net2gp.likelihoods import (
     Bernoulli,
     Categorical,
+    Contrast,
     Gaussian,
     HeteroscedasticGaussian,
     LaplaceBridge,
@@ -63,6 +64,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Cholesky",
+    "Contrast",
     "Diagonal",
     "EmpiricalFisher",
     "Evidence",

@@ -217,6 +217,26 @@ def test_diagonal_is_the_diagonal_of_the_full_precision(make):
     torch.testing.assert_close(posterior.marginal(x[:5]).covariance_matrix, expected)
 
 
+@pytest.mark.parametrize("side", [4, 9])
+def test_kron_of_convolutions_predicts_what_it_draws(side):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.BatchNorm2d(4), nn.Tanh()]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    x = torch.randn(20, 2, side, side, dtype=torch.float64)
+    posterior = quietly(
+        network.double().eval(),
+        (x, labels(n2g.Categorical(), 20)),
+        n2g.Categorical(),
+        prior_var=0.7,
+        structure=n2g.Kron(),
+    )
+    draws = posterior.covariance.draw(20_000, torch.Generator().manual_seed(0))
+    J = posterior.linearized.jacobian(x[:5])
+    blocks = torch.einsum("ncp,ps,qs,ndq->ncd", J, draws, draws, J) / 20_000
+    found = posterior.marginal(x[:5]).covariance_matrix
+    assert float((blocks - found).abs().max() / found.abs().max()) < 0.05
+
+
 def test_kron_blocks_are_products_of_input_and_gradient_moments():
     network, likelihood = mlp(), n2g.Categorical()
     H, linearized = curvature(network, X, likelihood)

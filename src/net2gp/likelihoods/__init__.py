@@ -8,12 +8,13 @@ from net2gp.likelihoods.categorical import Categorical
 from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
 from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian, LogVariance, SoftplusScale
-from net2gp.likelihoods.links import LaplaceBridge, MonteCarlo, Probit, Quadrature
+from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit, Quadrature
 from net2gp.likelihoods.targets import shape_targets
 
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "Contrast",
     "ExpectedDerivatives",
     "Gaussian",
     "HeteroscedasticGaussian",

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from net2gp.errors import InputError
 from net2gp.likelihoods.integrals import by_points, mean_and_variance, moments, psd_root
-from net2gp.likelihoods.links import LaplaceBridge, MonteCarlo, Probit
+from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit
 from net2gp.likelihoods.targets import check_targets
 
 
@@ -24,8 +24,8 @@ class Categorical:
     curvature diag(p) − p pᵀ. Cost O(N·C), and O(N·C²) for the curvature.
 
     `link` integrates f out in `predict`: `MonteCarlo()` with a fixed sample, `Probit()` (the
-    mean-field closed form, which leaves the correlations of the logits out), or `LaplaceBridge()` (the
-    Dirichlet that matches the Gaussian).
+    mean-field closed form, which leaves the correlations of the logits out), `Contrast()` (one factor for
+    all logits of a point), or `LaplaceBridge()` (the Dirichlet that matches the Gaussian).
 
     Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, section 3.5.
 
@@ -33,12 +33,12 @@ class Categorical:
     tensor([[-0.5000,  0.5000]])
     """
 
-    link: MonteCarlo | Probit | LaplaceBridge = field(default_factory=MonteCarlo)
+    link: MonteCarlo | Probit | LaplaceBridge | Contrast = field(default_factory=MonteCarlo)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.link, MonteCarlo | Probit | LaplaceBridge):
+        if not isinstance(self.link, MonteCarlo | Probit | LaplaceBridge | Contrast):
             raise InputError(
-                f"link must be MonteCarlo(), Probit() or LaplaceBridge(), but is {self.link!r}. "
+                f"link must be MonteCarlo(), Probit(), Contrast() or LaplaceBridge(), but is {self.link!r}. "
                 "One-dimensional quadrature is for Bernoulli()."
             )
 
@@ -87,6 +87,9 @@ class Categorical:
         if isinstance(self.link, Probit):
             return distributions.Categorical(logits=self.link.shrink(*mean_and_variance(f)))
         mean, _, covariance = moments(f)
+        if isinstance(self.link, Contrast):
+            variance = self.link.variance(mean, covariance)
+            return distributions.Categorical(logits=self.link.shrink(mean, variance))
         if isinstance(self.link, LaplaceBridge):
             alpha = self.link.concentration(mean, covariance)
             return distributions.Categorical(probs=alpha / alpha.sum(-1, keepdim=True))

@@ -126,6 +126,14 @@ class KronBlock:
     G: Tensor
     places: int
 
+    @cached_property
+    def eigenvalues(self) -> tuple[Tensor, Tensor]:
+        """Of A (S, I) and of G (S, O), none negative."""
+        return (
+            torch.linalg.eigvalsh(self.A).clamp(min=0),
+            torch.linalg.eigvalsh(self.G).clamp(min=0),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class DenseBlock:

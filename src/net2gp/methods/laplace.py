@@ -98,10 +98,10 @@ def laplace(
     """
     check_positive(temperature, "temperature")
     x, y = gather(data)
-    task = _task(network, (x, y), likelihood, only, structure)
+    task = make_task(network, (x, y), likelihood, only, structure)
     if isinstance(task.structure, FunctionSpace):
         return function_space(task, prior_var, tuning, temperature)
-    curvature = _curvature(task)
+    curvature = curvature_of(task)
     params = task.params
 
     def build(found: Tuned) -> WeightGaussian:
@@ -124,7 +124,7 @@ def laplace(
     return posterior
 
 
-def _task(
+def make_task(
     network: nn.Module | Linearized,
     data: tuple[Inputs, Tensor],
     likelihood: Likelihood,
@@ -195,7 +195,7 @@ def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
         )
 
 
-def _curvature(task: Task) -> Curvature | LastLayerCurvature:
+def curvature_of(task: Task) -> Curvature | LastLayerCurvature:
     """H of the task in its structure."""
     structure = task.structure
     if isinstance(structure, LastLayer):

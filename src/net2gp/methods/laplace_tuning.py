@@ -105,7 +105,7 @@ def tuned(
     chosen = Evidence() if tuning is None else tuning
     if not isinstance(chosen, Evidence | Validation):
         raise InputError(f"tuning must be Evidence() or Validation(data), but is {chosen!r}.")
-    search = _Search(task, log_det, prior_var, temperature, chosen)
+    search = Search(task, log_det, prior_var, temperature, chosen)
     best = search.at(search.maximize())
     if isinstance(chosen, Validation) and prior_var is None:
         return _validated(search, best, chosen, build)
@@ -113,7 +113,7 @@ def tuned(
 
 
 @dataclass(frozen=True, eq=False)
-class _Search:
+class Search:
     """The evidence as a function of the logarithms of what is open."""
 
     task: Task
@@ -205,7 +205,7 @@ def _layer(name: str) -> str:
 
 
 def _validated(
-    search: _Search, best: Tuned, validation: Validation, build: Callable[[Tuned], Posterior]
+    search: Search, best: Tuned, validation: Validation, build: Callable[[Tuned], Posterior]
 ) -> Tuned:
     from net2gp.inputs import gather
 

@@ -161,7 +161,7 @@ class Dual:
         noise that is log N(ỹ | 0, K + Λ⁻¹). Otherwise, for an invertible Λ, it is this density plus
         Σ_n [log p(y_n | f_n) + ½ r_nᵀΛ_n⁻¹r_n + ½ log|2πΛ_n⁻¹|], which turns a density of ỹ into one
         of y. At a stationary point it is Laplace's
-        log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + ΛK|.
+        log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + ΛK|. Where only `CG` fits, log|I + ΛK| is estimated.
         """
         return self.condition().log_marginal_likelihood()
 

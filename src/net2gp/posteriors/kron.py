@@ -27,14 +27,26 @@ class KronRoot:
     QG: Tensor
     spread: Tensor
 
-    def rooted(self, found: dict[str, Factor]) -> Outer:
+    def rooted(self, found: dict[str, Factor]) -> Outer | Direct:
         """The layer's inputs and gradients in the eigenbasis, times the spread."""
         factor = found[self.names[0]]
-        assert isinstance(factor, Outer)
+        if not isinstance(factor, Outer):
+            return self._rooted_gradient(found)
         a = inputs_with_bias(factor, len(self.names) == 2)
         a = (a * self.scale.to(a)) @ self.QA.to(a)
         g = torch.einsum("sop,bcsot->bcspt", self.QG.to(a), factor.g)
         return Outer(a, g, self.spread.to(a))
+
+    def _rooted_gradient(self, found: dict[str, Factor]) -> Direct:
+        """The same from the gradient of the weight itself, which is smaller for weights of many places."""
+        S, O, I = self.spread.shape
+        J = jacobian(found[self.names[0]])
+        J = J.reshape(*J.shape[:2], S, O, -1)
+        if len(self.names) == 2:
+            bias = jacobian(found[self.names[1]]).reshape(*J.shape[:2], S, O, 1)
+            J = torch.cat([J, bias], -1)
+        rotated = self.QG.to(J).mT @ (J * self.scale.to(J)) @ self.QA.to(J)
+        return Direct((rotated * self.spread.to(J)).flatten(2))
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Draws of the weight (and bias), each (p, S)."""

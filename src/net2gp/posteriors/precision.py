@@ -155,9 +155,9 @@ def _(curvature: KronCurvature, prior: Params, params: Params, scale: float | Te
 
 def _kron_log_det(block: KronBlock, prior: Params, scale: float | Tensor) -> Tensor:
     inputs = _input_variances(block, prior)
-    G = torch.linalg.eigvalsh(block.G).clamp(min=0)
+    A, G = block.eigenvalues
     if bool((inputs == inputs[0]).all()):
-        A = inputs[0] * torch.linalg.eigvalsh(block.A).clamp(min=0)
+        A = inputs[0] * A
     else:
         root = inputs.sqrt()
         A = torch.linalg.eigvalsh(root[:, None] * block.A * root).clamp(min=0)

@@ -70,6 +70,7 @@ _CLASSES: dict[str, type] = {
         likelihoods.Probit,
         likelihoods.MonteCarlo,
         likelihoods.LaplaceBridge,
+        likelihoods.Contrast,
         curvature.GGN,
         curvature.EmpiricalFisher,
         curvature.MonteCarloFisher,

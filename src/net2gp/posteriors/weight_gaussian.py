@@ -6,20 +6,24 @@ from dataclasses import dataclass, field
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from torch import Tensor
+from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError
 from net2gp.inputs import chunks, num_rows
 from net2gp.likelihoods.laws import gaussian_law
-from net2gp.likelihoods.links import Probit
+from net2gp.likelihoods.links import Contrast, Probit
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.posteriors.covariances import Covariance
 from net2gp.posteriors.dual import Dual, make_dual
+from net2gp.posteriors.last_layer import LastLayerKron
 from net2gp.posteriors.problem import predictive
 from net2gp.posteriors.samples import check_count
 from net2gp.types import Inputs, Likelihood, Params
+
+BLOCK_NUMBERS = 2**25
+"""Numbers of the covariances of one chunk of points."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class WeightGaussian:
     ) -> Distribution:
         """y(x_n) for each point, f integrated out; `how` averages networks instead of linearizing.
 
-        With a `Probit()` link only the variances of f are computed, whatever the number of outputs.
+        With a `Probit()` or `Contrast()` link the (N, C, C) covariances of f are not kept.
         """
         chosen = predictive(likelihood, self.likelihood)
         if how is not None:
@@ -87,11 +91,27 @@ class WeightGaussian:
             return mixture(
                 chosen, self.sample(x, how.num_samples, generator=generator, linear=False)
             )
-        if isinstance(getattr(chosen, "link", None), Probit):
+        link = getattr(chosen, "link", None)
+        if isinstance(link, Probit):
             mean = self.linearized(x)
             variances = self.covariance.variances(self.linearized, x)
             return chosen.predict(_Diagonal(mean, variances))
+        if isinstance(link, Contrast):
+            mean = self.linearized(x)
+            return distributions.Categorical(logits=link.shrink(mean, self.contrast(x)))
         return chosen.predict(self.marginal(x))
+
+    def contrast(self, x: Inputs) -> Tensor:
+        """½ Var[f_a − f_b] of the two classes with the largest means, at each point: (N,)."""
+        if isinstance(self.covariance, LastLayerKron):
+            rivals = Contrast.rivals(self.linearized(x))
+            return self.covariance.differences(self.linearized, x, *rivals) / 2
+        size = max(1, BLOCK_NUMBERS // self.num_outputs**2)
+        parts = []
+        for part in chunks(x, size):
+            law = self.marginal(part)
+            parts.append(Contrast.variance(law.mean, law.covariance_matrix))
+        return torch.cat(parts)
 
     def sample(
         self,

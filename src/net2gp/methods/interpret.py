@@ -1,0 +1,158 @@
+"""What a network finds alike: its tangent kernel between points, and the nearest training points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.inputs import describe, num_rows, rows
+from net2gp.linear.tangent import TangentKernel
+from net2gp.linear.trace import TraceKernel
+from net2gp.types import Inputs, Kernel
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Σ_c k_cc(x, x'): outputs compared with themselves."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Σ_cd k_cd(x, x'): the kernel of the sum of all outputs."""
+
+
+Aggregation = Traced | Summed
+
+
+def output_blocks(kernel: Kernel, x: Inputs, y: Inputs | None = None) -> Tensor:
+    """k(x_n, y_m) of all pairs of outputs: (N, M, C, C).
+
+    >>> from net2gp.linear.linearized import linearize
+    >>> kernel = linearize(torch.nn.Linear(2, 3).eval()).kernel()
+    >>> output_blocks(kernel, torch.zeros(4, 2), torch.zeros(5, 2)).shape
+    torch.Size([4, 5, 3, 3])
+    """
+    K = kernel(x, y)
+    N, M = num_rows(x), num_rows(x if y is None else y)
+    C = K.shape[0] // N if kernel.joint else 1
+    return K.reshape(N, C, M, C).transpose(1, 2)
+
+
+def aggregate(
+    kernel: Kernel, x: Inputs, y: Inputs | None = None, *, how: Aggregation | None = None
+) -> Tensor:
+    """One number for each pair of points: the kernel `Traced()` (default) or `Summed()` over outputs, (N, M).
+
+    A tangent kernel never forms the (N·C, M·C) matrix for it: the trace multiplies the layers' gradients
+    of all outputs at once, and the sum is the tangent kernel of one output, Σ_c f_c, with one backward
+    pass in place of C. A kernel of independent outputs is its own aggregate.
+
+    >>> from net2gp.linear.linearized import linearize
+    >>> kernel = linearize(torch.nn.Linear(2, 3).eval()).kernel()
+    >>> aggregate(kernel, torch.ones(1, 2))
+    tensor([[9.]])
+
+    Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
+    """
+    how = _checked(how)
+    if not kernel.joint:
+        return kernel(x, y)
+    if isinstance(kernel, TangentKernel):
+        if isinstance(how, Summed):
+            return _of_the_sum(kernel)(x, y)
+        return TraceKernel(kernel)(x, y) * kernel.blocks(rows(x, slice(0, 1))).shape[-1]
+    blocks = output_blocks(kernel, x, y)
+    if isinstance(how, Summed):
+        return blocks.sum((2, 3))
+    return blocks.diagonal(dim1=2, dim2=3).sum(-1)
+
+
+def similarity(
+    kernel: Kernel, x: Inputs, y: Inputs | None = None, *, how: Aggregation | None = None
+) -> Tensor:
+    """k(x, y)/√(k(x, x) k(y, y)) of the aggregated kernel: (N, M), between −1 and 1.
+
+    Zero where a point has no gradient at all.
+
+    >>> from net2gp.kernels import RBF
+    >>> similarity(RBF(output_var=4.0), torch.zeros(1, 1))
+    tensor([[1.]])
+    """
+    how = _checked(how)
+    left = _norms(kernel, x, how)
+    right = left if y is None else _norms(kernel, y, how)
+    scale = left[:, None] * right
+    return torch.where(scale > 0, aggregate(kernel, x, y, how=how) / scale, 0.0).clamp(-1.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbors:
+    """For each of M points its nearest ones, nearest first: `index` and `similarity`, (M, k) each."""
+
+    index: Tensor
+    similarity: Tensor
+
+
+def nearest(
+    kernel: Kernel,
+    x: Inputs,
+    candidates: Inputs,
+    num_neighbors: int = 5,
+    *,
+    how: Aggregation | None = None,
+) -> Neighbors:
+    """The `candidates`, such as training points, that the network finds most like each point of x.
+
+    Cost: `similarity(kernel, x, candidates)`.
+
+    >>> from net2gp.kernels import RBF
+    >>> nearest(RBF(), torch.tensor([[0.9]]), torch.tensor([[0.0], [1.0], [2.0]]), 2).index
+    tensor([[1, 0]])
+    """
+    if not 1 <= num_neighbors <= num_rows(candidates):
+        raise InputError(
+            f"num_neighbors must be between 1 and the {num_rows(candidates)} candidates, but is "
+            f"{num_neighbors}."
+        )
+    found = similarity(kernel, x, candidates, how=how).topk(num_neighbors, dim=1)
+    return Neighbors(found.indices, found.values)
+
+
+@dataclass(frozen=True)
+class _SumOutputs:
+    """Σ_c f_c of what `output` picks."""
+
+    output: Callable[[Any], Tensor] | None
+
+    def __call__(self, out: Any) -> Tensor:
+        picked = out if self.output is None else self.output(out)
+        return picked.reshape(picked.shape[0], -1).sum(1, keepdim=True)
+
+
+def _of_the_sum(kernel: TangentKernel) -> TangentKernel:
+    linearized = kernel.linearized
+    summed = replace(linearized, output=_SumOutputs(linearized.output))
+    return replace(kernel, linearized=summed)
+
+
+def _norms(kernel: Kernel, x: Inputs, how: Aggregation) -> Tensor:
+    """√k(x_n, x_n) of the aggregated kernel."""
+    blocks = kernel.blocks(x)
+    if isinstance(how, Summed):
+        values = blocks.sum((1, 2))
+    else:
+        values = blocks.diagonal(dim1=1, dim2=2).sum(1)
+    return values.clamp(min=0.0).sqrt()
+
+
+def _checked(how: Aggregation | None) -> Aggregation:
+    if how is None:
+        return Traced()
+    if not isinstance(how, Traced | Summed):
+        raise InputError(f"how must be Traced(), Summed() or None, but is {describe(how)}.")
+    return how

@@ -1,0 +1,180 @@
+"""Figures of what a classifier finds alike: kernels and means sorted by class, and its neighbors.
+
+Colors run from blue over white (zero) to red, over a symmetric range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.plots import FAINT, INK, _axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot_class_kernel(
+    ax: Axes | None,
+    K: Tensor,
+    labels: Tensor,
+    *,
+    label: str | None = None,
+    limit: float | None = None,
+) -> Axes:
+    """A heat map of K (N, N) with its points sorted by class, each class named in the middle of its block.
+
+    Blocks on the diagonal say how alike the points of a class are, blocks beside it which classes the
+    network finds alike. `label` names the color scale, which ends at ±`limit` (None: the largest value);
+    a few points of large gradients may ask for less.
+
+    >>> ax = plot_class_kernel(None, torch.eye(3), torch.tensor([7, 1, 7]))
+    >>> [text.get_text() for text in ax.get_xticklabels()]
+    ['1', '7']
+    """
+    ax = _axes(ax)
+    if K.dim() != 2 or K.shape[0] != K.shape[1] or len(K) != len(labels):
+        raise InputError(
+            f"K must be (N, N) for {len(labels)} labels, but has shape {tuple(K.shape)}. "
+            "Pass aggregate(kernel, x), which is one number a pair of points."
+        )
+    order = _by_class(labels)
+    _heat_map(ax, K.detach().cpu()[order][:, order], label, limit)
+    for axis in (ax.xaxis, ax.yaxis):
+        _name_classes(axis, labels)
+    for edge in _edges(labels)[1:-1]:
+        ax.axhline(edge - 0.5, color=FAINT, linewidth=0.4)
+        ax.axvline(edge - 0.5, color=FAINT, linewidth=0.4)
+    return ax
+
+
+def plot_class_means(
+    ax: Axes | None, f: Tensor, labels: Tensor, *, label: str | None = None
+) -> Axes:
+    """A heat map of outputs f (N, C): points in rows, sorted by class, and outputs in columns.
+
+    A mean that classifies well shows a staircase of red blocks.
+    """
+    ax = _axes(ax)
+    if f.dim() != 2 or len(f) != len(labels):
+        raise InputError(
+            f"f must be (N, C) for {len(labels)} labels, but has shape {tuple(f.shape)}."
+        )
+    _heat_map(ax, f.detach().cpu()[_by_class(labels)], label, aspect="auto", bar=0.1)
+    _name_classes(ax.yaxis, labels)
+    ax.set_xticks(range(f.shape[1]), [str(c) for c in range(f.shape[1])])
+    ax.tick_params(axis="x", length=0)
+    for edge in _edges(labels)[1:-1]:
+        ax.axhline(edge - 0.5, color=FAINT, linewidth=0.4)
+    return ax
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image (height, width), what is written below it, and whether it is framed."""
+
+    image: Tensor
+    caption: str = ""
+    framed: bool = False
+
+
+def plot_gallery(
+    figure: Figure,
+    gallery: Sequence[Sequence[Picture | None]],
+    headings: Sequence[tuple[int, str]] = (),
+) -> Figure:
+    """Rows of small pictures, such as a digit, the training digits nearest to it and those behind its class.
+
+    None leaves a gap. `headings` are pairs of a column and the words above it; they begin at that column.
+    """
+    columns = max((len(row) for row in gallery), default=0)
+    if not columns:
+        raise InputError("the gallery is empty: pass a list of rows of Picture(image, caption).")
+    axes = figure.subplots(len(gallery), columns, squeeze=False)
+    for ax in axes.reshape(-1):
+        ax.axis("off")
+    for row, pictures in zip(axes, gallery, strict=True):
+        for ax, picture in zip(row, pictures, strict=False):
+            if picture is not None:
+                _show(ax, picture)
+    for column, words in headings:
+        ax = axes[0, column]
+        ax.set_title(
+            " ", fontsize=9, pad=8
+        )  # room for the words, which may be wider than the picture
+        heading = ax.text(0.0, 1.12, words, fontsize=9, color=INK, transform=ax.transAxes)
+        heading.set_in_layout(False)
+    return figure
+
+
+def _show(ax: Axes, picture: Picture) -> None:
+    image = picture.image.detach().cpu().squeeze()
+    if image.dim() != 2:
+        raise InputError(
+            f"an image must be (height, width), but has shape {tuple(picture.image.shape)}."
+        )
+    ax.axis("on")
+    ax.imshow(image.numpy(), cmap="gray_r", vmin=0.0, interpolation="nearest")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set(visible=True, color=INK if picture.framed else "#DDDDDD")
+    ax.spines[:].set_linewidth(1.4 if picture.framed else 0.6)
+    ax.set_xlabel(picture.caption, fontsize=7, color=INK, labelpad=3)
+
+
+def _heat_map(
+    ax: Axes,
+    values: Tensor,
+    label: str | None,
+    limit: float | None = None,
+    *,
+    aspect: Literal["equal", "auto"] = "equal",
+    bar: float = 0.046,
+) -> None:
+    largest = float(values.abs().max()) or 1.0
+    limit = largest if limit is None else limit
+    image = ax.imshow(
+        values.numpy(),
+        cmap="RdBu_r",
+        vmin=-limit,
+        vmax=limit,
+        interpolation="nearest",
+        aspect=aspect,
+    )
+    scale = ax.figure.colorbar(
+        image,
+        ax=ax,
+        fraction=bar,
+        pad=0.04,
+        aspect=25,
+        label=label,
+        extend="both" if limit < largest else "neither",
+    )
+    scale.outline.set_visible(False)
+    scale.ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def _by_class(labels: Tensor) -> Tensor:
+    return labels.detach().cpu().argsort(stable=True)
+
+
+def _edges(labels: Tensor) -> list[int]:
+    """Where classes begin and end, in sorted order."""
+    counts = torch.unique(labels.detach().cpu(), return_counts=True)[1]
+    return [0, *counts.cumsum(0).tolist()]
+
+
+def _name_classes(axis: Any, labels: Tensor) -> None:
+    edges = _edges(labels)
+    middles = [(a + b - 1) / 2 for a, b in pairwise(edges)]
+    names = [str(int(c)) for c in torch.unique(labels.detach().cpu())]
+    axis.set_ticks(middles, names)
+    axis.set_tick_params(length=0)
