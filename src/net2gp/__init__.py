@@ -19,6 +19,7 @@ from net2gp.limits import infinite_width, monte_carlo_kernel, nngp, ntk, twin
 from net2gp.linear import GGN, EmpiricalFisher, Fisher, Linearized, MonteCarloFisher, linearize
 from net2gp.methods import (
     Evidence,
+    Matched,
     Relative,
     Validation,
     adapt,
@@ -82,6 +83,7 @@ __all__ = [
     "Linearized",
     "LogVariance",
     "LowRank",
+    "Matched",
     "MonteCarlo",
     "MonteCarloFisher",
     "Nystrom",

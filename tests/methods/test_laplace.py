@@ -277,7 +277,7 @@ def test_marginals_are_blocks_of_the_joint_and_samples_have_its_covariance(struc
 )
 def test_tuning_finds_where_the_evidence_is_flat(structure, likelihood):
     data = (X, labels(likelihood))
-    best = quietly(mlp(), data, likelihood, structure=structure)
+    best = quietly(mlp(), data, likelihood, structure=structure, tuning=n2g.Evidence())
     prior = (
         best.prior_var
         if isinstance(best, n2g.WeightGaussian)
@@ -320,7 +320,14 @@ def test_a_validation_set_chooses_from_the_grid():
     )
     scores = [
         float(
-            quietly(mlp(), (x, y), n2g.Categorical(), structure=n2g.Kron(), prior_var=value)
+            quietly(
+                mlp(),
+                (x, y),
+                n2g.Categorical(),
+                structure=n2g.Kron(),
+                prior_var=value,
+                tuning=n2g.Evidence(),
+            )
             .predict(NEW)
             .log_prob(held_out[1])
             .mean()
@@ -431,7 +438,7 @@ BAD = [
     ({"structure": n2g.LastLayer(), "only": "0.*"}, "leave only out"),
     ({"prior_var": -1.0}, "must be finite and not negative"),
     ({"temperature": 0.0}, "temperature must be positive"),
-    ({"tuning": "marglik", "prior_var": None}, r"tuning must be Evidence\(\)"),
+    ({"tuning": "marglik", "prior_var": None}, r"tuning must be Matched\(\), Evidence\(\)"),
     (
         {"structure": n2g.Kron(), "prior_var": {"*": 1.0, "0.weight": torch.ones(5, 3)}},
         "one prior variance",
@@ -525,6 +532,73 @@ def test_averages_over_draws_are_laws_of_the_targets(likelihood):
     linear = posterior.predict(NEW)
     y = y.double() if isinstance(likelihood, n2g.Bernoulli) else y
     torch.testing.assert_close(sampled.log_prob(y), linear.log_prob(y), rtol=0.01, atol=0.01)
+
+
+def sureness(probs):
+    return float(probs.max(-1).values.mean())
+
+
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.Kron(), n2g.FunctionSpace()], ids=str)
+def test_matched_predictions_are_as_sure_as_the_network_and_rank_classes_alike(structure):
+    network, y = mlp(), labels(n2g.Categorical())
+    with torch.no_grad():
+        network[-1].weight *= 6  # sure of itself
+    posterior = quietly(network, (X, y), n2g.Categorical(), structure=structure)
+    assert isinstance(posterior.likelihood.link, n2g.Contrast)
+    own, plain = network(X).softmax(-1).detach(), posterior.predict(X, likelihood=n2g.Categorical())
+    found = posterior.predict(X).probs
+    assert abs(sureness(found) - sureness(own)) < 0.03 < sureness(own) - sureness(plain.probs)
+    assert torch.equal(found.argmax(-1), own.argmax(-1))
+
+
+def test_the_matched_prior_expects_the_scaled_parameters():
+    network, y = mlp(), labels(n2g.Categorical())
+    posterior = quietly(network, (X, y), n2g.Categorical(), structure=n2g.Full())
+    H, linearized = curvature(network, X, n2g.Categorical())
+    theta = posterior.likelihood.link.scale * linearized.flatten(linearized.params)
+    values = posterior.prior_var * torch.linalg.eigvalsh(H)
+    determined = float((values / (1 + values)).sum())
+    assert posterior.prior_var == pytest.approx(float(theta @ theta) / determined, rel=0.03)
+
+
+def test_a_link_of_ones_own_and_a_given_prior_are_kept():
+    data = (X, labels(n2g.Categorical()))
+    probit = quietly(mlp(), data, n2g.Categorical(n2g.Probit()))
+    assert probit.likelihood.link == n2g.Probit()
+    given = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7)
+    assert given.prior_var == 0.7
+    assert isinstance(given.likelihood.link, n2g.Contrast)
+    evidence = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, tuning=n2g.Evidence())
+    assert evidence.likelihood == n2g.Categorical()
+
+
+def test_labels_of_their_own_are_matched_by_a_scaled_probit():
+    network, y = mlp(), labels(n2g.Bernoulli())
+    with torch.no_grad():
+        network[-1].weight *= 6
+    posterior = quietly(network, (X, y), n2g.Bernoulli(), structure=n2g.Full())
+    assert posterior.likelihood.link.scale > 1
+    own, found = network(X).sigmoid().detach(), posterior.predict(X).probs
+    assert abs(float((own - 0.5).abs().mean() - (found - 0.5).abs().mean())) < 0.03
+
+
+def test_contrasts_do_not_see_what_all_logits_share():
+    mean, link = torch.tensor([[2.0, 0.5, -1.0]], dtype=torch.float64), n2g.Contrast()
+    base = torch.eye(3, dtype=torch.float64)[None]
+    one, shifted = (
+        link.shrink(mean, link.variances(mean, covariance)) for covariance in (base, base + 50.0)
+    )
+    torch.testing.assert_close(one, shifted)
+
+
+def test_contrasts_of_a_last_layer_need_no_covariances():
+    data = (X, labels(n2g.Categorical()))
+    posterior = quietly(
+        mlp(), data, n2g.Categorical(), prior_var=0.7, structure=n2g.LastLayer(n2g.Kron())
+    )
+    law = posterior.marginal(NEW)
+    expected = n2g.Contrast.variances(law.mean, law.covariance_matrix)
+    torch.testing.assert_close(posterior.contrast(NEW), expected)
 
 
 def test_every_pair_of_structures_is_told_apart():

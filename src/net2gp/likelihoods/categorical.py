@@ -24,8 +24,8 @@ class Categorical:
     curvature diag(p) − p pᵀ. Cost O(N·C), and O(N·C²) for the curvature.
 
     `link` integrates f out in `predict`: `MonteCarlo()` with a fixed sample, `Probit()` (the
-    mean-field closed form, which leaves the correlations of the logits out), `Contrast()` (one factor for
-    all logits of a point), or `LaplaceBridge()` (the Dirichlet that matches the Gaussian).
+    mean-field closed form, which leaves the correlations of the logits out), `Contrast()` (each
+    class against the best), or `LaplaceBridge()` (the Dirichlet that matches the Gaussian).
 
     Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, section 3.5.
 
@@ -88,8 +88,8 @@ class Categorical:
             return distributions.Categorical(logits=self.link.shrink(*mean_and_variance(f)))
         mean, _, covariance = moments(f)
         if isinstance(self.link, Contrast):
-            variance = self.link.variance(mean, covariance)
-            return distributions.Categorical(logits=self.link.shrink(mean, variance))
+            variances = self.link.variances(mean, covariance)
+            return distributions.Categorical(logits=self.link.shrink(mean, variances))
         if isinstance(self.link, LaplaceBridge):
             alpha = self.link.concentration(mean, covariance)
             return distributions.Categorical(probs=alpha / alpha.sum(-1, keepdim=True))

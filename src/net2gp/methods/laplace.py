@@ -29,8 +29,9 @@ from net2gp.linear.last_layer import (
     last_linearized,
 )
 from net2gp.linear.linearized import Patterns, PriorVar, expand_prior
+from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import function_space
-from net2gp.methods.laplace_tuning import Task, Tuned, Tuning, tuned
+from net2gp.methods.laplace_tuning import Task, Tuned, Tuning
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.precision import covariance, log_det, trace
 from net2gp.posteriors.structures import (
@@ -79,7 +80,10 @@ def laplace(
 
     `prior_var` and the noise of `Gaussian()` are tuned where they are left open, by `tuning`:
     `Evidence()`, the Laplace approximation of the marginal likelihood
-    log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, or `Validation(data)`.
+    log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, or `Validation(data)`. The default,
+    `Matched()`, is the evidence for regression; for classes it also chooses the link, so that predictions
+    are as sure on average as the network's own, and less so away from the data. `marginal` does not
+    depend on the link; `Categorical(Probit())` or any other link of your own is kept.
 
     The mean is the network's own. Where it is not at a stationary point, `NotStationary` is warned of,
     and the mean of the linear model is another: `posterior.dual()` has it.
@@ -118,7 +122,7 @@ def laplace(
         )
 
     determinant = lambda prior, scale: log_det(curvature, prior, params, scale)
-    found = tuned(task, determinant, prior_var, tuning, temperature, build)
+    found = tuned(task, determinant, build, prior_var, tuning, temperature)
     posterior = build(found)
     _check_stationary(task, found.likelihood, trace(curvature) * found.scale * temperature)
     return posterior

@@ -10,16 +10,25 @@ from torch import Tensor
 from net2gp.errors import NetworkError, check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.linalg import block_matmul, psd_root
-from net2gp.linear.curvature import Source, diagonal_curvature, kron_curvature
-from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_tuning import Evidence, LogDet, Task, Tuned, Tuning, tuned
+from net2gp.linear.curvature import (
+    DiagonalCurvature,
+    KronCurvature,
+    Source,
+    diagonal_curvature,
+    kron_curvature,
+)
+from net2gp.linear.linearized import PriorVar, expand_prior
+from net2gp.methods.choosing import tuned
+from net2gp.methods.laplace_tuning import Evidence, LogDet, Matched, Task, Tuned, Tuning
+from net2gp.methods.matching import Build, has_open_link, match_link, some_points
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.gaussian import assemble
-from net2gp.posteriors.precision import common_variance, log_det
+from net2gp.posteriors.precision import common_variance, covariance, log_det
 from net2gp.posteriors.problem import Problem
 from net2gp.posteriors.solvers import Cholesky, Laplace
 from net2gp.posteriors.structures import FunctionSpace
 from net2gp.posteriors.systems import DenseSystem, Sites
+from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Params
 
 SPECTRUM_ROWS = 3000
@@ -50,13 +59,27 @@ def function_space(
             gram = _gram(part, found.prior_var)
         return _around_network(part, found, gram, curvature * found.scale)
 
-    open_ones = prior_var is None or part.open_noise
+    if prior_var is None and not (
+        part is task and len(K) <= SPECTRUM_ROWS and not _per_layer(tuning)
+    ):
+        # on all the data, and without a factorization of all rows for each prior variance
+        found = tuned(task, *_by_factors(task), prior_var, tuning, temperature)
+        return _with_own_link(build(found), part, tuning)
     determinant: LogDet = _nothing
-    if open_ones and part is task and len(K) <= SPECTRUM_ROWS and not _per_layer(tuning):
+    if prior_var is None or part.open_noise:
         determinant = _spectral(K, curvature, unit=prior_var is None)
-    elif open_ones:
-        determinant = _by_factors(task)
-    return build(tuned(task, determinant, prior_var, tuning, temperature, build))
+    return build(tuned(task, determinant, build, prior_var, tuning, temperature))
+
+
+def _with_own_link(
+    posterior: FunctionPosterior, part: Task, tuning: Tuning | None
+) -> FunctionPosterior:
+    """The link matched again, with the exact covariance at the points that it was conditioned on."""
+    if not (isinstance(tuning, Matched | None) and has_open_link(part.likelihood)):
+        return posterior
+    found = match_link(posterior, some_points(part.x, (tuning or Matched()).num_points))
+    assert isinstance(found, FunctionPosterior)
+    return found
 
 
 def _nothing(prior: Params, scale: Tensor) -> Tensor:
@@ -103,15 +126,23 @@ def _spectral(K: Tensor, curvature: Tensor, unit: bool) -> LogDet:
     return determinant
 
 
-def _by_factors(task: Task) -> LogDet:
-    """The determinant of the Kronecker factors of all the data, or of the diagonal where there are none."""
+def _by_factors(task: Task) -> tuple[LogDet, Build]:
+    """Determinant and posterior of the Kronecker factors of all the data, or of the diagonal without them."""
     source = Source(task.linearized, task.x, task.y, task.likelihood)
+    found: KronCurvature | DiagonalCurvature
     try:
         found = kron_curvature(source)
     except NetworkError:
-        diagonal = diagonal_curvature(source)
-        return lambda prior, scale: log_det(diagonal, prior, task.params, scale)
-    return lambda prior, scale: log_det(found, prior, task.params, scale)
+        found = diagonal_curvature(source)
+
+    def build(one: Tuned) -> WeightGaussian:
+        prior = expand_prior(one.prior_var, task.params)
+        Sigma = covariance(found, prior, task.params, one.scale)
+        return WeightGaussian(
+            task.linearized, one.likelihood, Sigma, task.x, task.y, one.prior_var, one.evidence
+        )
+
+    return lambda prior, scale: log_det(found, prior, task.params, scale), build
 
 
 def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> FunctionPosterior:

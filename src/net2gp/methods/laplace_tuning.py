@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from net2gp.linear import Linearized
 from net2gp.linear.linearized import PriorVar, expand_prior
 from net2gp.posteriors.structures import Structure
 from net2gp.progress import progress
-from net2gp.types import Data, Inputs, Likelihood, Params, Posterior
+from net2gp.types import Data, Inputs, Likelihood, Params
 
 GRID = tuple(float(v) for v in np.logspace(-6, 4, 21))
 """Prior variances that a validation set chooses from."""
@@ -47,7 +47,25 @@ class Validation:
     grid: Sequence[float] = GRID
 
 
-Tuning = Evidence | Validation
+@dataclass(frozen=True)
+class Matched:
+    """The default for classes: predictions on the training data are as sure as the network's own.
+
+    The evidence at θ* pairs the logits where training stopped with a variance that belongs to larger ones,
+    so that predictions come out too unsure everywhere. Here the link scales the mean by α, the number with
+    the smallest KL(network ‖ prediction) on `num_points` training inputs; and the prior variance is the one
+    whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective parameters.
+    For likelihoods with a link of their own it is `Evidence()`.
+    """
+
+    num_points: int = 500
+
+    def __post_init__(self) -> None:
+        if self.num_points < 1:
+            raise InputError(f"num_points must be at least 1, but is {self.num_points}.")
+
+
+Tuning = Evidence | Validation | Matched
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,25 +109,6 @@ class LogDet(Protocol):
 
     def __call__(self, prior: Params, scale: Tensor) -> Tensor:
         """At a prior and a factor of the curvature."""
-
-
-def tuned(
-    task: Task,
-    log_det: LogDet,
-    prior_var: PriorVar | None,
-    tuning: Tuning | None,
-    temperature: float,
-    build: Callable[[Tuned], Posterior],
-) -> Tuned:
-    """Everything that is open chosen, and all with the evidence that it has."""
-    chosen = Evidence() if tuning is None else tuning
-    if not isinstance(chosen, Evidence | Validation):
-        raise InputError(f"tuning must be Evidence() or Validation(data), but is {chosen!r}.")
-    search = Search(task, log_det, prior_var, temperature, chosen)
-    best = search.at(search.maximize())
-    if isinstance(chosen, Validation) and prior_var is None:
-        return _validated(search, best, chosen, build)
-    return best
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +181,15 @@ class Search:
             found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
         return np.asarray(found.x)
 
+    def effective_parameters(self, prior_var: float, scale: float) -> float:
+        """γ = d log|I + V^{1/2}HV^{1/2}| / d log prior_var: the directions that the data determine."""
+        with torch.enable_grad():
+            log = torch.tensor(np.log(prior_var), device=self.task.f.device).requires_grad_()
+            prior = dict.fromkeys(self.task.params, log.exp())
+            value = self.log_det(prior, torch.tensor(scale, device=self.task.f.device))
+            (gradient,) = torch.autograd.grad(value, log)
+        return float(gradient)
+
     def at(self, logs: np.ndarray) -> Tuned:
         """What these logarithms mean."""
         point = torch.tensor(logs, dtype=torch.float64, device=self.task.f.device)
@@ -202,27 +210,3 @@ class Search:
 def _layer(name: str) -> str:
     """The layer of a parameter: its name without what follows the last dot."""
     return name.rpartition(".")[0]
-
-
-def _validated(
-    search: Search, best: Tuned, validation: Validation, build: Callable[[Tuned], Posterior]
-) -> Tuned:
-    from net2gp.inputs import gather
-
-    x, y = gather(validation.data)
-    choices: list[tuple[float, Tuned]] = []
-    noise = [np.log(1 / (best.scale * search.temperature))] if search.task.open_noise else []
-    with progress("prior variance", len(validation.grid)) as advance:
-        for value in validation.grid:
-            one = search.at(np.array([np.log(value), *noise]))
-            law = build(one).predict(x)
-            score = float(law.log_prob(_targets(law, y)).double().mean())
-            choices.append((score, one))
-            advance(note=f"log p(y) {score:.4f}")
-    return max(choices, key=lambda choice: choice[0])[1]
-
-
-def _targets(law: torch.distributions.Distribution, y: Tensor) -> Tensor:
-    """The targets in the shape that the law is asked about."""
-    shape = law.batch_shape + law.event_shape
-    return y.reshape(shape).to(law.mean.dtype) if y.is_floating_point() else y

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
+import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
@@ -12,51 +13,109 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Bernoulli, Categorical, Contrast, MonteCarlo, Probit, Quadrature
+from net2gp.methods.laplace_tuning import Matched, Search, Tuned
 from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.structures import Full, FunctionSpace, LastLayer
 from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
 
-P = TypeVar("P", WeightGaussian, FunctionPosterior)
+Built = WeightGaussian | FunctionPosterior
+Build = Callable[[Tuned], Built]
 
-NUM_POINTS = 500
-"""Training points that a link is matched on."""
+STEPS = 12
+"""The most prior variances that are tried."""
 
 
-def matches(likelihood: Likelihood) -> bool:
+def has_open_link(likelihood: Likelihood) -> bool:
     """Whether the likelihood is of classes and leaves its link at the default, to be chosen."""
     if isinstance(likelihood, Categorical):
         return likelihood.link == MonteCarlo()
     return isinstance(likelihood, Bernoulli) and likelihood.link == Quadrature()
 
 
-def match_link(posterior: P, x: Inputs) -> P:
-    """The posterior with the link whose scale minimizes KL(network ‖ prediction) on training inputs.
+def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
+    """The prior variance and the link that belong together, from the one of the largest evidence.
 
-    Softmax(f) and the prediction are compared at up to 500 of the points `x`; labels are not needed. The
-    network's average certainty was found by its training, and the data hardly say more about it: what the
-    covariance adds is where to be less sure than on average, and where more. Cost: one `marginal`.
+    With t = log prior_var, the root of log(α(t)² ‖θ*‖²/γ(t)) − t by the secant method: the scaled
+    parameters αθ* have the size that the prior expects of those that the data determine. A prior variance
+    that was given stays.
     """
-    count = num_rows(x)
-    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:NUM_POINTS].sort()
-    part = rows(x, chosen.values.to(posterior.y.device))
+    x = some_points(search.task.x, matched.num_points)
+    if search.prior_var is not None:
+        return replace(best, likelihood=match_link(build(best), x).likelihood)
+    theta = search.task.linearized.flatten(search.task.params).double()
+    size = float(theta @ theta)
+    assert isinstance(best.prior_var, float)
+
+    def excess(log: float) -> tuple[float, Tuned]:
+        one = search.at(np.array([log]))
+        likelihood = match_link(build(one), x).likelihood
+        gamma = search.effective_parameters(float(np.exp(log)), one.scale)
+        found = np.log(likelihood.link.scale**2 * size / max(gamma, 1e-12))  # type: ignore[attr-defined]
+        return float(found) - log, replace(one, likelihood=likelihood)
+
+    before = float(np.log(best.prior_var))
+    with progress("prior variance", STEPS) as advance:
+        value, result = excess(before)
+        log = before + 1.5 * value
+        for _ in range(STEPS):
+            new, result = excess(log)
+            advance(note=f"prior_var {np.exp(log):.3g}")
+            if abs(new) < 0.02 or log == before:
+                break
+            slope = min((new - value) / (log - before), -0.1)
+            before, value, log = log, new, float(np.clip(log - new / slope, log - 5, log + 5))
+    return result
+
+
+def match_link(posterior: Built, x: Inputs) -> Built:
+    """The posterior with the link whose scale minimizes KL(network ‖ prediction) at the points `x`.
+
+    Labels are not needed: the network's average certainty was found by its training, and the data say
+    little more about it. What the covariance adds is where to be less sure than on average, and where
+    more. Where the covariance is exact, each point's own information is taken out of it, as it would be
+    absent at a new point. Cost: one `marginal`.
+    """
     likelihood = posterior.likelihood
+    law = posterior.marginal(x)
+    mean, covariance = law.mean.double(), law.covariance_matrix.double()
+    if _is_exact(posterior):
+        covariance = without_own(covariance, likelihood.curvature(mean))
     if isinstance(likelihood, Categorical):
-        mean, variance = _contrast(posterior, part)
-        scale = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variance)))
+        variances = Contrast.variances(mean, covariance)
+        scale = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variances)))
         return replace(posterior, likelihood=replace(likelihood, link=Contrast(scale)))
     assert isinstance(likelihood, Bernoulli)
-    law = posterior.marginal(part)
-    mean = law.mean.double()
-    variance = law.covariance_matrix.diagonal(dim1=1, dim2=2).double()
-    scale = _best_scale(lambda s: _sigmoid_loss(mean, Probit(s).shrink(mean, variance)))
+    variances = covariance.diagonal(dim1=1, dim2=2).clamp(min=0)
+    scale = _best_scale(lambda s: _sigmoid_loss(mean, Probit(s).shrink(mean, variances)))
     return replace(posterior, likelihood=replace(likelihood, link=Probit(scale)))
 
 
-def _contrast(posterior: WeightGaussian | FunctionPosterior, x: Inputs) -> tuple[Tensor, Tensor]:
-    if isinstance(posterior, WeightGaussian):
-        return posterior.linearized(x).double(), posterior.contrast(x).double()
-    law = posterior.marginal(x)
-    return law.mean.double(), Contrast.variance(law.mean, law.covariance_matrix).double()
+def without_own(covariance: Tensor, curvature: Tensor) -> Tensor:
+    """S (I − ΛS)⁻¹ for each point: the covariance (N, C, C) without the point's own curvature Λ.
+
+    >>> without_own(torch.full((1, 1, 1), 0.5), torch.ones(1, 1, 1))  # 1/(1/0.5 − 1)
+    tensor([[[1.]]])
+    """
+    identity = torch.eye(covariance.shape[-1]).to(covariance)
+    inner = identity - curvature @ covariance
+    return torch.linalg.solve(inner, covariance, left=False)
+
+
+def _is_exact(posterior: Built) -> bool:
+    if isinstance(posterior, FunctionPosterior):
+        return True
+    structure = posterior.structure
+    if isinstance(structure, LastLayer):
+        structure = structure.structure
+    return isinstance(structure, Full | FunctionSpace)
+
+
+def some_points(x: Inputs, count: int) -> Inputs:
+    """A fixed random choice of points."""
+    chosen = torch.randperm(num_rows(x), generator=torch.Generator().manual_seed(0))[:count]
+    return rows(x, chosen.sort().values)
 
 
 def _softmax_loss(f: Tensor, logits: Tensor) -> float:
@@ -68,12 +127,12 @@ def _sigmoid_loss(f: Tensor, logits: Tensor) -> float:
     return float(binary_cross_entropy_with_logits(logits, f.sigmoid()))
 
 
-def _best_scale(loss: object) -> float:
+def _best_scale(loss: Callable[[float], float]) -> float:
     """The scale of the smallest loss, which is convex in it."""
     found = minimize_scalar(
-        lambda log: loss(float(torch.tensor(log).exp())),  # type: ignore[operator]
+        lambda log: loss(float(np.exp(log))),
         bounds=(-1.0, 12.0),
         method="bounded",
         options={"xatol": 1e-4},
     )
-    return float(torch.tensor(found.x).exp())
+    return float(np.exp(found.x))

@@ -39,7 +39,7 @@ class KronRoot:
 
     def _rooted_gradient(self, found: dict[str, Factor]) -> Direct:
         """The same from the gradient of the weight itself, which is smaller for weights of many places."""
-        S, O, I = self.spread.shape
+        S, O = self.spread.shape[:2]
         J = jacobian(found[self.names[0]])
         J = J.reshape(*J.shape[:2], S, O, -1)
         if len(self.names) == 2:

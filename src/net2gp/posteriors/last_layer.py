@@ -136,11 +136,14 @@ class LastLayerKron:
         function = lambda phi: (self._weights(phi) @ squares).to(phi.dtype)
         return _by_chunks(linearized, x, len(squares) + len(self.layer.scale), function)
 
-    def differences(self, linearized: Linearized, x: Inputs, a: Tensor, b: Tensor) -> Tensor:
-        """Var[f_a − f_b] for one pair of outputs a point: (N,)."""
+    def differences(self, linearized: Linearized, x: Inputs, top: Tensor) -> Tensor:
+        """Var[f_c − f_top] for one output a point: (N, C), in C² operations a point."""
         Q = self.layer.QG[0]
         weights = _by_chunks(linearized, x, len(Q) + len(self.layer.scale), self._weights)
-        return ((Q[a] - Q[b]).square() * weights).sum(-1).to(linearized.example.dtype)
+        own = weights @ Q.square().T
+        best = own.gather(1, top[:, None])
+        both = own + best - 2 * (weights * Q[top]) @ Q.T
+        return both.clamp(min=0).to(linearized.example.dtype)
 
     def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
         """(N·C, N·C), in float64."""

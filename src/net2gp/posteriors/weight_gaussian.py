@@ -102,15 +102,15 @@ class WeightGaussian:
         return chosen.predict(self.marginal(x))
 
     def contrast(self, x: Inputs) -> Tensor:
-        """½ Var[f_a − f_b] of the two classes with the largest means, at each point: (N,)."""
+        """Var[f_c − f_t] for the class t of the largest mean, at each point: (N, C)."""
         if isinstance(self.covariance, LastLayerKron):
-            rivals = Contrast.rivals(self.linearized(x))
-            return self.covariance.differences(self.linearized, x, *rivals) / 2
+            top = self.linearized(x).argmax(-1)
+            return self.covariance.differences(self.linearized, x, top)
         size = max(1, BLOCK_NUMBERS // self.num_outputs**2)
         parts = []
         for part in chunks(x, size):
             law = self.marginal(part)
-            parts.append(Contrast.variance(law.mean, law.covariance_matrix))
+            parts.append(Contrast.variances(law.mean, law.covariance_matrix))
         return torch.cat(parts)
 
     def sample(
