@@ -1,24 +1,44 @@
 """One method per file; each returns a posterior, or for training over time a flow."""
 
 from net2gp.methods.adapt import adapt, adapt_tasks
+from net2gp.methods.dual import Dual, dual
 from net2gp.methods.flow import Flow, gradient_flow, max_learning_rate
 from net2gp.methods.flow_modes import NeverLearned, Relative
 from net2gp.methods.flow_ode import LossFlow, loss_flow
+from net2gp.methods.influence import contributions, leave_one_out, removal_effects
+from net2gp.methods.interpret import Summed, Traced, aggregate, nearest, output_blocks, similarity
 from net2gp.methods.laplace import laplace
 from net2gp.methods.laplace_tuning import Evidence, Matched, Validation
+from net2gp.methods.online import Schedule, train_by_evidence
+from net2gp.posteriors.split import Split, split
 
 __all__ = [
+    "Dual",
     "Evidence",
     "Flow",
     "LossFlow",
     "Matched",
     "NeverLearned",
     "Relative",
+    "Schedule",
+    "Split",
+    "Summed",
+    "Traced",
     "Validation",
     "adapt",
     "adapt_tasks",
+    "aggregate",
+    "contributions",
+    "dual",
     "gradient_flow",
     "laplace",
+    "leave_one_out",
     "loss_flow",
     "max_learning_rate",
+    "nearest",
+    "output_blocks",
+    "removal_effects",
+    "similarity",
+    "split",
+    "train_by_evidence",
 ]
