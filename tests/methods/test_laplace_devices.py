@@ -17,7 +17,7 @@ STRUCTURES = [
     n2g.LastLayer(),
     n2g.LastLayer(n2g.Kron()),
     n2g.LastLayer(n2g.Diagonal()),
-    n2g.Subnetwork(20),
+    n2g.Subnetwork(1000),
     n2g.FunctionSpace(),
     n2g.FunctionSpace(num_points=10),
 ]
@@ -62,6 +62,7 @@ def test_laplace_is_the_same_on_another_device(structure, likelihood):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::net2gp.errors.NotStationary")
 def test_training_by_the_evidence_runs_on_another_device():
     x = torch.linspace(-2, 2, 50, device=DEVICE)[:, None]
     network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).to(DEVICE)
