@@ -7,12 +7,20 @@ from net2gp.methods.flow_modes import NeverLearned, Relative
 from net2gp.methods.flow_ode import LossFlow, loss_flow
 from net2gp.methods.influence import contributions, leave_one_out, removal_effects
 from net2gp.methods.interpret import Summed, Traced, aggregate, nearest, output_blocks, similarity
+from net2gp.methods.ivon import IVON
 from net2gp.methods.laplace import laplace
 from net2gp.methods.laplace_tuning import Evidence, Matched, Validation
+from net2gp.methods.natural_gradient import converged_evidence, iteration_evidence
 from net2gp.methods.online import Schedule, train_by_evidence
+from net2gp.methods.swag import Swag
+from net2gp.methods.vogn import OGGN, VOGGN, VOGN
 from net2gp.posteriors.split import Split, split
 
 __all__ = [
+    "IVON",
+    "OGGN",
+    "VOGGN",
+    "VOGN",
     "Dual",
     "Evidence",
     "Flow",
@@ -23,14 +31,17 @@ __all__ = [
     "Schedule",
     "Split",
     "Summed",
+    "Swag",
     "Traced",
     "Validation",
     "adapt",
     "adapt_tasks",
     "aggregate",
     "contributions",
+    "converged_evidence",
     "dual",
     "gradient_flow",
+    "iteration_evidence",
     "laplace",
     "leave_one_out",
     "loss_flow",

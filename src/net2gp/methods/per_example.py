@@ -1,0 +1,177 @@
+"""Sums over a batch of per-example gradients and of their squares, without a gradient per example.
+
+The squared gradient of a weight that is used at one place is (g aᵀ)² = g² (a²)ᵀ, so that its sum over a
+batch is one matrix product. Parameters that no layer rule covers take the way that is right for any network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from net2gp.errors import NetworkError
+from net2gp.inputs import map_inputs, num_rows, rows
+from net2gp.linear.calls import recordable, recording
+from net2gp.linear.capture import Plan, capture
+from net2gp.linear.curvature import GGN, EmpiricalFisher
+from net2gp.linear.evaluation import without_vmap_warnings
+from net2gp.linear.factors import Direct, Factor, Lookup
+from net2gp.linear.linearized import Linearized
+from net2gp.types import Inputs, Likelihood, Params
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSums:
+    """What a batch of B points says about θ, flat in the order of `Linearized.flatten`.
+
+    `log_prob` is Σ_n log p(y_n | f_n), a number; `gradient` Σ_n ∇_θ log p(y_n | f_n), (P,); `curvature`
+    the diagonal of Σ_n J_nᵀ Λ_n J_n, (P,), which for the empirical Fisher is Σ_n (∇_θ log p(y_n | f_n))².
+    """
+
+    log_prob: Tensor
+    gradient: Tensor
+    curvature: Tensor
+
+
+def batch_sums(
+    linearized: Linearized,
+    data: tuple[Inputs, Tensor],
+    likelihood: Likelihood,
+    fisher: GGN | EmpiricalFisher,
+    layout: Plan,
+) -> BatchSums:
+    """The sums at the parameters of `linearized`, from one forward pass.
+
+    Cost: one backward pass for the empirical Fisher, 1 + C for the GGN, both without weights' gradients,
+    and two matrix products a weight. `layout` comes from `plan(linearized, x)`, once for all batches.
+
+    >>> from net2gp.likelihoods import Gaussian
+    >>> from net2gp.linear.capture import plan
+    >>> from net2gp.linear.linearized import linearize
+    >>> zero = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
+    >>> linearized = linearize(torch.nn.Linear(1, 1).eval(), zero)
+    >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 5.0])
+    >>> sums = batch_sums(linearized, (x, y), Gaussian(1.0), EmpiricalFisher(), plan(linearized, x))
+    >>> sums.gradient, sums.curvature
+    (tensor([13.,  8.]), tensor([109.,  34.]))
+    """
+    x, y = data
+    outputs: list[Tensor] = []
+
+    def seeds(f: Tensor) -> Tensor:
+        likelihood.check(f, y)
+        outputs.append(f)
+        residual = likelihood.residual(f, y)[..., None]
+        if isinstance(fisher, EmpiricalFisher):
+            return residual
+        return torch.cat([residual, fisher.root(likelihood, f, y, 0)], -1)
+
+    with torch.no_grad():
+        factors = capture(linearized, x, layout, seeds)
+        if layout.leftover:
+            u = seeds(outputs[0] if outputs else linearized(x))
+            factors |= _leftover(linearized, x, u, layout.leftover)
+        found = [factors[name] for name in linearized.params]
+        totals = torch.cat([_total(_first(factor)) for factor in found])
+        others = found if isinstance(fisher, EmpiricalFisher) else [_behind(f) for f in found]
+        squares = torch.cat([sum_of_squares(factor) for factor in others])
+        log_prob = likelihood.log_prob(outputs[0], y).sum()
+    return BatchSums(log_prob, totals, squares)
+
+
+def _first(factor: Factor) -> Factor:
+    """The first of the combinations of outputs that were differentiated."""
+    if isinstance(factor, Direct):
+        return Direct(factor.J[:, :1])
+    return replace(factor, g=factor.g[:, :1])
+
+
+def _behind(factor: Factor) -> Factor:
+    """All but the first."""
+    if isinstance(factor, Direct):
+        return Direct(factor.J[:, 1:])
+    return replace(factor, g=factor.g[:, 1:])
+
+
+def _total(factor: Factor) -> Tensor:
+    """Σ of the gradients over points, for one output: (p,)."""
+    if isinstance(factor, Direct):
+        return factor.J.sum((0, 1))
+    if isinstance(factor, Lookup):
+        known = factor.ids >= 0
+        table = factor.g.new_zeros(factor.num_embeddings, factor.g.shape[3])
+        return table.index_add_(0, factor.ids[known], factor.g[:, 0][known]).reshape(-1)
+    return torch.einsum("bsot,bsti->soi", factor.g[:, 0], factor.a).reshape(-1)
+
+
+def sum_of_squares(factor: Factor) -> Tensor:
+    """Σ over points and outputs of the squared gradients: (p,)."""
+    if isinstance(factor, Direct):
+        return factor.J.square().sum((0, 1))
+    if isinstance(factor, Lookup):
+        return _lookup_squares(factor)
+    if factor.g.shape[4] == 1:
+        squares = factor.g[..., 0].square().sum(1)
+        return torch.einsum("bso,bsi->soi", squares, factor.a[:, :, 0].square()).reshape(-1)
+    S, I = factor.a.shape[1], factor.a.shape[3]
+    parts = [J.square().sum(0).reshape(S, -1, I) for J in factor.gradients(factor.step())]
+    return torch.cat(parts, 1).reshape(-1)
+
+
+def _lookup_squares(factor: Lookup) -> Tensor:
+    """A point's gradient of a row sums over the places of its token: only rows that occur are formed."""
+    B, C, T, O = factor.g.shape
+    known = (factor.ids >= 0)[:, None].expand(B, C, T)
+    owner = torch.arange(B * C, device=factor.ids.device).reshape(B, C, 1)
+    key = owner * factor.num_embeddings + factor.ids[:, None]
+    pairs, place = torch.unique(key[known], return_inverse=True)
+    sums = factor.g.new_zeros(len(pairs), O).index_add_(0, place, factor.g[known])
+    table = factor.g.new_zeros(factor.num_embeddings, O)
+    return table.index_add_(0, pairs % factor.num_embeddings, sums.square()).reshape(-1)
+
+
+def _leftover(
+    linearized: Linearized, x: Inputs, u: Tensor, names: tuple[str, ...]
+) -> dict[str, Factor]:
+    """Gradients (B, K, p) of the combinations u (B, C, K) of outputs, one example at a time."""
+    others = {name: value for name, value in linearized.params.items() if name not in names}
+    chosen = {name: linearized.params[name] for name in names}
+    x = map_inputs(x, lambda value: value.detach())
+
+    def combine(params: Params, point: Inputs, v: Tensor) -> Tensor:
+        values = {**others, **params}
+        return linearized.evaluate(values, map_inputs(point, lambda value: value[None]))[0] @ v
+
+    try:
+        with without_vmap_warnings():
+            parts = vmap(jacrev(combine), in_dims=(None, 0, 0))(chosen, x, u)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if isinstance(error, NetworkError):
+            raise
+        # data-dependent Python, in-place updates and unbatched operators cannot be vectorized
+        singles = [
+            _looped(linearized, chosen, others, (rows(x, slice(n, n + 1)), u[n]))
+            for n in range(num_rows(x))
+        ]
+        parts = {name: torch.stack([single[name] for single in singles]) for name in names}
+    return {name: Direct(parts[name].reshape(*parts[name].shape[:2], -1)) for name in names}
+
+
+def _looped(
+    linearized: Linearized, chosen: Params, others: Params, at: tuple[Inputs, Tensor]
+) -> Params:
+    point, v = at
+    with recording():
+        leaves = {name: value.detach().requires_grad_() for name, value in chosen.items()}
+        out = linearized.evaluate({**others, **leaves}, recordable(point))[0] @ v
+        gradients = [
+            torch.autograd.grad(
+                value, list(leaves.values()), retain_graph=True, materialize_grads=True
+            )
+            for value in out
+        ]
+    pieces = zip(*gradients, strict=True)
+    return {name: torch.stack(piece) for name, piece in zip(leaves, pieces, strict=True)}
