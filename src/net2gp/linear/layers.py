@@ -74,14 +74,9 @@ def _patches(module: nn.Module, a: Tensor) -> Tensor:
     a = a if a.dim() == 2 + len(module.kernel_size) else a[None]  # without a batch, as torch allows
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     a = F.pad(a, tuple(module._reversed_padding_repeated_twice), mode=mode)
-    spatial = zip(a.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
-    for axis, (size, kernel, stride, dilation) in enumerate(spatial, start=2):
-        places = torch.arange(0, size - dilation * (kernel - 1), stride, device=a.device)
-        taps = torch.arange(kernel, device=a.device) * dilation
-        index = (places[:, None] + taps[None, :]).reshape(-1)
-        a = a.index_select(axis, index)
-        a = a.reshape(*a.shape[:axis], len(places), kernel, *a.shape[axis + 1 :])
-        a = a.movedim(axis + 1, -1)
+    windows = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    for axis, (kernel, stride, dilation) in enumerate(windows, start=2):
+        a = a.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
     dims = len(module.kernel_size)
     B, channels = a.shape[:2]
     a = a.reshape(B, module.groups, channels // module.groups, *a.shape[2:])
