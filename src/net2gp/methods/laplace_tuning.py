@@ -54,7 +54,8 @@ class Matched:
     The evidence at θ* pairs the logits where training stopped with a variance that belongs to larger ones,
     so that predictions come out too unsure everywhere. Here the link scales the mean by α, the number with
     the smallest KL(network ‖ prediction) on `num_points` training inputs; and the prior variance is the one
-    whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective parameters.
+    whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective parameters
+    (for a `LastLayer` that of the evidence at θ*).
     For likelihoods with a link of their own it is `Evidence()`.
     """
 

@@ -39,10 +39,11 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
 
     With t = log prior_var, the root of log(α(t)² ‖θ*‖²/γ(t)) − t by the secant method: the scaled
     parameters αθ* have the size that the prior expects of those that the data determine. A prior variance
-    that was given stays.
+    that was given stays; and a last layer keeps that of the evidence, as its variance often does not grow
+    away from the data, so that more of it only adds noise.
     """
     x = some_points(search.task.x, matched.num_points)
-    if search.prior_var is not None:
+    if search.prior_var is not None or isinstance(search.task.structure, LastLayer):
         return replace(best, likelihood=match_link(build(best), x).likelihood)
     theta = search.task.linearized.flatten(search.task.params).double()
     size = float(theta @ theta)
