@@ -127,12 +127,10 @@ class KronBlock:
     places: int
 
     @cached_property
-    def eigenvalues(self) -> tuple[Tensor, Tensor]:
-        """Of A (S, I) and of G (S, O), none negative."""
-        return (
-            torch.linalg.eigvalsh(self.A).clamp(min=0),
-            torch.linalg.eigvalsh(self.G).clamp(min=0),
-        )
+    def spectrum(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Eigenvalues, none negative, and eigenvectors of A and of G."""
+        (A, QA), (G, QG) = torch.linalg.eigh(self.A), torch.linalg.eigh(self.G)
+        return A.clamp(min=0), QA, G.clamp(min=0), QG
 
 
 @dataclass(frozen=True, eq=False)

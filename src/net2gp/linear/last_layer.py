@@ -89,8 +89,8 @@ def _parts(source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     size = max(1, CHUNK_NUMBERS // width**2)
     for start in range(0, count, size):
         part = rows(source.x, slice(start, start + size))
-        phi = features(source.linearized, part).double()
-        f = phi @ _weights(source.linearized).double().T
+        phi = features(source.linearized, part)
+        f = phi @ _weights(source.linearized).to(phi).T
         yield phi, f, source.y[start : start + size]
 
 
@@ -119,7 +119,7 @@ def last_layer_full(source: Source) -> LastLayerCurvature:
     for phi, f, y in _parts(source):
         for some, Lam in _curvatures(source, f, y):
             outer = (phi[some, :, None] * phi[some, None, :]).flatten(1)
-            H.addmm_(Lam.flatten(1).mT, outer)
+            H += Lam.flatten(1).mT @ outer  # a chunk in the network's dtype, their sum in float64
     H = H.reshape(C, C, D, D).transpose(1, 2).reshape(C * D, C * D)
     return LastLayerCurvature(tuple(source.linearized.params), FullCurvature(H))
 
@@ -131,7 +131,7 @@ def last_layer_diagonal(source: Source) -> LastLayerCurvature:
     )
     for phi, f, y in _parts(source):
         for some, Lam in _curvatures(source, f, y):
-            total.addmm_(Lam.diagonal(dim1=1, dim2=2).mT, phi[some].square())
+            total += Lam.diagonal(dim1=1, dim2=2).mT @ phi[some].square()
     inner = DiagonalCurvature(total.reshape(-1))
     return LastLayerCurvature(tuple(source.linearized.params), inner)
 
@@ -143,7 +143,7 @@ def last_layer_kron(source: Source) -> LastLayerCurvature:
     A = like.new_zeros(D, D, dtype=torch.float64)
     G = like.new_zeros(C, C, dtype=torch.float64)
     for phi, f, y in _parts(source):
-        A.addmm_(phi.mT, phi)
+        A += phi.mT @ phi
         if isinstance(source.fisher, GGN):
             G += summed_curvature(source.likelihood, f)
         else:

@@ -12,7 +12,9 @@ from net2gp.methods.laplace import laplace
 from net2gp.methods.laplace_tuning import Evidence, Matched, Validation
 from net2gp.methods.natural_gradient import converged_evidence, iteration_evidence
 from net2gp.methods.online import Schedule, train_by_evidence
+from net2gp.methods.selection import Fit, Selection, sweep
 from net2gp.methods.swag import Swag
+from net2gp.methods.train_many import Adam, Trained, train_many
 from net2gp.methods.vogn import OGGN, VOGGN, VOGN
 from net2gp.posteriors.split import Split, split
 
@@ -21,18 +23,22 @@ __all__ = [
     "OGGN",
     "VOGGN",
     "VOGN",
+    "Adam",
     "Dual",
     "Evidence",
+    "Fit",
     "Flow",
     "LossFlow",
     "Matched",
     "NeverLearned",
     "Relative",
     "Schedule",
+    "Selection",
     "Split",
     "Summed",
     "Swag",
     "Traced",
+    "Trained",
     "Validation",
     "adapt",
     "adapt_tasks",
@@ -51,5 +57,7 @@ __all__ = [
     "removal_effects",
     "similarity",
     "split",
+    "sweep",
     "train_by_evidence",
+    "train_many",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,11 +45,19 @@ def _flat(values: Tensor, bias: bool) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LastLayerFull:
-    """Σ = root rootᵀ with root (C·D', C·D')."""
+    """Σ = root rootᵀ with root = diag(deviations) L⁻ᵀ, (C·D', C·D'), made when it is first asked for."""
 
-    root: Tensor
+    L: Tensor
+    deviations: Tensor
     num_classes: int
     bias: bool
+
+    @cached_property
+    def root(self) -> Tensor:
+        """diag(deviations) L⁻ᵀ."""
+        identity = torch.eye(len(self.L)).to(self.L)
+        inverse = torch.linalg.solve_triangular(self.L.mT, identity, upper=True)
+        return self.deviations[:, None] * inverse
 
     def _sides(self, phi: Tensor) -> Tensor:
         """(I ⊗ φᵀ) root: (B, C, C·D'), by one matrix product a class."""
@@ -62,11 +71,11 @@ class LastLayerFull:
             sides = self._sides(phi)
             return (sides @ sides.mT).to(phi.dtype)
 
-        return _by_chunks(linearized, x, self.num_classes * len(self.root), blocks)
+        return _by_chunks(linearized, x, self.num_classes * len(self.L), blocks)
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
         """The diagonals of the blocks: (N, C)."""
-        width = self.num_classes * len(self.root)
+        width = self.num_classes * len(self.L)
         function = lambda phi: self._sides(phi).square().sum(-1).to(phi.dtype)
         return _by_chunks(linearized, x, width, function)
 

@@ -72,10 +72,18 @@ def _log1p_sum(values: Tensor) -> Tensor:
 
 @log_det.register
 def _(curvature: FullCurvature, prior: Params, params: Params, scale: float | Tensor) -> Tensor:
+    return _full_log_det(curvature, prior, prior_vector(prior, params), scale)
+
+
+def _full_log_det(
+    curvature: FullCurvature, prior: Params, v: Tensor, scale: float | Tensor
+) -> Tensor:
+    """By eigenvalues where a search asks again and again, by one Cholesky factor where it does not."""
     one = common_variance(prior)
-    if one is not None:
+    searching = v.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)
+    if one is not None and (searching or "eigenvalues" in vars(curvature)):
         return _log1p_sum(scale * one * curvature.eigenvalues)
-    return _dense_log_det(curvature.H, prior_vector(prior, params), scale)
+    return _dense_log_det(curvature.H, v, scale)
 
 
 def _dense_log_det(H: Tensor, v: Tensor, scale: float | Tensor) -> Tensor:
@@ -92,10 +100,17 @@ def _(curvature: FullCurvature, prior: Params, params: Params, scale: float) -> 
 
 def _dense_root(H: Tensor, v: Tensor, scale: float) -> Tensor:
     """R = V^{1/2} L⁻ᵀ with L Lᵀ = I + scale·V^{1/2} H V^{1/2}: R Rᵀ = Σ."""
-    root = v.sqrt()
     identity = torch.eye(len(H)).to(H)
-    L = cholesky(identity + scale * (root[:, None] * H * root), what="I + V^½HV^½").L
-    return root[:, None] * torch.linalg.solve_triangular(L.mT, identity, upper=True)
+    L = _dense_factor(H, v, scale)
+    return v.sqrt()[:, None] * torch.linalg.solve_triangular(L.mT, identity, upper=True)
+
+
+def _dense_factor(H: Tensor, v: Tensor, scale: float) -> Tensor:
+    """L with L Lᵀ = I + scale·V^{1/2} H V^{1/2}."""
+    root = v.sqrt()
+    inner = scale * (root[:, None] * H * root)
+    inner.diagonal().add_(1.0)
+    return cholesky(inner, what="I + V^½HV^½").L
 
 
 @log_det.register
@@ -155,7 +170,7 @@ def _(curvature: KronCurvature, prior: Params, params: Params, scale: float | Te
 
 def _kron_log_det(block: KronBlock, prior: Params, scale: float | Tensor) -> Tensor:
     inputs = _input_variances(block, prior)
-    A, G = block.eigenvalues
+    A, _, G, _ = block.spectrum
     if bool((inputs == inputs[0]).all()):
         A = inputs[0] * A
     else:
@@ -195,9 +210,12 @@ def _(curvature: KronCurvature, prior: Params, params: Params, scale: float) -> 
 def kron_root(block: KronBlock, prior: Params, scale: float) -> KronRoot:
     """One layer's Σ in the eigenbasis of its factors."""
     root = _input_variances(block, prior).sqrt()
-    A, QA = torch.linalg.eigh(root[:, None] * block.A * root)
-    G, QG = torch.linalg.eigh(block.G)
-    gain = A.clamp(min=0)[:, None, :] * G.clamp(min=0)[:, :, None] / block.places
+    A, QA, G, QG = block.spectrum
+    if bool((root == root[0]).all()):
+        A = A * root[0].square()
+    else:
+        A, QA = torch.linalg.eigh(root[:, None] * block.A * root)
+    gain = A.clamp(min=0)[:, None, :] * G[:, :, None] / block.places
     return KronRoot(block.names, root, QA, QG, (1 + scale * gain).rsqrt())
 
 
@@ -211,10 +229,7 @@ def _(
     v = _by_class(curvature, prior, params)
     if isinstance(inner, DiagonalCurvature):
         return _log1p_sum(scale * v * inner.diagonal)
-    one = common_variance(prior)
-    if one is not None:
-        return _log1p_sum(scale * one * inner.eigenvalues)
-    return _dense_log_det(inner.H, v, scale)
+    return _full_log_det(inner, prior, v, scale)
 
 
 def _by_class(curvature: LastLayerCurvature, prior: Params, params: Params) -> Tensor:
@@ -233,7 +248,7 @@ def _(curvature: LastLayerCurvature, prior: Params, params: Params, scale: float
     C = params[curvature.names[0]].shape[0]
     if isinstance(inner, DiagonalCurvature):
         return LastLayerDiagonal((v / (1 + scale * v * inner.diagonal)).reshape(C, -1), bias)
-    return LastLayerFull(_dense_root(inner.H, v, scale), C, bias)
+    return LastLayerFull(_dense_factor(inner.H, v, scale), v.sqrt(), C, bias)
 
 
 def trace(curvature: object) -> float:

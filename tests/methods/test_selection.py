@@ -1,0 +1,260 @@
+"""Laws of sweeps and of networks trained at once."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import net2gp as n2g
+from net2gp.errors import InputError, NetworkError
+from net2gp.methods.dual import dual
+from net2gp.methods.selection import EVIDENCE, Fit, Selection, sweep
+from net2gp.methods.train_many import Adam, train_many
+from net2gp.plots_selection import plot_selection
+
+
+def build(width=5, seed=0, outputs=1):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, outputs)).double().eval()
+
+
+def points(seed, count=12):
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed)).double()
+    return x, (x[:, :1] * x[:, 1:]).sin()
+
+
+def reference_training(network, data, likelihood, prior_var, optimizer):
+    """The same by torch's own optimizer, schedule and autograd."""
+    steps = torch.optim.Adam(network.parameters(), optimizer.learning_rate)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        steps, factor=optimizer.factor, patience=optimizer.patience, eps=0.0
+    )
+    for _ in range(optimizer.num_steps):
+        steps.zero_grad()
+        loss = -likelihood.log_prob(network(data[0]), data[1]).sum()
+        loss = loss + sum(p.square().sum() for p in network.parameters()) / (2 * prior_var)
+        loss.backward()
+        steps.step()
+        schedule.step(loss.item())
+    return network
+
+
+OPTIMIZER = Adam(learning_rate=0.1, num_steps=150, factor=0.5, patience=3)
+
+
+def test_training_at_once_is_torch_adam_with_its_schedule_one_after_the_other():
+    data, noises = [points(seed) for seed in range(3)], [0.3, 0.5, 2.0]
+    networks, likelihoods = [build(seed=s) for s in range(3)], [n2g.Gaussian(v) for v in noises]
+    variances = [0.5, 1.0, 4.0]
+    trained = train_many(networks, data, likelihoods, prior_var=variances, optimizer=OPTIMIZER)
+    for index, found in enumerate(trained):
+        expected = reference_training(
+            build(seed=index), data[index], likelihoods[index], variances[index], OPTIMIZER
+        )
+        for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "likelihood", [n2g.Categorical(), n2g.Bernoulli()], ids=["softmax", "sign"]
+)
+def test_classifiers_are_trained_as_torch_trains_them(likelihood):
+    outputs = 3 if isinstance(likelihood, n2g.Categorical) else 1
+    x, y = points(0)
+    labels = (y[:, 0] > 0).long()
+    target = labels if outputs == 3 else labels.double()
+    trained = train_many(
+        [build(outputs=outputs), build(outputs=outputs, seed=1)],
+        (x, target),
+        [likelihood, type(likelihood)()],
+        optimizer=OPTIMIZER,
+    )
+    expected = reference_training(build(outputs=outputs), (x, target), likelihood, 1.0, OPTIMIZER)
+    torch.testing.assert_close(trained[0](x), expected(x), rtol=1e-8, atol=1e-8)
+
+
+@given(st.integers(1, 5), st.integers(0, 50))
+@settings(max_examples=8, deadline=None)
+def test_a_network_does_not_see_the_others(at_once, seed):
+    networks, data = [build(seed=s) for s in range(seed, seed + 4)], points(seed)
+    optimizer = Adam(learning_rate=0.05, num_steps=20, factor=0.5, patience=2)
+    options = {"prior_var": [0.1, 1.0, 2.0, 3.0], "optimizer": optimizer}
+    together = train_many(networks, data, n2g.Gaussian(0.1), **options)
+    apart = train_many(networks, data, n2g.Gaussian(0.1), at_once=at_once, **options)
+    for name, value in together.params.items():
+        torch.testing.assert_close(apart.params[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_training_leaves_the_networks_as_they_were_and_keeps_the_dtype():
+    network = build().float()
+    before = [p.clone() for p in network.parameters()]
+    x, y = (t.float() for t in points(0))
+    trained = train_many([network], (x, y), n2g.Gaussian(0.1), optimizer=OPTIMIZER)
+    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True))
+    assert trained[0](x).dtype == torch.float32
+    assert not torch.equal(trained[0](x), network(x))
+
+
+def test_objective_is_the_negative_log_posterior_and_gradient_its_slope():
+    data, prior_var = points(0), 0.7
+    trained = train_many(
+        [build()], data, n2g.Gaussian(0.2), prior_var=prior_var, optimizer=OPTIMIZER
+    )
+    network = trained[0]
+    loss = -n2g.Gaussian(0.2).log_prob(network(data[0]), data[1]).sum()
+    loss = loss + sum(p.square().sum() for p in network.parameters()) / (2 * prior_var)
+    torch.testing.assert_close(trained.objective[0], loss.detach())
+    slopes = torch.autograd.grad(loss, list(network.parameters()))
+    norm = torch.cat([g.flatten() for g in slopes]).norm()
+    torch.testing.assert_close(trained.gradient[0], norm)
+
+
+def test_finishing_ends_at_a_stationary_point_of_lower_objective():
+    options = {"prior_var": 1.0, "optimizer": OPTIMIZER}
+    rough = train_many([build()], points(0), n2g.Gaussian(0.1), **options)
+    fine = train_many([build()], points(0), n2g.Gaussian(0.1), finish=2000, **options)
+    assert fine.objective <= rough.objective
+    assert fine.gradient < 1e-6 < rough.gradient
+
+
+def test_at_a_stationary_point_the_linear_model_has_the_network_as_its_mean():
+    x, y = points(0)
+    likelihood = n2g.Gaussian(0.1)
+    network = train_many([build()], (x, y), likelihood, optimizer=OPTIMIZER, finish=3000)[0]
+    found = dual(network, (x, y), likelihood, 1.0).condition().marginal(x).mean
+    torch.testing.assert_close(found, network(x).detach(), rtol=0, atol=1e-6)
+
+
+def test_training_says_what_is_wrong_with_its_arguments():
+    data, likelihood = points(0), n2g.Gaussian(0.1)
+    with pytest.raises(InputError, match=r"train_many needs networks: pass \[build\(\)"):
+        train_many([], data, likelihood)
+    with pytest.raises(NetworkError, match="one architecture, but the parameters of network 1 are"):
+        train_many([build(5), build(6)], data, likelihood)
+    with pytest.raises(
+        InputError, match="prior_var must be one for all 2 networks or one for each"
+    ):
+        train_many([build(), build()], data, likelihood, prior_var=[1.0])
+    with pytest.raises(InputError, match="prior_var must be positive and finite, but 0 was given"):
+        train_many([build()], data, likelihood, prior_var=0.0)
+    with pytest.raises(InputError, match="must be pairs of tensors of one shape"):
+        train_many([build(), build()], [points(0, 5), points(0, 6)], likelihood)
+    with pytest.raises(NetworkError, match=r"Call network\.eval\(\) first"):
+        train_many([build().train()], data, likelihood)
+    with pytest.raises(InputError, match=r"factor in \(0, 1\], but they are 10 and 2"):
+        Adam(num_steps=10, factor=2.0)
+    with pytest.raises(IndexError, match="there are 1 networks, but number 3 was asked for"):
+        train_many([build()], data, likelihood, optimizer=Adam(num_steps=1))[3]
+
+
+def regression(lengthscale, y):
+    x = torch.linspace(0, 6, 20, dtype=torch.float64)[:, None]
+    posterior = n2g.condition(n2g.RBF(lengthscale), (x, y), n2g.Gaussian(0.01))
+    gap = posterior.marginal(x + 0.1).mean - (x + 0.1).sin()
+    return Fit(posterior, {"test loss": gap.square().mean()})
+
+
+def test_sweep_holds_the_scores_of_single_fits():
+    x = torch.linspace(0, 6, 20, dtype=torch.float64)[:, None]
+    targets = [x.sin(), x.sin() + 0.1 * (7 * x).cos()]
+    table = sweep(regression, [0.1, 1.0, 10.0], targets, name="lengthscale")
+    assert table.evidence.shape == (3, 2)
+    for row, value in enumerate(table.values):
+        for column, y in enumerate(targets):
+            one = regression(value, y).scores
+            assert float(table.evidence[row, column]) == one[EVIDENCE]
+            assert float(table.losses["test loss"][row, column]) == one["test loss"]
+    assert table.best() == 1.0
+
+
+def test_values_may_be_anything():
+    kernels = {"smooth": n2g.RBF(1.0), "rough": n2g.RBF(0.01)}
+    x = torch.linspace(0, 6, 20, dtype=torch.float64)[:, None]
+    fit = lambda name, y: Fit(n2g.condition(kernels[name], (x, y), n2g.Gaussian(0.01)))
+    table = sweep(fit, list(kernels), [x.sin()], name="kernel")
+    assert table.best() == "smooth"
+    assert [label.get_text() for label in plot_selection(None, table).get_xticklabels()] == [
+        "smooth",
+        "rough",
+    ]
+
+
+def table_of(evidence, loss, values=(1.0, 10.0, 1000.0)):
+    scores = {EVIDENCE: torch.tensor(evidence).double(), "test loss": torch.tensor(loss).double()}
+    return Selection("δ", values, scores)
+
+
+EVIDENCES = [[-3.0, -5.0], [-1.0, -2.0], [-4.0, -4.0]]
+LOSSES = [[3.0, 1.0], [4.0, 2.0], [0.5, 0.7]]
+
+
+def test_best_is_the_largest_evidence_and_the_smallest_loss():
+    table = table_of(EVIDENCES, LOSSES)
+    assert (table.best(), table.best("test loss")) == (10.0, 1000.0)
+    assert table.mean().tolist() == [-4.0, -1.5, -4.0]
+    torch.testing.assert_close(table.standard_error(), torch.tensor([1.0, 0.5, 0.0]).double())
+
+
+def test_standard_error_of_one_data_set_is_unknown():
+    table = table_of([[-3.0], [-1.0], [-2.0]], [[1.0], [2.0], [3.0]])
+    assert table.standard_error().isnan().all()
+    assert table.best() == 10.0
+
+
+def test_what_failed_is_never_best():
+    table = table_of([[-3.0, -5.0], [math.nan, -2.0], [-4.0, math.inf]], LOSSES)
+    assert table.best() == 1.0
+    with pytest.raises(
+        InputError, match="no δ has a finite log marginal likelihood on all data sets"
+    ):
+        table_of([[math.nan, 1.0]] * 3, LOSSES).best()
+
+
+def test_printed_table_marks_the_optima():
+    lines = str(table_of(EVIDENCES, LOSSES)).splitlines()
+    assert len(lines) == 4
+    assert [line.count("*") for line in lines] == [0, 0, 1, 1]
+    assert "-1.5000 ± 0.500 *" in lines[2]
+
+
+def test_sweep_says_what_is_wrong_with_its_arguments():
+    with pytest.raises(InputError, match="sweep needs values and data sets, but got 0 and 1"):
+        sweep(regression, [], [0])
+    with pytest.raises(InputError, match=r"fit must return Fit\(posterior, losses\), but returned"):
+        sweep(lambda value, data: 1.0, [1.0], [0])
+    turns = iter([Fit(0.0, {"a": 1.0}), Fit(0.0, {"b": 1.0})])
+    with pytest.raises(InputError, match="must give the same losses every time"):
+        sweep(lambda value, data: next(turns), [1.0, 2.0], [0])
+    with pytest.raises(
+        InputError, match=r"there is no score 'loss'\. Known: log marginal likelihood"
+    ):
+        table_of(EVIDENCES, LOSSES).best("loss")
+    with pytest.raises(InputError, match="must have 'log marginal likelihood' and be"):
+        Selection("δ", (1.0,), {"loss": torch.zeros(1, 2)})
+
+
+def test_figure_has_two_axes_a_band_for_each_curve_and_stars_at_the_optima():
+    ax = plot_selection(None, table_of(EVIDENCES, LOSSES))
+    assert ax.get_xscale() == "log"
+    stars = [
+        tuple(float(v[0]) for v in line.get_data())
+        for one in (ax, ax.right_ax)
+        for line in one.get_lines()
+        if line.get_marker() == "*"
+    ]
+    assert stars == [(10.0, 1.5), (1000.0, pytest.approx(0.6))]
+    assert len(ax.collections) == len(ax.right_ax.collections) == 1
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "−log marginal likelihood",
+        "test loss",
+    ]
+
+
+def test_figure_draws_the_losses_that_are_named():
+    ax = plot_selection(None, table_of(EVIDENCES, LOSSES), losses=[])
+    assert not hasattr(ax, "right_ax")
+    with pytest.raises(InputError, match=r"there is no loss 'val' to draw\. Known: test loss"):
+        plot_selection(None, table_of(EVIDENCES, LOSSES), losses=["val"])

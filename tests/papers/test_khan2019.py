@@ -1,0 +1,260 @@
+"""Deep networks turned into Gaussian processes: parts of the program, and its numbers."""
+
+import argparse
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import net2gp as n2g
+from net2gp.methods.natural_gradient import NaturalState, Prior, draw, natural_step
+from net2gp.methods.selection import EVIDENCE, Selection
+from net2gp.methods.train_many import Adam
+from net2gp.methods.vogn import OGGN
+from shared_data import shared_data, shared_reference
+
+FOLDER = Path(__file__).parents[2] / "papers" / "khan2019"
+
+
+def load(name):
+    sys.path.append(str(FOLDER))
+    spec = importlib.util.spec_from_file_location(f"papers_khan2019_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load("run")
+toy, wine, snelson = run.toy, run.wine, run.snelson
+SHORT = Adam(learning_rate=0.1, num_steps=40, factor=0.9)
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    shared_reference()
+    monkeypatch.setenv("NET2GP_DATA", str(shared_data()))
+
+
+def test_generated_data_have_the_noise_and_shares_that_are_asked_for():
+    made = [toy.generate(seed, low_var=0.04, high_var=4.0, share=0.3) for seed in range(5)]
+    x, y = (torch.cat([getattr(one, key) for one in made]) for key in ("x_test", "y_test"))
+    middle = x[:, 0].abs() <= 1
+    assert float(middle.double().mean()) == pytest.approx(0.3, abs=0.02)
+    assert float(x[~middle, 0].abs().min()) >= 1.5
+    assert float(x[:, 0].abs().max()) <= 3.5
+    gap = y[:, 0] - x[:, 0].sin()
+    assert float(gap[middle].var()) == pytest.approx(4.0, rel=0.1)
+    assert float(gap[~middle].var()) == pytest.approx(0.04, rel=0.1)
+    assert bool((x[:, 1] == 1).all())
+    assert made[0].x.shape == (100, 2)
+    assert not torch.equal(made[0].x, made[1].x)
+
+
+def test_evidence_is_the_density_of_the_transformed_targets():
+    problem, network, delta = toy.generate(0), toy.network(), 0.3
+    linearized = n2g.linearize(network)
+    J, theta = linearized.jacobian(problem.x)[:, 0], linearized.flatten(linearized.params)
+    targets = J @ theta + (problem.y - linearized(problem.x))[:, 0]
+    covariance = J @ J.T / delta + torch.eye(100).double()
+    law = torch.distributions.MultivariateNormal(torch.zeros(100).double(), covariance)
+    assert toy.evidence(network, problem, delta) == pytest.approx(float(law.log_prob(targets)))
+
+
+def test_the_start_is_the_same_for_every_network_and_leaves_the_default_dtype():
+    before = torch.get_default_dtype()
+    one, other = toy.network(), toy.network()
+    assert torch.get_default_dtype() == before
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert next(one.parameters()).dtype == torch.float64
+
+
+def test_a_grid_has_the_networks_where_it_says():
+    problems, deltas = [toy.generate(0), toy.generate(1)], [0.1, 1.0, 10.0]
+    grid = toy.train_grid(deltas, problems, SHORT)
+    table = grid.selection()
+    alone = toy.train_grid([10.0], [problems[1]], SHORT)
+    torch.testing.assert_close(
+        grid.at(2, 1)(problems[1].x), alone.at(0, 0)(problems[1].x), rtol=1e-9, atol=1e-9
+    )
+    expected = toy.evidence(grid.at(2, 1), problems[1], 10.0)
+    assert float(table.evidence[2, 1]) == pytest.approx(expected)
+    assert float(table.losses["test loss"][2, 1]) == pytest.approx(
+        problems[1].losses(grid.at(2, 1))["test loss"]
+    )
+
+
+def test_widths_are_trained_one_after_the_other_at_one_precision():
+    problems = [toy.generate(0), toy.generate(1)]
+    table = toy.width_selection([1, 20], problems, SHORT)
+    same = toy.train_grid([10**-0.2], problems, SHORT)
+    assert table.values == (1, 20)
+    torch.testing.assert_close(table.evidence[1], same.selection().evidence[0])
+    assert float(table.losses["train loss"][0].mean()) > float(table.losses["train loss"][1].mean())
+
+
+def test_sums_by_hand_are_those_of_the_jacobian():
+    problem, network = toy.generate(0), toy.network()
+    linearized = n2g.linearize(network)
+    theta = linearized.flatten(linearized.params)
+    draws = theta + 0.3 * torch.randn(2, 3, len(theta), generator=torch.Generator().manual_seed(0))
+    x, y = problem.x.expand(2, 100, 2), torch.stack([problem.y, problem.y + 1])
+    gradient, curvature = toy._sums(draws, x, y)
+    for s in range(2):
+        J, r = [], []
+        for one in draws[s]:
+            at = n2g.linearize(network)
+            nn.utils.vector_to_parameters(one, (moved := toy.network()).parameters())
+            at = n2g.linearize(moved)
+            J.append(at.jacobian(x[s])[:, 0])
+            r.append((at(x[s]) - y[s])[:, 0])
+        J, r = torch.stack(J), torch.stack(r)
+        torch.testing.assert_close(gradient[s], torch.einsum("knp,kn->p", J, r) / 3)
+        torch.testing.assert_close(curvature[s], J.square().sum((0, 1)) / 3)
+
+
+def test_inference_at_once_without_draws_is_oggn():
+    problem, delta, steps = toy.generate(0), 2.0, 30
+    found = toy.infer([0.5, delta], [problem], num_steps=steps, num_samples=0)
+    network = toy.network()
+    optimizer = OGGN(
+        network,
+        toy.NOISE,
+        100,
+        prior_var=1 / delta,
+        lr=toy.STEP,
+        betas=(0.0, 1 - toy.STEP),
+        initial_var=1 / (delta + 100),
+    )
+    for _ in range(steps):
+        optimizer.step(problem.x, problem.y)
+    theta = nn.utils.parameters_to_vector(network.parameters()).detach()
+    torch.testing.assert_close(found.mean[1].double(), theta, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        found.precision[1].double().reciprocal(), optimizer.variance, rtol=1e-3, atol=0
+    )
+
+
+def test_inference_of_a_linear_model_finds_its_diagonal_posterior():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
+    y, prior = x.sum(1), Prior(torch.zeros(3).double(), torch.full((3,), 2.0).double())
+    state = NaturalState(torch.zeros(3).double(), torch.ones(3).double(), torch.zeros(3).double())
+    for _ in range(600):
+        theta = draw(state.mean, state.precision, torch.zeros(3).double())
+        state = natural_step(
+            state, x.T @ (x @ theta - y), x.square().sum(0), prior, lr=0.1, betas=(0.0, 0.9)
+        )
+    precision = x.T @ x + 2 * torch.eye(3)
+    torch.testing.assert_close(state.mean, torch.linalg.solve(precision, x.T @ y))
+    torch.testing.assert_close(state.precision, precision.diagonal())
+
+
+def table_of(values, evidence, loss):
+    columns = {EVIDENCE: evidence, "test loss": loss, "train loss": loss}
+    return Selection("δ", values, {k: torch.tensor(v).double() for k, v in columns.items()})
+
+
+def test_comparison_counts_cells_between_optima():
+    losses = [[3.0, 2.0], [1.0, 1.5], [2.0, 2.0], [4.0, 5.0]]
+    found = table_of(
+        (0.1, 1.0, 10.0, 100.0), [[-9.0, -8.0], [-7.0, -9.0], [-8.0, -9.0], [-1.0, -2.0]], losses
+    )
+    stored = table_of(
+        (0.1, 1.0, 10.0, 100.0), [[-9.0, -8.0], [-1.0, -2.0], [-8.0, -9.0], [-7.0, -9.0]], losses
+    )
+    far, near = run.compare("here", found, stored)
+    assert (far.found, near.found) == (2, 0)
+    assert (far.agrees, near.agrees) == (False, True)
+
+
+def test_tables_are_kept(tmp_path):
+    table = table_of((0.1, 1.0), [[-1.0, -2.0], [-3.0, -5.0]], [[1.0, 2.0], [3.0, 4.0]])
+    path = tmp_path / "folder" / "table.npz"
+    run.kept(path, lambda: table)
+    again = run.kept(path, lambda: pytest.fail("it is there"))
+    assert (again.name, again.values) == (table.name, table.values)
+    for name, score in table.scores.items():
+        assert torch.equal(again.scores[name], score)
+
+
+def test_expected_points_are_those_of_the_stored_results(reference):
+    for kind, archive in (("toy", "dnn2gp_toy_delta_original"), ("wine", "dnn2gp_delta_wine")):
+        rows = toy.stored(archive)
+        points = run.EXPECTED[kind]["point"] + run.EXPECTED[kind].get("near", [])
+        for point in [point for point in points if "width" not in point]:
+            at = int(np.argmin(np.abs(rows["params"] - point["delta"])))
+            assert rows["params"][at] == pytest.approx(point["delta"])
+            stored = rows["mlh"][at, point["set"]], rows["test_loss_map"][at, point["set"]]
+            assert stored == pytest.approx((point["evidence"], point["test"]), abs=6e-4)
+
+
+def test_stored_curves_have_the_optima_of_the_paper(reference):
+    like = table_of(toy.DELTAS, [[0.0] * 10] * 21, [[0.0] * 10] * 21)
+    stored = run.as_stored("dnn2gp_toy_delta_original", like)
+    assert stored.best() == pytest.approx(0.631, abs=1e-3)
+    assert -float(stored.mean().max()) == pytest.approx(110.151, abs=1e-3)
+    assert stored.best("test loss") == pytest.approx(0.631, abs=1e-3)
+    by_vi = run.as_stored("dnn2gp_toy_delta_original", like, "vi", "convimlh")
+    assert by_vi.best() == pytest.approx(1.585, abs=1e-3)
+
+
+def test_the_snelson_network_has_the_stored_law_by_both_ways(reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(snelson, "train", snelson.reference)
+    rows = run.snelson_numbers(argparse.Namespace(out=tmp_path))
+    assert len(rows) == 7
+    assert [row.name for row in rows if not row.agrees] == []
+    assert len(list(tmp_path.glob("*.png"))) == 2
+
+
+def test_the_snelson_band_is_the_stored_one_everywhere(reference):
+    known = toy.stored("snelson_dnn2gp_laplace")
+    law = snelson.reference().dual().gaussian_process().marginal(torch.from_numpy(known["XT"]))
+    np.testing.assert_allclose(law.variance[:, 0], known["gp_var"], rtol=0, atol=1e-6)
+
+
+def test_wine_losses_are_in_grades(reference):
+    split = wine.splits(1)[0]
+    nothing = lambda x: torch.zeros(len(x), 1).double()
+    assert split.losses(nothing)["train loss"] == pytest.approx(split.scale**2)
+    assert split.losses(nothing)["test loss"] == pytest.approx(0.734, abs=2e-3)
+
+
+def test_a_strong_prior_leaves_wine_the_stored_evidence_of_nothing(reference):
+    split, setting = wine.splits(1)[0], wine.Setting(delta=wine.DELTAS[-1])
+    network = wine.train([(setting, split)], Adam(learning_rate=0.05, num_steps=120, factor=0.8))[0]
+    found = wine.fit(network, setting, split).scores
+    stored = toy.stored("dnn2gp_delta_wine")
+    assert found[EVIDENCE] == pytest.approx(stored["mlh"][-1, 0], abs=1e-2)
+    assert found["test loss"] == pytest.approx(stored["test_loss_map"][-1, 0], abs=1e-4)
+
+
+def test_settings_of_the_sweeps_are_those_of_the_paper():
+    assert wine.SWEEPS["sigma"][1](0.5) == wine.Setting(delta=30.0, sigma=0.5, width=20)
+    assert wine.SWEEPS["width"][1](3.0) == wine.Setting(3.0, 0.64, width=3, num_hidden=1)
+    assert toy.DELTAS[9] == pytest.approx(10**-0.2)
+    assert math.log10(wine.DELTAS[-1]) == pytest.approx(3.6)
+
+
+@pytest.mark.slow
+def test_single_cells_are_the_stored_ones(reference, capsys):
+    assert run.main(["--only", "points"]) == 0
+    assert "differs" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["fits", "snelson", "noisier"])
+def test_program_finds_what_is_expected(part, reference, tmp_path):
+    assert run.main(["--only", part, "--out", str(tmp_path), "--sets", "4"]) == 0
+    assert list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.slow
+def test_the_curves_of_wine_have_the_stored_optima(reference, tmp_path):
+    table = wine.selection("delta", wine.splits(3))
+    rows = run.compare("wine δ", table, run.as_stored("dnn2gp_delta_wine", table))
+    assert all(row.agrees for row in rows), rows
