@@ -22,7 +22,7 @@ demo: $(STAMP) ## train a small network, turn it into a GP, write figures and a 
 	$(BIN)/net2gp demo
 
 test: check ## lint, types, import order, then all quick tests
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=worksteal --durations=15
 
 check: $(STAMP) ## lint, types and import order only
 	$(BIN)/ruff check .
@@ -36,6 +36,7 @@ slow: $(STAMP) ## the long reproductions
 bench: $(STAMP) ## speed and memory, side by side with the peers; then caches and solvers
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/limits.py
+	$(BIN)/python benchmarks/laplace_torch.py
 	NET2GP_DATA=$${NET2GP_DATA:-$(realpath ../shared/data)} OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/solvers.py
 
 docs: $(STAMP) ## the documentation, into site/

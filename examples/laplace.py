@@ -5,6 +5,7 @@ the detection of images unlike the data (AUROC).
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,15 +29,13 @@ def main(out: Path) -> None:
         optimizer.step()
     network.eval().requires_grad_(False)
 
-    likelihood = n2g.Categorical()
-    kron, last = n2g.Kron(), n2g.LastLayer()
-    posterior = n2g.laplace(network, (x, y), likelihood, structure=kron)
-    by_evidence = n2g.laplace(network, (x, y), likelihood, structure=kron, tuning=n2g.Evidence())
+    laplace = partial(n2g.laplace, network, (x, y), n2g.Categorical())
+    posterior = laplace(structure=n2g.Kron())
     predictors = {
         "network": lambda z: Categorical(logits=network(z)),
         "Kron": posterior.predict,
-        "Kron, evidence": by_evidence.predict,
-        "last layer": n2g.laplace(network, (x, y), likelihood, structure=last).predict,
+        "Kron, evidence": laplace(structure=n2g.Kron(), tuning=n2g.Evidence()).predict,
+        "last layer": laplace(structure=n2g.LastLayer()).predict,
     }
     turned = x_test.rot90(1, (-2, -1))
     entropies = {}
@@ -64,13 +63,12 @@ def main(out: Path) -> None:
         axis.set(title=name, xlabel="entropy of the prediction", yscale="log")
     axes[0].set_ylabel("images")
     axes[1].legend()
-    figure.tight_layout()
+    out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "laplace.png", dpi=150)
+    print("wrote", out / "laplace.png")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder for the figure")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    main(arguments.out)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("example_output"), help="for the figure")
+    main(parser.parse_args().out)

@@ -379,9 +379,7 @@ def test_noise_of_the_wrong_shape_says_what_to_pass() -> None:
 
 
 def test_a_link_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"Contrast\(\) or LaplaceBridge\(\), but is Quadrature"
-    ):
+    with pytest.raises(InputError, match=r"Contrast\(\) or LaplaceBridge\(\), but is Quadrature"):
         Categorical(Quadrature())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="but is 'probit'"):
         Bernoulli("probit")  # type: ignore[arg-type]

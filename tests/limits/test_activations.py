@@ -414,7 +414,9 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("function", "args", "kwargs"), CALLS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs"), CALLS, ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_a_call_is_the_module_that_it_names(function, args, kwargs):
     x = torch.linspace(-2, 2, 9, dtype=torch.float64)
     module = from_function(function, (x, *args), kwargs)

@@ -30,20 +30,31 @@ class LastLayerCurvature:
     inner: FullCurvature | DiagonalCurvature | KronBlock
 
 
-def find_last_layer(network: nn.Module) -> str:
-    """The name of the last `nn.Linear` in the order of the module's definition."""
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
+def find_last_layer(network: nn.Module, x: Inputs) -> str:
+    """The name of the `nn.Linear` that the network calls last."""
+    called: list[str] = []
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        if handles:
+            linearize(network)(rows(x, slice(0, 1)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not called:
         raise NetworkError(
             f"LastLayer() needs an nn.Linear at the end, but {type(network).__name__} has none. Pass "
             "only= with the names of the last parameters, and structure=Full() or Kron()."
         )
-    return linear[-1]
+    return called[-1]
 
 
 def last_linearized(network: nn.Module, x: Inputs, output: object = None) -> Linearized:
     """The network, linearized in the parameters of its last layer, which must be its output's last step."""
-    name = find_last_layer(network)
+    name = find_last_layer(network, x)
     prefix = f"{name}." if name else ""
     found = linearize(network, only=f"{prefix}*", output=output)  # type: ignore[arg-type]
     few = rows(x, slice(0, 2))

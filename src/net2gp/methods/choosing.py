@@ -48,6 +48,9 @@ def tuned(
 
 def _validated(search: Search, best: Tuned, validation: Validation, build: Build) -> Tuned:
     x, y = gather(validation.data)
+    if not len(validation.grid):
+        raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
+    search.task.likelihood.check(search.task.linearized(x), y)
     choices: list[tuple[float, Tuned]] = []
     noise = [np.log(1 / (best.scale * search.temperature))] if search.task.open_noise else []
     with progress("prior variance", len(validation.grid)) as advance:
@@ -62,5 +65,6 @@ def _validated(search: Search, best: Tuned, validation: Validation, build: Build
 
 def _targets(law: torch.distributions.Distribution, y: Tensor) -> Tensor:
     """The targets in the shape that the law is asked about."""
-    shape = law.batch_shape + law.event_shape
-    return y.reshape(shape).to(law.mean.dtype) if y.is_floating_point() else y
+    if isinstance(law, torch.distributions.Categorical):
+        return y
+    return y.reshape(law.batch_shape + law.event_shape).to(law.mean.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from net2gp.errors import InputError, check_memory
 from net2gp.inputs import describe, join, num_rows, rows
 from net2gp.likelihoods.laws import gaussian_law
-from net2gp.linalg import diagonal_blocks
+from net2gp.linalg import diagonal_blocks, psd_root
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import FeatureKernel, Inputs, Posterior
@@ -131,8 +131,20 @@ def _cavity(posterior: Any, x: Inputs | None, only: Tensor | None) -> _Cavity:
     # outputs that share a kernel share their noise, so that one of them stands for all
     Lam = _curvature(posterior, index)[:, :c, :c]
     alpha = _residuals(posterior, index).reshape(len(index), c, -1)
+    _check_removable(Lam, blocks)
     inner = torch.eye(c).to(blocks) - Lam @ blocks
     return _Cavity(left_out, cross, blocks, Lam, torch.linalg.solve(inner, alpha))
+
+
+def _check_removable(Lam: Tensor, blocks: Tensor) -> None:
+    """Raise where a covariance is larger than one that has seen the point can be: Λ^½ Σ Λ^½ < 1."""
+    R = psd_root(Lam)
+    if bool((torch.linalg.eigvalsh(R.mT @ blocks @ R) > 1 + 1e-6).any()):
+        raise InputError(
+            "a point cannot be taken out of this posterior: its covariance there is larger than the point "
+            "itself allows, as covariances that leave correlations out are (Diagonal, Kron, LowRank), or "
+            "those at another temperature. Pass laplace(..., structure=Full()) or FunctionSpace()."
+        )
 
 
 def _index(posterior: Any, only: Tensor | None) -> Tensor:

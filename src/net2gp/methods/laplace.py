@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import EmptyClass, InputError, NotStationary, check_positive
+from net2gp.errors import EmptyClass, InputError, NetworkError, NotStationary, check_positive
 from net2gp.inputs import chunks, describe, gather, map_inputs, num_rows, rows
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import Linearized, linearize
@@ -33,7 +34,7 @@ from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import function_space
 from net2gp.methods.laplace_tuning import Task, Tuned, Tuning
 from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.precision import covariance, log_det, trace
+from net2gp.posteriors.precision import covariance, log_det, prior_vector, trace
 from net2gp.posteriors.structures import (
     Diagonal,
     Full,
@@ -101,11 +102,19 @@ def laplace(
     processes, NeurIPS 2019.
     """
     check_positive(temperature, "temperature")
-    x, y = gather(data)
-    task = make_task(network, (x, y), likelihood, only, structure)
+    with torch.inference_mode(False):
+        task = make_task(network, gather(data), likelihood, only, structure)
+        return _solved(task, prior_var, tuning, temperature)
+
+
+def _solved(
+    task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
+) -> WeightGaussian | FunctionPosterior:
     if isinstance(task.structure, FunctionSpace):
         return function_space(task, prior_var, tuning, temperature)
-    curvature = curvature_of(task)
+    curvature = curvature_of(task, prior_var)
+    if isinstance(curvature, SubsetCurvature):
+        task = replace(task, free=curvature.index)
     params = task.params
 
     def build(found: Tuned) -> WeightGaussian:
@@ -146,8 +155,10 @@ def make_task(
     likelihood.check(f.to(linearized.example.dtype), y)
     open_noise = isinstance(likelihood, Gaussian) and likelihood.noise_var is None
     _check_classes(f, y, likelihood)
-    chosen = structure or _default(linearized, f)
     used = Gaussian(1.0) if open_noise else likelihood
+    chosen = structure or _default(linearized, (x, y), used, f)
+    if isinstance(chosen, LastLayer) and chosen.structure is None:
+        chosen = LastLayer(Full() if linearized.num_params <= SMALL_LAST else Kron())
     return Task(linearized, x, y, used, chosen, f, open_noise)
 
 
@@ -178,11 +189,20 @@ def _linearized(
     return linearize(network, only=only)
 
 
-def _default(linearized: Linearized, f: Tensor) -> Structure:
-    """The first structure that is exact and small, else `Kron()`."""
-    if linearized.num_params <= SMALL_FULL:
+def _default(
+    linearized: Linearized, data: tuple[Inputs, Tensor], likelihood: Likelihood, f: Tensor
+) -> Structure:
+    """The first structure that is exact and small, else `Kron()`, or `Diagonal()` without factors."""
+    small = linearized.num_params <= (SMALL_FULL if linearized.num_params <= f.numel() else 1000)
+    if small:
         return Full()
-    return FunctionSpace() if f.numel() <= SMALL_ROWS else Kron()
+    if f.numel() <= SMALL_ROWS:
+        return FunctionSpace()
+    try:
+        kron_curvature(Source(linearized, rows(data[0], slice(0, 3)), data[1][:3], likelihood))
+    except NetworkError:
+        return Diagonal()
+    return Kron()
 
 
 def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
@@ -199,8 +219,8 @@ def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
         )
 
 
-def curvature_of(task: Task) -> Curvature | LastLayerCurvature:
-    """H of the task in its structure."""
+def curvature_of(task: Task, prior_var: PriorVar | None = None) -> Curvature | LastLayerCurvature:
+    """H of the task in its structure; a prior that is given counts for which subnetwork is chosen."""
     structure = task.structure
     if isinstance(structure, LastLayer):
         return _last_layer_curvature(task, structure)
@@ -208,7 +228,7 @@ def curvature_of(task: Task) -> Curvature | LastLayerCurvature:
         source = Source(task.linearized, task.x, task.y, task.likelihood)
         return low_rank_curvature(source, structure.rank, structure.seed)
     if isinstance(structure, Subnetwork):
-        return _subnetwork_curvature(task, structure)
+        return _subnetwork_curvature(task, structure, prior_var)
     assert isinstance(structure, Full | Diagonal | Kron)
     source = Source(task.linearized, task.x, task.y, task.likelihood, structure.fisher)
     if isinstance(structure, Full):
@@ -216,17 +236,21 @@ def curvature_of(task: Task) -> Curvature | LastLayerCurvature:
     return diagonal_curvature(source) if isinstance(structure, Diagonal) else kron_curvature(source)
 
 
-def _subnetwork_curvature(task: Task, structure: Subnetwork) -> SubsetCurvature:
-    """Of the parameters with the smallest diagonal curvature: under one prior, the largest variance."""
+def _subnetwork_curvature(
+    task: Task, structure: Subnetwork, prior_var: PriorVar | None
+) -> SubsetCurvature:
+    """Of the parameters with the largest variance v/(1 + v·h), which does not depend on a common v."""
     source = Source(task.linearized, task.x, task.y, task.likelihood)
+    prior = expand_prior(1.0 if prior_var is None else prior_var, task.params)
+    v = prior_vector(prior, task.params)
+    variance = v / (1 + v * diagonal_curvature(source).diagonal)
     count = min(structure.num_weights, task.linearized.num_params)
-    least = torch.topk(diagonal_curvature(source).diagonal, count, largest=False).indices
-    return subset_curvature(source, least.sort().values)
+    return subset_curvature(source, torch.topk(variance, count).indices.sort().values)
 
 
 def _last_layer_curvature(task: Task, structure: LastLayer) -> LastLayerCurvature:
-    small = task.linearized.num_params <= SMALL_LAST
-    inner = structure.structure or (Full() if small else Kron())
+    inner = structure.structure
+    assert inner is not None
     source = Source(task.linearized, task.x, task.y, task.likelihood, inner.fisher)
     if isinstance(inner, Full):
         return last_layer_full(source)

@@ -68,7 +68,7 @@ def function_space(
     determinant: LogDet = _nothing
     if prior_var is None or part.open_noise:
         determinant = _spectral(K, curvature, unit=prior_var is None)
-    return build(tuned(task, determinant, build, prior_var, tuning, temperature))
+    return build(tuned(part, determinant, build, prior_var, tuning, temperature))
 
 
 def _with_own_link(
@@ -160,4 +160,4 @@ def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> F
     )
     evidence = part.log_likelihood(noise) - 0.5 * distance - 0.5 * state.log_det
     posterior = assemble(problem, Cholesky(), state.dual, state.factor, evidence, None)  # type: ignore[arg-type]
-    return replace(posterior, inference=Laplace(), sites=sites, gram=K)
+    return replace(posterior, inference=Laplace(), sites=sites, gram=K, structure=part.structure)

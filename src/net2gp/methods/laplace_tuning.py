@@ -80,6 +80,7 @@ class Task:
     structure: Structure
     f: Tensor  # (N, C) in float64
     open_noise: bool
+    free: Tensor | None = None  # the parameters that are not known, where not all are
 
     @property
     def params(self) -> Params:
@@ -155,12 +156,17 @@ class Search:
         noise = logs[-1].exp() if self.task.open_noise else None
         scale = torch.ones((), dtype=torch.float64, device=logs.device) / self.temperature
         scale = scale if noise is None else scale / noise
-        distance = sum(
-            (value.double().square() / prior[name].double()).sum()
-            for name, value in self.task.params.items()
-        )
         fit = self.task.log_likelihood(noise)
-        return fit - 0.5 * distance - 0.5 * self.log_det(prior, scale)
+        return fit - 0.5 * self._distance(prior) - 0.5 * self.log_det(prior, scale)
+
+    def _distance(self, prior: Params) -> Tensor:
+        """Σ θ*²/v over the parameters that are not known."""
+        parts = [
+            (value.double().square() / prior[name].double()).reshape(-1)
+            for name, value in self.task.params.items()
+        ]
+        each = torch.cat(parts)
+        return each.sum() if self.task.free is None else each[self.task.free].sum()
 
     def maximize(self) -> np.ndarray:
         """The logarithms of the largest evidence."""

@@ -13,9 +13,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Bernoulli, Categorical, Contrast, MonteCarlo, Probit, Quadrature
+from net2gp.linalg import psd_root
+from net2gp.linear.curvature import GGN
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
 from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.structures import Full, FunctionSpace, LastLayer
+from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
 from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
@@ -25,6 +27,12 @@ Build = Callable[[Tuned], Built]
 
 STEPS = 12
 """The most prior variances that are tried."""
+
+LARGEST_MOVE = 8.0
+"""How far, in logarithms, the prior variance may end from that of the evidence."""
+
+FIXED_POINT = Full | Kron | Diagonal | FunctionSpace
+"""Structures over all weights, whose effective parameters say what the data determine."""
 
 
 def has_open_link(likelihood: Likelihood) -> bool:
@@ -43,15 +51,16 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
     away from the data, so that more of it only adds noise.
     """
     x = some_points(search.task.x, matched.num_points)
-    if search.prior_var is not None or isinstance(search.task.structure, LastLayer):
-        return replace(best, likelihood=match_link(build(best), x).likelihood)
+    own = replace(best, likelihood=match_link(build(best), x, best.scale).likelihood)
+    if search.prior_var is not None or not isinstance(search.task.structure, FIXED_POINT):
+        return own
     theta = search.task.linearized.flatten(search.task.params).double()
     size = float(theta @ theta)
     assert isinstance(best.prior_var, float)
 
     def excess(log: float) -> tuple[float, Tuned]:
         one = search.at(np.array([log]))
-        likelihood = match_link(build(one), x).likelihood
+        likelihood = match_link(build(one), x, one.scale).likelihood
         gamma = search.effective_parameters(float(np.exp(log)), one.scale)
         found = np.log(likelihood.link.scale**2 * size / max(gamma, 1e-12))  # type: ignore[attr-defined]
         return float(found) - log, replace(one, likelihood=likelihood)
@@ -67,11 +76,15 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
                 break
             slope = min((new - value) / (log - before), -0.1)
             before, value, log = log, new, float(np.clip(log - new / slope, log - 5, log + 5))
-    return result
+    # few points of an interpolating network leave the scale open: then the evidence has the last word
+    settled = abs(new) < 0.1 and abs(log - float(np.log(best.prior_var))) < LARGEST_MOVE
+    return result if settled else own
 
 
-def match_link(posterior: Built, x: Inputs) -> Built:
+def match_link(posterior: Built, x: Inputs, scale: float = 1.0) -> Built:
     """The posterior with the link whose scale minimizes KL(network ‖ prediction) at the points `x`.
+
+    `scale` is the factor of the curvature, the inverse of a temperature.
 
     Labels are not needed: the network's average certainty was found by its training, and the data say
     little more about it. What the covariance adds is where to be less sure than on average, and where
@@ -79,29 +92,43 @@ def match_link(posterior: Built, x: Inputs) -> Built:
     absent at a new point. Cost: one `marginal`.
     """
     likelihood = posterior.likelihood
+    if isinstance(likelihood, Categorical):
+        if isinstance(posterior, WeightGaussian) and not _is_exact(posterior):
+            mean, variances = posterior.linearized(x).double(), posterior.contrast(x).double()
+        else:
+            mean, covariance = _moments(posterior, x, scale)
+            variances = Contrast.variances(mean, covariance)
+        best = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variances)))
+        return replace(posterior, likelihood=replace(likelihood, link=Contrast(best)))
+    assert isinstance(likelihood, Bernoulli)
+    mean, covariance = _moments(posterior, x, scale)
+    variances = covariance.diagonal(dim1=1, dim2=2).clamp(min=0)
+    best = _best_scale(lambda s: _sigmoid_loss(mean, Probit(s).shrink(mean, variances)))
+    return replace(posterior, likelihood=replace(likelihood, link=Probit(best)))
+
+
+def _moments(posterior: Built, x: Inputs, scale: float) -> tuple[Tensor, Tensor]:
     law = posterior.marginal(x)
     mean, covariance = law.mean.double(), law.covariance_matrix.double()
     if _is_exact(posterior):
-        covariance = without_own(covariance, likelihood.curvature(mean))
-    if isinstance(likelihood, Categorical):
-        variances = Contrast.variances(mean, covariance)
-        scale = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variances)))
-        return replace(posterior, likelihood=replace(likelihood, link=Contrast(scale)))
-    assert isinstance(likelihood, Bernoulli)
-    variances = covariance.diagonal(dim1=1, dim2=2).clamp(min=0)
-    scale = _best_scale(lambda s: _sigmoid_loss(mean, Probit(s).shrink(mean, variances)))
-    return replace(posterior, likelihood=replace(likelihood, link=Probit(scale)))
+        covariance = without_own(covariance, scale * posterior.likelihood.curvature(mean))
+    return mean, covariance
 
 
 def without_own(covariance: Tensor, curvature: Tensor) -> Tensor:
     """S (I − ΛS)⁻¹ for each point: the covariance (N, C, C) without the point's own curvature Λ.
 
+    As S + S R (I − RᵀSR)⁻¹ Rᵀ S with Λ = RRᵀ. Where a point alone determines its own output, RᵀSR → 1, the
+    factor is kept below 1000.
+
     >>> without_own(torch.full((1, 1, 1), 0.5), torch.ones(1, 1, 1))  # 1/(1/0.5 − 1)
-    tensor([[[1.]]])
+    tensor([[[1.0000]]], dtype=torch.float64)
     """
-    identity = torch.eye(covariance.shape[-1]).to(covariance)
-    inner = identity - curvature @ covariance
-    return torch.linalg.solve(inner, covariance, left=False)
+    R = psd_root(curvature)
+    S = covariance.double()
+    own, Q = torch.linalg.eigh(R.mT @ S @ R)
+    sides = S @ R @ Q
+    return S + (sides / (1 - own.clamp(0, 0.999))[:, None, :]) @ sides.mT
 
 
 def _is_exact(posterior: Built) -> bool:
@@ -110,7 +137,7 @@ def _is_exact(posterior: Built) -> bool:
     structure = posterior.structure
     if isinstance(structure, LastLayer):
         structure = structure.structure
-    return isinstance(structure, Full | FunctionSpace)
+    return isinstance(structure, Full) and isinstance(structure.fisher, GGN)
 
 
 def some_points(x: Inputs, count: int) -> Inputs:

@@ -57,7 +57,7 @@ class NaturalGradient(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         **options: Unpack[Options],
     ) -> None:
-        linearized = network if isinstance(network, Linearized) else linearize(network)
+        linearized = network if isinstance(network, Linearized) else _trainable(network)
         check_count(num_data, "num_data", "the number of training points, len(train)")
         check_positive(lr, "lr", zero=True)
         check_betas(betas)
@@ -308,3 +308,14 @@ def check_known(options: Any, known: Any) -> None:
         if name not in known.__annotations__:
             names = ", ".join(known.__annotations__)
             raise TypeError(f"there is no option '{name}'. The options are: {names}.")
+
+
+def _trainable(network: nn.Module) -> Linearized:
+    """The network, linearized in the parameters that require a gradient."""
+    names = [name for name, value in network.named_parameters() if value.requires_grad]
+    if not names:
+        raise InputError(
+            "no parameter of the network requires a gradient, so there is nothing to train. "
+            "Call network.requires_grad_(), or pass linearize(network, only=...)."
+        )
+    return linearize(network, only=names)

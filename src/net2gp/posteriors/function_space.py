@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -21,6 +21,9 @@ from net2gp.posteriors.samples import FunctionSamples, check_count, draw_from
 from net2gp.posteriors.solvers import Inference, Solver
 from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
+
+if TYPE_CHECKING:
+    from net2gp.posteriors.dual import Dual
 
 TEST_BYTES = 2**28
 """What the cross-covariances of one chunk of test points may take."""
@@ -95,6 +98,28 @@ class FunctionPosterior:
     gram: Tensor | None = field(default=None, repr=False)
     weights: Tensor | None = field(default=None, repr=False)
     cache: Tensor | None = field(default=None, repr=False)
+    structure: object = None
+
+    @property
+    def prior_var(self) -> Any:
+        """The prior variances of a network's parameters by name, for its tangent kernel."""
+        return self._tangent("prior_var").prior_var
+
+    def dual(self) -> Dual:
+        """The linear model and the Gaussian process that the network at θ* stands for."""
+        from net2gp.posteriors.dual import make_dual
+
+        kernel = self._tangent("dual")
+        data = (self.x, self.y)
+        return make_dual(kernel.linearized, data, self.likelihood, kernel.prior_var)
+
+    def _tangent(self, what: str) -> Any:
+        if not hasattr(self.kernel, "linearized"):
+            raise InputError(
+                f"{what} is of a network's tangent kernel, but the kernel is "
+                f"{type(self.kernel).__name__}."
+            )
+        return self.kernel
 
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C.

@@ -50,8 +50,9 @@ def common_variance(prior: Params) -> Tensor | None:
     """The one variance that all parameters have, if it is one."""
     values = list(prior.values())
     first = values[0]
-    same = all(v is first or (not v.dim() and bool(v == first)) for v in values)
-    return first.double() if same and not first.dim() else None
+    if any(v.dim() for v in values) or not all(v is first or bool(v == first) for v in values):
+        return None
+    return first.double()
 
 
 @singledispatch
