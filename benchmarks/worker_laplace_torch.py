@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from laplace import Laplace
 from laplace.curvature import BackPackGGN, CurvlinopsGGN
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from laplace import Laplace
 from laplace_problems import PROBLEMS
 from measure import Job, measure, resident
 from networks import network

@@ -12,10 +12,10 @@ import warnings
 
 import numpy as np
 import torch
-from laplace import Laplace
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from laplace import Laplace
 from problems import read
 
 STRUCTURES = {
