@@ -39,7 +39,7 @@ TABLES = {
     "energy": 20,
     "yacht": 20,
     "wine-quality-red": 20,
-    "power-plant": 5,
+    "power-plant": 20,
 }
 """Tables and how many of their splits are used."""
 

@@ -383,7 +383,7 @@ def test_a_link_that_does_not_fit_is_refused() -> None:
         Categorical(Quadrature())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="but is 'probit'"):
         Bernoulli("probit")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="num_samples must be a positive integer, but is 0"):
+    with pytest.raises(InputError, match="num_samples must be a positive whole number, but is 0"):
         MonteCarlo(0)
     with pytest.raises(InputError, match="at most 128, but is 1000"):
         Quadrature(1000)

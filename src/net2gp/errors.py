@@ -103,6 +103,20 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
         )
 
 
+def check_count(value: int, name: str, *, example: int = 10) -> None:
+    """Raise unless `value` is a whole number of at least 1.
+
+    >>> check_count(0, "num_samples")
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: num_samples must be a positive whole number, but is 0. Try num_samples=10.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"{name} must be a positive whole number, but is {value!r}. Try {name}={example}."
+        )
+
+
 def check_dtype_and_device(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:
     """Raise unless `tensor` has the floating dtype and the device of `like`."""
     if tensor.device != like.device:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp import RBF, infinite_width, linearize, nngp, ntk
+from net2gp.deep import composed
 from net2gp.kernels import IndependentOutputs
 from net2gp.types import FeatureKernel, Kernel
 from posteriors.ways import network, points, seeded
@@ -50,6 +51,7 @@ KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
         1,
         lambda dtype: infinite_width(convolutional(dtype).network, weight_var=2.0).ntk.scaled(0.5),
     ),
+    "composed": (1, lambda dtype: composed(RBF(0.7, 1.5), RBF(0.8), width=2)),
     "independent rbf": (2, lambda dtype: IndependentOutputs(RBF(0.8, 1.5), 2)),
     "independent trace": (2, lambda dtype: IndependentOutputs(linearized(dtype).trace_kernel(), 2)),
 }

@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from net2gp.errors import InputError, check_positive
-
-
-def _check_count(value: int, name: str, example: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(
-            f"{name} must be a positive integer, but is {value!r}. Try {name}={example}."
-        )
+from net2gp.errors import InputError, check_count, check_positive
 
 
 @dataclass(frozen=True)
@@ -30,7 +23,7 @@ class Quadrature:
     num_points: int = 32
 
     def __post_init__(self) -> None:
-        _check_count(self.num_points, "num_points", 32)
+        check_count(self.num_points, "num_points", example=32)
         if self.num_points > 128:
             raise InputError(
                 f"num_points must be at most 128, but is {self.num_points}: longer rules lose "
@@ -143,7 +136,7 @@ class MonteCarlo:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_count(self.num_samples, "num_samples", 512)
+        check_count(self.num_samples, "num_samples", example=512)
 
     def base_sample(self, dimension: int, like: Tensor) -> Tensor:
         """Standard normal points of shape (S, dimension), of the dtype and device of `like`.

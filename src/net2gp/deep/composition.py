@@ -1,0 +1,167 @@
+"""A Gaussian process of a Gaussian process, by its moments.
+
+With g = (g_1 … g_H), independent Gaussian processes of kernel k₁, and f one of the squared-exponential
+kernel k₂, the composition f(g(x)) is not Gaussian, but its moments are known in closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, check_count
+from net2gp.inputs import chunks, num_rows
+from net2gp.kernels import RBF, TILE_BYTES
+from net2gp.types import Inputs, Kernel
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """E k₂(g(x), g(x')): the covariance of f ∘ g, itself a kernel. Made by `composed`."""
+
+    outer: RBF
+    inner: Kernel
+    width: int
+    product_dtype: torch.dtype | None = None
+
+    @property
+    def joint(self) -> bool:
+        """False: outputs are independent copies."""
+        return False
+
+    def check(self, x: Inputs) -> None:
+        """As the inner kernel."""
+        self.inner.check(x)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """E k₂(g(x), g(y)): (N, M)."""
+        similarity = torch.exp(-0.5 * ratios(self, x, y).log1p().sum(0))
+        return (self.outer.output_var * similarity).to(self.product_dtype or self.dtype_at(x))
+
+    def dtype_at(self, x: Inputs) -> torch.dtype:
+        """The dtype of results: that of the inner kernel."""
+        return self.inner.diag(next(chunks(x, 1))).dtype
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """σ₂² for each point: (N, 1, 1)."""
+        return self.diag(x)[:, None, None]
+
+    def diag(self, x: Inputs) -> Tensor:
+        """σ₂² for each point: (N,)."""
+        inner = self.inner.diag(x)
+        dtype = self.product_dtype or inner.dtype
+        return (torch.ones_like(inner, dtype=dtype) * self.outer.output_var).to(dtype)
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
+        size = max(1, TILE_BYTES // (8 * num_rows(y)))
+        tiles = (self(part, y) for part in chunks(x, size))
+        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
+
+    def precise(self) -> Composed:
+        """The same kernel of the same inputs, its results in float64."""
+        return replace(self, product_dtype=torch.float64)
+
+    def scaled(self, variance: float | Tensor) -> Composed:
+        """variance · k."""
+        return replace(self, outer=self.outer.scaled(variance))
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Composed:
+        """The same kernel with its tensors on another device or in another dtype."""
+        return replace(self, outer=self.outer.to(device, dtype), inner=self.inner.to(device, dtype))
+
+
+def composed(outer: RBF, inner: Kernel, *, width: int | None = None) -> Composed:
+    """The covariance of f(g(x)): f a process of kernel `outer`, g of `width` independent ones of `inner`.
+
+    A difference g_h(x) − g_h(x') is N(0, v), v = k₁(x, x) + k₁(x', x') − 2 k₁(x, x'), hence
+
+        E k₂(g(x), g(x')) = σ₂² ∏_h (1 + v / ℓ_h²)^(−1/2).
+
+    `width` H is the number of length scales of `outer`, or 1. The kernel can be conditioned as any
+    other, which is regression with the Gaussian process of the same covariance as the deep one; as an
+    inner kernel again it is the covariance of that Gaussian process, not of three exact layers.
+    Cost: that of `inner`, and N·M·H. Differences are taken in float64.
+
+    >>> kernel = composed(RBF(lengthscale=0.7), RBF(lengthscale=0.8, output_var=1.3**2))
+    >>> kernel(torch.tensor([[0.0], [0.5]], dtype=torch.float64))
+    tensor([[1.0000, 0.6706],
+            [0.6706, 1.0000]], dtype=torch.float64)
+
+    Reference: Lu, Yang, Hao & Shafto, "Interpretable deep Gaussian processes with moments", 2020.
+    """
+    if not isinstance(outer, RBF):
+        raise InputError(
+            f"composed needs a squared-exponential outer kernel, n2g.RBF(...), but outer is a "
+            f"{type(outer).__name__}."
+        )
+    if not isinstance(inner, Kernel):
+        raise InputError(
+            f"composed needs a kernel as inner, such as n2g.RBF(...) or n2g.nngp(network), but inner "
+            f"is a {type(inner).__name__}."
+        )
+    if inner.joint:
+        raise InputError(
+            "composed needs an inner kernel of independent outputs, but its outputs are correlated "
+            "(inner.joint is True). For a network, use linearize(network).trace_kernel() or nngp(network)."
+        )
+    scales = torch.as_tensor(outer.lengthscale).numel()
+    width = scales if width is None else width
+    check_count(width, "width")
+    if scales not in (1, width):
+        raise InputError(
+            f"composed needs one length scale of outer, or one for each of the width = {width} inner "
+            f"processes, but got {scales}."
+        )
+    return Composed(outer, inner, width)
+
+
+def increment_kurtosis(kernel: Composed, x: Inputs, y: Inputs | None = None) -> Tensor:
+    """The kurtosis of f(g(x)) − f(g(y)) for each pair, 3 if it were Gaussian: (N, M), in float64.
+
+    Given d = g(x) − g(y), the increment is N(0, 2σ₂²(1 − e(d))) with e(d) = exp(−½ Σ d_h² / ℓ_h²), so
+
+        E[Δ⁴] / E[Δ²]² = 3 E[(1 − e)²] / E[1 − e]² = 3 (1 − 2A + B) / (1 − A)²,
+
+    A = ∏ (1 + v/ℓ_h²)^(−1/2), B = ∏ (1 + 2v/ℓ_h²)^(−1/2). It is evaluated as
+    3 + 3A² (B/A² − 1) / (1 − A)², which keeps its digits at small v; at v = 0 it is the limit, 9 for one
+    inner process.
+
+    >>> kernel = composed(RBF(lengthscale=0.7), RBF(lengthscale=0.8, output_var=1.3**2))
+    >>> points = torch.tensor([[0.0], [0.5]], dtype=torch.float64)
+    >>> increment_kurtosis(kernel, points)
+    tensor([[9.0000, 5.4573],
+            [5.4573, 9.0000]], dtype=torch.float64)
+
+    Reference: Lu, Yang, Hao & Shafto, "Interpretable deep Gaussian processes with moments", 2020.
+    """
+    u = ratios(kernel, x, y)
+    twice = u.square()
+    log_similarity = -0.5 * u.log1p().sum(0)
+    excess = torch.exp(2 * log_similarity) * torch.expm1(0.5 * (twice / (1 + 2 * u)).log1p().sum(0))
+    apart = torch.expm1(log_similarity).square()
+    scales = squared_scales(kernel, u)
+    limit = 2 * scales.pow(-2).sum() / scales.reciprocal().sum().square()
+    # below this v / ℓ² the limit is right to rounding, and apart may underflow
+    near = u.amax(0) < 1e-16
+    return 3 + 3 * torch.where(near, limit, excess / torch.where(near, 1.0, apart))
+
+
+def ratios(kernel: Composed, x: Inputs, y: Inputs | None) -> Tensor:
+    """v(x, y) / ℓ_h² of each inner process: (H, N, M), in float64."""
+    inner = kernel.inner.precise()
+    own, other = inner.diag(x), inner.diag(x if y is None else y)
+    v = (own[:, None] + other[None, :] - 2 * inner(x, y)).double().clamp(min=0)
+    if y is None:
+        v = v - torch.diag(v.diagonal())
+    return v / squared_scales(kernel, v)[:, None, None]
+
+
+def squared_scales(kernel: Composed, like: Tensor) -> Tensor:
+    """ℓ_h² of each inner process: (H,)."""
+    scale = torch.as_tensor(kernel.outer.lengthscale, dtype=torch.float64, device=like.device)
+    return scale.reshape(-1).expand(kernel.width).square()
