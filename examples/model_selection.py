@@ -16,7 +16,7 @@ import net2gp as n2g
 from net2gp.methods.dual import dual
 from net2gp.methods.selection import Fit, sweep
 from net2gp.methods.train_many import Adam, train_many
-from net2gp.plots_selection import plot_selection
+from net2gp.plots import plot_selection
 
 torch.set_default_dtype(torch.float64)
 NOISE = n2g.Gaussian(noise_var=0.09)

@@ -40,6 +40,8 @@ class Architecture:
     activation: nn.Module
     weight_var: float
     bias_var: float
+    skewed: bool = False
+    """Whether the last layer's weights are exponential, less their mean: as variable, but E w³ > 0."""
 
     def module(self, width: int) -> nn.Sequential:
         """The network as torch knows it, with one output."""
@@ -78,6 +80,8 @@ class Networks:
             scale = (architecture.weight_var / shape[1]) ** 0.5
             weights.append(torch.randn(count, *shape, **kind).mul_(scale))
             biases.append(torch.randn(count, 1, shape[0], **kind) * architecture.bias_var**0.5)
+        if architecture.skewed:
+            weights[-1].exponential_(generator=generator).sub_(1.0).mul_(scale)
         return Networks(architecture, weights, biases)
 
     def copy(self) -> Networks:

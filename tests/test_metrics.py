@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -152,6 +153,112 @@ def test_crps_of_a_certain_prediction_is_the_absolute_error() -> None:
         assert float(metrics.crps_gaussian(mean, torch.zeros_like(mean), y)) == 3.0
 
 
+def test_crps_of_samples_is_its_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(7, 5, 2, generator=generator, dtype=torch.float64)
+    y = torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    near = (samples - y).abs().mean(0)
+    apart = (samples[:, None] - samples).abs().sum((0, 1))
+    for unbiased, pairs in ((True, 7 * 6), (False, 7 * 7)):
+        expected = (near - apart / (2 * pairs)).mean()
+        value = metrics.crps_samples(samples, y, unbiased=unbiased)
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+
+
+def test_crps_of_samples_is_that_of_their_law_on_average() -> None:
+    mean, var, y = regression(shape=(4,))
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(3, 100_000, 4, generator=generator, dtype=torch.float64)
+    samples = mean + var.sqrt() * noise
+    spread = (samples - y).abs().mean(0) - (samples - samples.roll(1, 0)).abs().mean(0) / 2
+    error = float(spread.mean(-1).std() / 100_000**0.5)
+    each = metrics.crps_samples(samples, y.expand(100_000, 4))
+    assert abs(float(each - metrics.crps_gaussian(mean, var, y))) < 4 * error
+    biased = metrics.crps_samples(samples, y.expand(100_000, 4), unbiased=False)
+    assert float(biased - metrics.crps_gaussian(mean, var, y)) > 20 * error
+
+
+def test_crps_of_one_sample_is_the_absolute_error() -> None:
+    mean, _, y = regression(shape=(6,))
+    expected = (mean - y).abs().mean()
+    torch.testing.assert_close(metrics.crps_samples(mean[None], y, unbiased=False), expected)
+
+
+def test_coverage_of_samples_counts_between_numpys_quantiles() -> None:
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(11, 400, 2, generator=generator, dtype=torch.float64)
+    y = torch.randn(400, 2, generator=generator, dtype=torch.float64)
+    levels = torch.tensor([0.0, 0.25, 0.8, 0.97, 1.0], dtype=torch.float64)
+    expected = []
+    for level in levels.tolist():
+        lower, upper = np.quantile(samples.numpy(), [(1 - level) / 2, (1 + level) / 2], axis=0)
+        expected.append(((y.numpy() >= lower) & (y.numpy() <= upper)).mean())
+    assert metrics.coverage_samples(samples, y, levels).tolist() == pytest.approx(expected)
+    assert float(metrics.coverage_samples(samples, y, 0.8)) == pytest.approx(expected[2])
+
+
+def test_five_samples_span_the_next_in_four_cases_of_six() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(6, 200_000, generator=generator)
+    share = float(metrics.coverage_samples(draws[1:], draws[0], 1.0))
+    assert share == pytest.approx(4 / 6, abs=4 * (2 / 9 / 200_000) ** 0.5)
+
+
+def test_coverage_error_is_zero_for_the_right_law_and_half_for_one_that_never_covers() -> None:
+    mean, var, y = regression(shape=(200_000,))
+    assert metrics.coverage_error(mean, var, y) < 2e-3
+    never = metrics.coverage_error(mean, 1e-12 * var, y)
+    assert float(never) == pytest.approx(0.5, abs=1e-4)
+    levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    gaps = [abs(float(metrics.coverage(mean, 4 * var, y, level)) - level) for level in levels]
+    value = metrics.coverage_error(mean, 4 * var, y, num_levels=3)
+    assert float(value) == pytest.approx(float(np.mean(gaps)), rel=1e-12)
+
+
+def test_risk_coverage_is_the_mean_loss_of_the_surest() -> None:
+    generator = torch.Generator().manual_seed(0)
+    uncertainty = torch.rand(50, generator=generator, dtype=torch.float64)
+    loss = torch.rand(50, generator=generator, dtype=torch.float64)
+    order = sorted(range(50), key=lambda n: float(uncertainty[n]))
+    expected = [np.mean([float(loss[n]) for n in order[: k + 1]]) for k in range(50)]
+    curve = metrics.risk_coverage(uncertainty, loss)
+    assert curve.risk.tolist() == pytest.approx(expected, rel=1e-12)
+    assert curve.coverage.tolist() == pytest.approx([(k + 1) / 50 for k in range(50)])
+    area = metrics.aurc(uncertainty, loss)
+    assert float(area) == pytest.approx(np.mean(expected), rel=1e-12)
+
+
+def test_ties_count_as_the_average_over_their_orders() -> None:
+    uncertainty = torch.tensor([1, 0, 1, 1, 0, 2])
+    loss = torch.tensor([0.3, 0.1, 0.9, 0.0, 0.5, 0.2], dtype=torch.float64)
+    orders = [
+        [*low, *middle, 5]
+        for low in itertools.permutations([1, 4])
+        for middle in itertools.permutations([0, 2, 3])
+    ]
+    number = torch.arange(1, 7)
+    expected = torch.stack([loss[order].cumsum(0) / number for order in orders]).mean(0)
+    torch.testing.assert_close(metrics.risk_coverage(uncertainty, loss).risk, expected)
+
+
+def test_sorted_losses_have_the_least_area_and_constant_uncertainty_the_mean_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.rand(6, generator=generator, dtype=torch.float64)
+    areas = [
+        float(metrics.aurc(torch.tensor(order), loss)) for order in itertools.permutations(range(6))
+    ]
+    assert float(metrics.aurc(loss, loss)) == pytest.approx(min(areas), rel=1e-12)
+    torch.testing.assert_close(metrics.aurc(torch.zeros(6), loss), loss.mean())
+
+
+def test_truth_values_are_losses_and_columns_are_vectors() -> None:
+    uncertainty = torch.tensor([0.3, 0.1, 0.2])
+    wrong = torch.tensor([True, False, True])
+    torch.testing.assert_close(metrics.aurc(uncertainty, wrong), torch.tensor(7 / 18))
+    column = metrics.aurc(uncertainty[:, None], wrong[:, None].double())
+    torch.testing.assert_close(column, torch.tensor(7 / 18, dtype=torch.float64))
+
+
 def test_auroc_is_sklearns_with_ties() -> None:
     generator = torch.Generator().manual_seed(0)
     inside = torch.randint(0, 8, (40,), generator=generator).double()
@@ -181,6 +288,8 @@ def test_scores_can_be_differentiated() -> None:
     var.requires_grad_()
     assert torch.autograd.gradcheck(lambda m, v: metrics.crps_gaussian(m, v, y), (mean, var))
     assert torch.autograd.gradcheck(lambda m, v: metrics.gaussian_nll((m, v), y), (mean, var))
+    samples = torch.stack([mean, mean + var, mean - 2 * var]).detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: metrics.crps_samples(s, y), samples)
 
 
 def test_mistakes_say_what_was_expected() -> None:
@@ -204,8 +313,55 @@ def test_mistakes_say_what_was_expected() -> None:
         metrics.reliability(probs, labels, 0)
     with pytest.raises(InputError, match=r"y must have shape \(5,\) for this Categorical"):
         metrics.nll(Categorical(probs=probs), labels[:4])
-    with pytest.raises(InputError, match="got 0 inside and 5 outside"):
+    with pytest.raises(InputError, match=r"got 0 inside and 5 outside.*scores\[y == 0\]"):
         metrics.auroc(mean[:0], mean)
+
+
+def test_mistakes_with_probabilities_say_what_to_pass() -> None:
+    probs, labels = classification(points=5)
+    with pytest.raises(InputError, match=r"between 0 and 1.*pass logits\.softmax\(-1\)"):
+        metrics.accuracy(probs.log(), labels)
+    with pytest.raises(InputError, match="between 0 and 1, but one is nan"):
+        metrics.expected_calibration_error(probs * torch.nan, labels)
+    with pytest.raises(InputError, match=r"add up to 1, but are off by .*probs / probs\.sum"):
+        metrics.brier(0.5 * probs, labels)
+    with pytest.raises(InputError, match=r"probs must be a tensor.*torch\.as_tensor\(probs\)"):
+        metrics.accuracy(probs.numpy(), labels)
+
+
+def test_mistakes_with_samples_and_uncertainties_say_what_to_pass() -> None:
+    mean, var, y = regression(shape=(5,))
+    with pytest.raises(InputError, match=r"\(S, N\) or \(S, N, C\).*have shape \(5,\)"):
+        metrics.crps_samples(mean, y)
+    with pytest.raises(InputError, match=r"at least 2 samples, but got 1.*unbiased=False"):
+        metrics.crps_samples(mean[None], y)
+    with pytest.raises(InputError, match=r"each sample and y must have the same shape.*\(4,\)"):
+        metrics.coverage_samples(mean.expand(3, 5), y[:4], 0.5)
+    with pytest.raises(InputError, match="between 0 and 1, but is 95"):
+        metrics.coverage_samples(mean.expand(3, 5), y, 95)
+    with pytest.raises(InputError, match="num_levels must be at least 1, but is 0"):
+        metrics.coverage_error(mean, var, y, 0)
+    with pytest.raises(InputError, match=r"one number for each.*\(5,\) and \(5, 2\).*loss\.mean"):
+        metrics.aurc(mean, torch.zeros(5, 2))
+    with pytest.raises(InputError, match=r"one number for each of the same points.*\(5,\) and \(4"):
+        metrics.risk_coverage(mean, y[:4])
+    with pytest.raises(InputError, match=r"one number for each of the same points.*\(0,\) and \(0"):
+        metrics.risk_coverage(mean[:0], y[:0])
+    with pytest.raises(InputError, match="y must hold numbers, but 5 of 5 are NaN"):
+        metrics.coverage(mean, var, y * torch.nan, 0.5)
+    with pytest.raises(InputError, match="scores_out must hold numbers, but 5 of 5 are NaN"):
+        metrics.auroc(mean, mean * torch.nan)
+    with pytest.raises(InputError, match="y must be a tensor, but is of type float"):
+        metrics.rmse(mean, 1.0)
+
+
+def test_nan_stays_nan_in_what_is_averaged() -> None:
+    mean, var, y = regression(shape=(5,))
+    lost = mean.clone()
+    lost[0] = torch.nan
+    assert metrics.rmse(lost, y).isnan()
+    assert metrics.gaussian_nll((lost, var), y).isnan()
+    assert metrics.crps_gaussian(lost, var, y).isnan()
 
 
 def test_float32_stays_float32() -> None:
@@ -217,6 +373,10 @@ def test_float32_stays_float32() -> None:
         metrics.coverage(mean, var, y, 0.9),
         metrics.crps_gaussian(mean, var, y),
         metrics.auroc(mean, y),
+        metrics.aurc(mean[:, 0], y[:, 0]),
+        metrics.coverage_error(mean, var, y),
+        metrics.crps_samples(torch.stack([mean, y]), y),
+        metrics.coverage_samples(torch.stack([mean, y]), y, 0.9),
         metrics.accuracy(probs.float(), labels),
         metrics.brier(probs.float(), labels),
         metrics.expected_calibration_error(probs.float(), labels),

@@ -69,14 +69,26 @@ def test_reliability_lines_are_the_bins(ax) -> None:
     generator = torch.Generator().manual_seed(0)
     probs = torch.randn(300, 3, generator=generator).softmax(-1)
     y = probs.multinomial(1, generator=generator)[:, 0]
-    assert plots.plot_reliability(ax, {"map": probs, "gp": probs.sqrt()}, y, num_bins=5) is ax
+    milder = probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)
+    assert plots.plot_reliability(ax, {"map": probs, "gp": milder}, y, num_bins=5) is ax
     bins = metrics.reliability(probs, y, 5)
     filled = bins.count > 0
     line = ax.get_lines()[1]
     assert np.array_equal(line.get_xdata(), bins.confidence[filled].numpy())
     assert np.array_equal(line.get_ydata(), bins.accuracy[filled].numpy())
-    assert ax.get_legend_handles_labels()[1] == ["map", "gp"]
+    errors = [metrics.expected_calibration_error(p, y, 5) for p in (probs, milder)]
+    words = [f"map (ECE {errors[0]:.3f})", f"gp (ECE {errors[1]:.3f})"]
+    assert ax.get_legend_handles_labels()[1] == words
     assert ax.get_lines()[2].get_color() == plots.COLORS[1]
+    heights = [bar.get_height() for bar in ax.patches[:5]]
+    assert heights == pytest.approx((bins.count / 300).tolist())
+    assert not ax.texts
+
+
+def test_a_single_reliability_line_has_its_counts_written(ax) -> None:
+    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]])
+    plots.plot_reliability(ax, {"map": probs}, torch.tensor([0, 1, 0]), num_bins=4)
+    assert [text.get_text() for text in ax.texts] == ["1", "2"]
 
 
 def test_the_right_variance_lies_on_the_diagonal(ax) -> None:
@@ -87,6 +99,61 @@ def test_the_right_variance_lies_on_the_diagonal(ax) -> None:
     nominal = calibrated.get_xdata()
     assert np.abs(calibrated.get_ydata() - nominal).max() < 0.02
     assert (sure.get_ydata() < nominal)[1:-1].all()
+
+
+def test_samples_and_moments_of_one_law_have_the_same_coverage(ax) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = 1.5 * torch.randn(2000, generator=generator)
+    samples = torch.randn(4000, 2000, generator=generator)
+    moments = torch.zeros_like(y), torch.ones_like(y)
+    plots.plot_coverage(ax, {"samples": samples, "moments": moments}, y, num_levels=9)
+    _, drawn, exact = ax.get_lines()
+    assert np.abs(drawn.get_ydata() - exact.get_ydata())[1:-1].max() < 0.02
+    error = metrics.coverage_error(*moments, y, num_levels=9)
+    assert ax.get_legend_handles_labels()[1][1] == f"moments (off by {error:.3f})"
+
+
+def test_the_risk_curve_is_the_metric_and_names_its_area(ax) -> None:
+    uncertainty, loss = torch.tensor([0.3, 0.1, 0.2, 0.2]), torch.tensor([1.0, 0.0, 0.5, 0.1])
+    assert plots.plot_risk_coverage(ax, {"gp": (uncertainty, loss)}, risk="error") is ax
+    curve = metrics.risk_coverage(uncertainty, loss)
+    (line,) = ax.get_lines()
+    assert np.array_equal(line.get_xdata(), curve.coverage.numpy())
+    assert np.array_equal(line.get_ydata(), curve.risk.numpy())
+    area = metrics.aurc(uncertainty, loss)
+    assert ax.get_legend_handles_labels()[1] == [f"gp (AURC {area:.3g})"]
+    assert ax.get_ylabel() == "error"
+
+
+def test_both_histograms_of_a_detection_have_area_one_and_the_same_bins(ax) -> None:
+    generator = torch.Generator().manual_seed(0)
+    known = torch.rand(500, generator=generator)
+    foreign = torch.rand(200, generator=generator) + 0.5
+    assert plots.plot_detection(ax, known, foreign, label="entropy", num_bins=10) is ax
+    bars = [patch for patch in ax.patches if hasattr(patch, "get_height")]
+    for half in (bars[:10], bars[10:]):
+        assert sum(bar.get_height() * bar.get_width() for bar in half) == pytest.approx(1.0)
+    assert [b.get_x() for b in bars[:10]] == pytest.approx([b.get_x() for b in bars[10:]])
+    title = ax.get_legend().get_title().get_text()
+    assert title == f"AUROC {metrics.auroc(known, foreign):.3f}"
+    assert ax.get_legend_handles_labels()[1] == ["in distribution", "out of distribution"]
+    assert ax.get_xlabel() == "entropy"
+
+
+def test_scores_that_are_all_equal_are_drawn(ax) -> None:
+    plots.plot_detection(ax, torch.ones(5), torch.ones(3))
+    assert ax.get_legend().get_title().get_text() == "AUROC 0.500"
+    heights = [patch.get_height() for patch in ax.patches if hasattr(patch, "get_height")]
+    assert np.isfinite(heights).all()
+
+
+def test_similarities_are_named_and_numbered(ax) -> None:
+    values = torch.tensor([[1.0, 0.25], [0.25, 1.0]])
+    assert plots.plot_similarities(ax, values, ["a", "b"], label="cosine") is ax
+    assert np.array_equal(ax.get_images()[0].get_array(), values.numpy())
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in ax.texts] == ["1.00", "0.25", "0.25", "1.00"]
+    assert ax.figure.axes[1].get_ylabel() == "cosine"
 
 
 def test_a_kernel_is_drawn_as_it_is_indexed(ax) -> None:
@@ -112,6 +179,9 @@ def test_every_figure_leaves_ink() -> None:
         lambda: plots.plot_reliability(None, {"net": probs}, y),
         lambda: plots.plot_coverage(None, {"gp": (x, x + 0.1)}, x),
         lambda: plots.plot_kernel(None, x[:, None] * x),
+        lambda: plots.plot_risk_coverage(None, {"gp": (x, x)}),
+        lambda: plots.plot_detection(None, x, x + 0.5),
+        lambda: plots.plot_similarities(None, torch.eye(3), ["a", "b", "c"]),
     ]
     for function in draw:
         axes = function()
@@ -134,6 +204,12 @@ def test_mistakes_say_what_to_pass(ax) -> None:
         plots.plot_regression(ax, x, x[:3], x)
     with pytest.raises(InputError, match=r"K must be a matrix, but has shape \(4,\)"):
         plots.plot_kernel(ax, x)
+    with pytest.raises(InputError, match=r"must be \(3, 3\) for 3 names, but has shape \(2, 2\)"):
+        plots.plot_similarities(ax, torch.eye(2), ["a", "b", "c"])
+    with pytest.raises(InputError, match="num_levels must be at least 1, but is 0"):
+        plots.plot_coverage(ax, {"gp": (x, x)}, x, num_levels=0)
+    with pytest.raises(InputError, match="num_bins must be at least 1, but is 0"):
+        plots.plot_detection(ax, x, x, num_bins=0)
 
 
 def test_plots_without_matplotlib_say_what_to_install(monkeypatch) -> None:

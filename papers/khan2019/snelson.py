@@ -11,9 +11,14 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.methods.dual import Dual, dual
+from net2gp.methods.laplace import laplace
 from net2gp.methods.train_many import Adam, train_many
+from net2gp.plots import COLORS, FAINT, INK
+from net2gp.posteriors.structures import Diagonal
 
+sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
+import studies
 from toy import stored
 
 DELTA, SIGMA, WIDTH = 0.1, 0.286, 32
@@ -79,3 +84,28 @@ def rbf_process(x: Tensor, y: Tensor) -> n2g.types.Posterior:
         return n2g.condition(kernel, (x, y), n2g.Gaussian(noise_var=noise_var))
 
     return n2g.tune(build, lengthscale=0.5, output_var=1.0, noise_var=0.1)
+
+
+def draw(model: Snelson, out: Path, name: str) -> None:
+    """The network with the band of its Gaussian process, with a diagonal one, and an RBF process."""
+    x = torch.linspace(-1.5, 8, 400, dtype=torch.float64)[:, None]
+    options = {"prior_var": 1 / DELTA}
+    whole = laplace(model.network, model.data, model.likelihood, **options).marginal(x)
+    parts = laplace(
+        model.network, model.data, model.likelihood, structure=Diagonal(), **options
+    ).marginal(x)
+    rbf = rbf_process(*model.data).marginal(x)
+    laws = {"network, GP band": whole, "network, diagonal Laplace band": parts, "RBF GP": rbf}
+    figure, axes = studies.panels(3)
+    for (ax, color), (title, law) in zip(
+        zip(axes, COLORS, strict=False), laws.items(), strict=True
+    ):
+        mean, std = law.mean[:, 0], law.variance[:, 0].sqrt()
+        for width, alpha in ((2, 0.15), (1, 0.2)):
+            low, high = mean - width * std, mean + width * std
+            ax.fill_between(x[:, 0], low, high, color=color, alpha=alpha, linewidth=0)
+        ax.plot(x[:, 0], mean, color=color)
+        ax.plot(model.x, model.y, ".", color=INK, markersize=3, alpha=0.6)
+        ax.axvspan(1.5, 3.0, color=FAINT, alpha=0.12, linewidth=0)
+        ax.set(title=title, xlabel="x", ylim=(-4, 4))
+    studies.save(figure, out, name)

@@ -1,4 +1,4 @@
-"""The toy regression: networks at many prior precisions δ and widths, by Laplace and by VI.
+"""The toy regression: networks at many prior precisions δ and widths, by Laplace.
 
 Inputs are pairs (x, 1) of three clusters of x, the middle one of few and noisy points; y = sin x + noise.
 """
@@ -16,24 +16,14 @@ from torch import Tensor, nn
 import net2gp as n2g
 from net2gp.data import data_folder
 from net2gp.methods.dual import dual
-from net2gp.methods.natural_gradient import (
-    NaturalState,
-    Prior,
-    converged_evidence,
-    draw,
-    iteration_evidence,
-    natural_step,
-)
 from net2gp.methods.selection import EVIDENCE, Selection
 from net2gp.methods.train_many import Adam, Trained, train_many
-from net2gp.posteriors.covariances import DiagonalCovariance
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 
 DELTAS = tuple(float(v) for v in np.logspace(-2, 2, 21))
 TRAINING = Adam(learning_rate=0.5, num_steps=10_000, factor=0.99)
 NOISE = n2g.Gaussian(noise_var=1.0)
-SEED, WIDTH, STEP = 77, 20, 0.1
-"""The seed of every network's start, its width, and the step β of natural-gradient inference."""
+SEED, WIDTH, DELTA = 77, 20, 0.63
+"""The seed of every network's start, its width, and the prior precision δ at which widths are compared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +88,7 @@ def generate(
 
 
 def network(width: int = WIDTH) -> nn.Sequential:
-    """The network, at the start of every training."""
+    """The network, at the start of every training, in float64."""
     before = torch.get_default_dtype()
     # the stored results come from draws in float64, which are not those of float32
     torch.set_default_dtype(torch.float64)
@@ -119,25 +109,30 @@ class Grid:
 
     def at(self, delta: int, problem: int) -> nn.Module:
         """One of the networks."""
-        return self.trained[delta * len(self.problems) + problem]
+        return self.trained[delta * len(self.problems) + problem].cpu()
 
     def selection(self) -> Selection:
         """Evidence and losses of all of them."""
-        return tabulate("δ", self.deltas, self.problems, self.deltas, list(self.trained))
+        return tabulate(
+            "δ", self.deltas, self.problems, self.deltas, [n.cpu() for n in self.trained]
+        )
 
 
 def train_grid(
-    deltas: Sequence[float], problems: Sequence[Problem], training: Adam = TRAINING
+    deltas: Sequence[float],
+    problems: Sequence[Problem],
+    training: Adam = TRAINING,
+    device: str = "cpu",
 ) -> Grid:
     """A network for every δ and data set."""
     cells = [(delta, problem) for delta in deltas for problem in problems]
     trained = train_many(
-        [network() for _ in cells],
-        [problem.data for _, problem in cells],
+        [network().to(device)] * len(cells),
+        [(problem.x.to(device), problem.y.to(device)) for _, problem in cells],
         NOISE,
         prior_var=[1 / delta for delta, _ in cells],
         optimizer=training,
-        at_once=70,
+        at_once=70 if device == "cpu" else None,
     )
     return Grid(tuple(deltas), list(problems), trained)
 
@@ -168,127 +163,50 @@ def tabulate(
     return Selection(name, tuple(values), columns)
 
 
+def padded(one: nn.Sequential, width: int) -> nn.Sequential:
+    """The same function as a wider network, by hidden units whose parameters are all zero.
+
+    Their gradients are zero too: tanh(0) = 0 goes into the output, an output weight 0 comes back, and the
+    prior pulls to zero. So networks of many widths train in one batch, none of them changed.
+    """
+    wide = network(width).to(one[0].weight)
+    with torch.no_grad():
+        for new, old in zip(wide.parameters(), one.parameters(), strict=True):
+            new.zero_()[tuple(slice(size) for size in old.shape)] = old
+    return wide
+
+
+def narrowed(one: nn.Module, width: int) -> nn.Sequential:
+    """The first hidden units of a network: `padded` the other way round."""
+    narrow = network(width)
+    with torch.no_grad():
+        for new, old in zip(narrow.parameters(), one.parameters(), strict=True):
+            new.copy_(old[tuple(slice(size) for size in new.shape)])
+    return narrow
+
+
 def width_selection(
-    widths: Sequence[int], problems: Sequence[Problem], training: Adam = TRAINING
+    widths: Sequence[int],
+    problems: Sequence[Problem],
+    training: Adam = TRAINING,
+    device: str = "cpu",
 ) -> Selection:
-    """A network of each width on each data set, at δ = 10^(−1/5)."""
-    delta, networks = 10**-0.2, []
-    for width in widths:
+    """A network of each width on each data set, at δ = .63: width by width, or all at once on a GPU.
+
+    There a step takes as long for all of them, `padded`, as for one.
+    """
+    networks: list[nn.Module] = []
+    groups = [[width] for width in widths] if device == "cpu" else [list(widths)]
+    data = [(problem.x.to(device), problem.y.to(device)) for problem in problems]
+    for group in groups:
+        starts = [padded(network(width), max(group)).to(device) for width in group]
         trained = train_many(
-            [network(width) for _ in problems],
-            [problem.data for problem in problems],
+            [start for start in starts for _ in problems],
+            data * len(group),
             NOISE,
-            prior_var=1 / delta,
+            prior_var=1 / DELTA,
             optimizer=training,
         )
-        networks += list(trained)
-    return tabulate("width", widths, problems, [delta] * len(widths), networks)
-
-
-@dataclass(frozen=True, eq=False)
-class Variational:
-    """Diagonal Gaussians N(mean, 1/precision), (S, P) each, for cells of (δ, data set)."""
-
-    deltas: tuple[float, ...]
-    problems: list[Problem]
-    mean: Tensor
-    precision: Tensor
-
-    def posterior(self, index: int) -> WeightGaussian:
-        """One of them, at the network of its mean."""
-        delta = self.deltas[index // len(self.problems)]
-        problem = self.problems[index % len(self.problems)]
-        one = network()
-        nn.utils.vector_to_parameters(self.mean[index].double(), one.parameters())
-        covariance = DiagonalCovariance(self.precision[index].double().reciprocal())
-        linearized = n2g.linearize(one)
-        return WeightGaussian(linearized, NOISE, covariance, problem.x, problem.y, 1 / delta)
-
-    def selection(self, num_samples: int = 100) -> Selection:
-        """The converged evidence, that of the last step, and losses of the mean prediction."""
-        names = (EVIDENCE, "−evidence of a step", "test loss", "train loss")
-        scores: dict[str, list[float]] = {name: [] for name in names}
-        for index in range(len(self.mean)):
-            posterior, problem = self.posterior(index), self.problems[index % len(self.problems)]
-            generator = torch.Generator().manual_seed(index)
-            x = torch.cat([problem.x, problem.x_test])
-            f = posterior.sample(x, num_samples, generator=generator, linear=False).mean(0)
-            gap = (f - torch.cat([problem.y, problem.y_test])).square().flatten()
-            found = (
-                converged_evidence(posterior),
-                -iteration_evidence(posterior, rate=STEP),
-                gap[len(problem.x) :].mean(),
-                gap[: len(problem.x)].mean(),
-            )
-            for name, value in zip(names, found, strict=True):
-                scores[name].append(float(value))
-        shape = (len(self.deltas), len(self.problems))
-        columns = {
-            name: torch.tensor(v, dtype=torch.float64).reshape(shape) for name, v in scores.items()
-        }
-        return Selection("δ", self.deltas, columns)
-
-
-def infer(
-    deltas: Sequence[float],
-    problems: Sequence[Problem],
-    *,
-    num_steps: int = 5000,
-    num_samples: int = 25,
-    device: str = "cpu",
-) -> Variational:
-    """VOGGN for every δ and data set: natural-gradient steps from the network's start.
-
-    Each step averages gradients and the diagonals of JᵀJ over `num_samples` draws of the parameters; with
-    none it takes them at the mean, which is OGGN. Computed in float32.
-    """
-    cells = [(delta, problem) for delta in deltas for problem in problems]
-    theta = nn.utils.parameters_to_vector(network().parameters()).detach().float().to(device)
-    at_once = 10 if device == "cpu" else len(cells)  # a core's cache, or a whole GPU
-    parts = []
-    for start in range(0, len(cells), at_once):
-        some = cells[start : start + at_once]
-        x, y = (
-            torch.stack([getattr(p, key) for _, p in some]).float().to(device) for key in ("x", "y")
-        )
-        delta = torch.tensor([delta for delta, _ in some], device=device)
-        delta = delta[:, None].expand(-1, len(theta))
-        prior = Prior(torch.zeros_like(delta), delta)
-        state = NaturalState(theta.expand_as(delta), delta + len(x[0]), torch.zeros_like(delta))
-        generator = torch.Generator(device).manual_seed(SEED + start)
-        for _ in range(num_steps):
-            shape = (len(some), max(1, num_samples), len(theta))
-            noise = torch.zeros(shape, device=device)
-            if num_samples:
-                noise.normal_(generator=generator)
-            drawn = draw(state.mean[:, None], state.precision[:, None], noise)
-            gradient, curvature = _sums(drawn, x, y)
-            state = natural_step(state, gradient, curvature, prior, lr=STEP, betas=(0.0, 1 - STEP))
-        parts.append((state.mean.cpu(), state.precision.cpu()))
-    mean, precision = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Variational(tuple(deltas), list(problems), mean, precision)
-
-
-def _sums(theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Means over draws (S, K, P) of Jᵀ(f − y) and of the diagonal of JᵀJ, (S, P) each.
-
-    By hand for one hidden layer: autograd would need a gradient for each of S·K·N points.
-    """
-    S, K, P = theta.shape
-    width = (P - 1) // 4
-    split = theta.reshape(S * K, P).split([2 * width, width, width, 1], 1)
-    W, b, v, c = split[0].reshape(-1, width, 2), split[1], split[2][:, None], split[3][:, None]
-    x, y = x.repeat_interleave(K, 0), y.repeat_interleave(K, 0)
-    h = torch.baddbmm(b[:, None], x, W.mT).tanh_()
-    r = torch.baddbmm(c, h, v.mT) - y
-    g = torch.addcmul(v.expand_as(h), h, h * v, value=-1.0)
-    ones = x.new_ones(1, len(x[0]), 1).expand(S * K, -1, -1)
-
-    def sums(left: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
-        """Σ_n outer_n · [x_n, 1] g_n and Σ_n outer_n [h_n, 1], in the order of the parameters."""
-        first = (inner * outer).mT @ torch.cat([left, ones], 2)
-        last = (outer.mT @ torch.cat([h if inner is g else h * h, ones], 2))[:, 0]
-        return torch.cat([first[..., :2].flatten(1), first[..., 2], last], 1)
-
-    gradient, curvature = sums(x, g, r), sums(x * x, g * g, torch.ones_like(r))
-    return gradient.reshape(S, K, P).mean(1), curvature.reshape(S, K, P).mean(1)
+        each = [width for width in group for _ in problems]
+        networks += [narrowed(one, width) for one, width in zip(trained, each, strict=True)]
+    return tabulate("width", widths, problems, [DELTA] * len(widths), networks)

@@ -16,7 +16,6 @@ from matplotlib import pyplot
 from torch import nn
 
 import net2gp as n2g
-from net2gp import plots_kernels
 from net2gp.errors import InputError, NotStationary
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods.laws import gaussian_law
@@ -30,7 +29,8 @@ from net2gp.methods.interpret import (
     output_blocks,
     similarity,
 )
-from net2gp.plots_kernels import Picture, plot_class_kernel, plot_class_means, plot_gallery
+from net2gp.plots import Picture, plot_class_kernel, plot_class_means, plot_gallery
+from net2gp.plots import kernels as plots_kernels
 from net2gp.posteriors.split import response, split
 from net2gp.posteriors.systems import Sites
 

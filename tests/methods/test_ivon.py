@@ -9,27 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from methods.training import DOUBLE, flat_mean, random, seeded, small_network
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import linearize
 from net2gp.methods.ivon import IVON
 from net2gp.methods.natural_gradient import NewtonState, newton_step
-
-DOUBLE = torch.float64
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=DOUBLE)
-
-
-def small_network(outputs: int = 1, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
 
 
 def squared_error(network: nn.Module, optimizer: IVON, x: Tensor, y: Tensor, noise_var: float):
@@ -40,10 +25,6 @@ def squared_error(network: nn.Module, optimizer: IVON, x: Tensor, y: Tensor, noi
         return loss
 
     return closure
-
-
-def flat_mean(optimizer: IVON) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in optimizer.param_groups[0]["params"]])
 
 
 def test_a_step_is_the_algorithm_of_the_paper():

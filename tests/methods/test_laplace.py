@@ -8,27 +8,21 @@ import torch
 from torch import nn
 
 import net2gp as n2g
+from methods.laplace_cases import (
+    NEW,
+    STRUCTURES,
+    Poisson,
+    X,
+    labels,
+    mlp,
+    quietly,
+    trained_linear,
+)
 from net2gp.errors import EmptyClass, InputError, NetworkError, NotStationary
 from net2gp.linalg import diagonal_blocks
+from net2gp.posteriors.conditioned import as_covariance
 
-STRUCTURES = [
-    n2g.Full(),
-    n2g.Diagonal(),
-    n2g.Kron(),
-    n2g.LowRank(rank=12),
-    n2g.LastLayer(),
-    n2g.LastLayer(n2g.Kron()),
-    n2g.LastLayer(n2g.Diagonal()),
-    n2g.Subnetwork(20),
-    n2g.FunctionSpace(),
-]
 PRIORS = [0.7, {"*": 1.0, "*.bias": 0.3}]
-
-
-def mlp(outputs=3, inputs=3):
-    torch.manual_seed(0)
-    layers = [nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, outputs)]
-    return nn.Sequential(*layers).double().eval()
 
 
 def convolutional(outputs=3):
@@ -42,48 +36,7 @@ def convolutional(outputs=3):
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, outputs)).double().eval()
 
 
-class Poisson:
-    """Counts with log-rate f, as a user would write a likelihood."""
-
-    def check(self, f, y):
-        assert f.shape == y.shape
-
-    def log_prob(self, f, y):
-        return torch.distributions.Poisson(f.exp()).log_prob(y).sum(-1)
-
-    def residual(self, f, y):
-        return y - f.exp()
-
-    def curvature(self, f):
-        return torch.diag_embed(f.exp())
-
-    def predict(self, f):
-        rate = (f.mean + f.variance / 2).exp()
-        return torch.distributions.Independent(torch.distributions.Poisson(rate), 1)
-
-
-def labels(likelihood, count=30, outputs=3):
-    generator = torch.Generator().manual_seed(1)
-    if isinstance(likelihood, Poisson):
-        return torch.randint(0, 4, (count, outputs), generator=generator).double()
-    if isinstance(likelihood, n2g.HeteroscedasticGaussian):
-        return torch.randn(count, outputs // 2, generator=generator, dtype=torch.float64)
-    if isinstance(likelihood, n2g.Categorical):
-        return torch.randint(0, outputs, (count,), generator=generator)
-    if isinstance(likelihood, n2g.Bernoulli):
-        return torch.randint(0, 2, (count, outputs), generator=generator)
-    return torch.randn(count, outputs, generator=generator, dtype=torch.float64)
-
-
 LIKELIHOODS = [n2g.Gaussian(0.3), n2g.Categorical(), n2g.Bernoulli(), Poisson()]
-X = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-NEW = torch.randn(6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-
-
-def quietly(*arguments, **keywords):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotStationary)
-        return n2g.laplace(*arguments, **keywords)
 
 
 def curvature(network, x, likelihood):
@@ -143,22 +96,9 @@ def test_function_space_and_all_directions_are_full(likelihood, prior_var, make)
 
 
 def test_the_dual_gaussian_process_has_the_same_covariance_and_at_a_mode_the_same_evidence():
-    network, likelihood = nn.Linear(3, 3).double().eval(), n2g.Categorical()
+    likelihood = n2g.Categorical()
     y = labels(likelihood)
-    theta = [p.requires_grad_() for p in network.parameters()]
-    optimizer = torch.optim.LBFGS(
-        theta, max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
-    )
-
-    def loss():
-        optimizer.zero_grad()
-        value = (
-            -likelihood.log_prob(network(X), y).sum() + 0.5 * sum((p**2).sum() for p in theta) / 0.7
-        )
-        value.backward()
-        return value
-
-    optimizer.step(loss)
+    network = trained_linear(likelihood, y, 0.7)
     posterior = n2g.laplace(network, (X, y), likelihood, prior_var=0.7, structure=n2g.Full())
     for other in (posterior.dual().gaussian_process(), posterior.dual().linear_model()):
         torch.testing.assert_close(other.joint(NEW).mean, posterior.joint(NEW).mean)
@@ -266,9 +206,8 @@ def test_marginals_are_blocks_of_the_joint_and_samples_have_its_covariance(struc
     spread = draws - joint.mean
     error = spread.T @ spread / 20_000 - joint.covariance_matrix
     assert float(error.abs().max() / joint.covariance_matrix.abs().max()) < 0.05
-    if isinstance(posterior, n2g.WeightGaussian):
-        variances = posterior.covariance.variances(posterior.linearized, NEW)
-        torch.testing.assert_close(variances, law.covariance_matrix.diagonal(dim1=1, dim2=2))
+    variances = as_covariance(posterior.covariance).variances(posterior.linearized, NEW)
+    torch.testing.assert_close(variances, law.covariance_matrix.diagonal(dim1=1, dim2=2))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)
@@ -278,21 +217,15 @@ def test_marginals_are_blocks_of_the_joint_and_samples_have_its_covariance(struc
 def test_tuning_finds_where_the_evidence_is_flat(structure, likelihood):
     data = (X, labels(likelihood))
     best = quietly(mlp(), data, likelihood, structure=structure, tuning=n2g.Evidence())
-    prior = (
-        best.prior_var
-        if isinstance(best, n2g.WeightGaussian)
-        else best.kernel.prior_var["0.weight"]
-    )
+    prior = best.prior_var
     highest = float(best.log_marginal_likelihood())
     for factor in (0.8, 1.25):
-        other = quietly(
-            mlp(), data, best.likelihood, prior_var=float(prior) * factor, structure=structure
-        )
+        other = quietly(mlp(), data, best.likelihood, prior_var=prior * factor, structure=structure)
         assert float(other.log_marginal_likelihood()) < highest
     if isinstance(likelihood, n2g.Gaussian):
         for factor in (0.8, 1.25):
             noise = n2g.Gaussian(best.likelihood.noise_var * factor)
-            other = quietly(mlp(), data, noise, prior_var=float(prior), structure=structure)
+            other = quietly(mlp(), data, noise, prior_var=prior, structure=structure)
             assert float(other.log_marginal_likelihood()) < highest
 
 
@@ -436,7 +369,7 @@ BAD = [
     ({"structure": "kron"}, r"structure must be Full\(\)"),
     ({"structure": n2g.Kron}, r"structure must be Full\(\)"),
     ({"structure": n2g.LastLayer(), "only": "0.*"}, "leave only out"),
-    ({"prior_var": -1.0}, "must be finite and not negative"),
+    ({"prior_var": -1.0}, "must be positive and finite, but is -1"),
     ({"temperature": 0.0}, "temperature must be positive"),
     ({"tuning": "marglik", "prior_var": None}, r"tuning must be Matched\(\), Evidence\(\)"),
     (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, OUTPUTS
+from methods.training import DOUBLE, random, seeded
 from net2gp.errors import InputError
 from net2gp.inputs import map_inputs, num_rows
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
@@ -19,16 +20,6 @@ from net2gp.linear.factors import Lookup, Outer, jacobian
 from net2gp.methods.per_example import BatchSums, batch_sums, sum_of_squares
 from net2gp.types import Likelihood
 from reference.jacobians import brute_force_jacobian, flat
-
-DOUBLE = torch.float64
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 def reference(

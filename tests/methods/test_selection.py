@@ -13,7 +13,7 @@ from net2gp.errors import InputError, NetworkError
 from net2gp.methods.dual import dual
 from net2gp.methods.selection import EVIDENCE, Fit, Selection, sweep
 from net2gp.methods.train_many import Adam, train_many
-from net2gp.plots_selection import plot_selection
+from net2gp.plots import plot_selection
 
 
 def build(width=5, seed=0, outputs=1):

@@ -7,21 +7,12 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
+from methods.training import DOUBLE, random, seeded
 from net2gp.errors import InputError
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import linearize
 from net2gp.methods.swag import Swag
 from net2gp.posteriors.covariances import DiagonalCovariance, LowRankPlusDiagonal
-
-DOUBLE = torch.float64
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 def set_weights(network: nn.Linear, weights: Tensor) -> None:

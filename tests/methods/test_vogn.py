@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import vmap
 
+from methods.training import DOUBLE, flat_mean, random, seeded, small_network
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 from net2gp.linear import linearize
@@ -29,23 +30,6 @@ from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Params
 from shared_data import shared_reference
 
-DOUBLE = torch.float64
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=DOUBLE)
-
-
-def small_network(outputs: int = 1, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers = nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, outputs)
-        return nn.Sequential(*layers).double().eval()
-
 
 def linear_network() -> nn.Linear:
     with torch.random.fork_rng(devices=[]):
@@ -61,10 +45,6 @@ def linear_task(noise_var: float = 0.5, prior_var: float = 2.0, count: int = 40)
     precision = features.T @ features / noise_var + torch.eye(4, dtype=DOUBLE) / prior_var
     mean = torch.linalg.solve(precision, features.T @ y[:, 0] / noise_var)
     return x, y, mean, precision
-
-
-def flat_mean(optimizer) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in optimizer.param_groups[0]["params"]])
 
 
 def test_oggn_on_a_linear_model_is_the_exact_diagonal_posterior():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -37,6 +40,8 @@ lee, jacot, bietti = (
 
 TANH = studies.Architecture(2, 2, nn.Tanh(), weight_var=1.5, bias_var=0.1)
 RELU = studies.Architecture(2, 2, nn.ReLU(), weight_var=2.0, bias_var=0.1)
+GELU = studies.Architecture(2, 1, nn.GELU(), weight_var=1.5, bias_var=0.1)
+SKEWED = replace(GELU, skewed=True)
 
 
 def drawn(architecture, width=16, count=3, seed=0):
@@ -172,13 +177,62 @@ def test_paths_of_two_weights_tend_to_flow_with_order_one():
 def test_wider_networks_move_less_and_are_nearer_to_their_limit():
     options = argparse.Namespace(device="cpu", seeds=8, seed=0)
     torch.manual_seed(0)
-    narrow, wide = (jacot.train(jacot.ARCHITECTURES["tanh"], width, options) for width in (32, 256))
+    narrow, wide = (jacot.train(jacot.STUDIES["tanh"], width, options) for width in (32, 256))
     slopes = {
         name: math.log(float(wide[name].log().mean().exp() / narrow[name].log().mean().exp()), 8)
         for name in studies.expected_of(jacot.__file__)["tanh"]
     }
     for name, expected in studies.expected_of(jacot.__file__)["tanh"].items():
         assert slopes[name] == pytest.approx(expected, abs=0.3), name
+
+
+def test_skewed_weights_have_no_mean_and_the_variance_of_normal_ones():
+    normal, skewed = (drawn(one, width=20_000, count=1) for one in (GELU, SKEWED))
+    assert torch.equal(normal.weights[0], skewed.weights[0])
+    for networks, third, fourth in ((normal, 0.0, 3.0), (skewed, 2.0, 9.0)):
+        w = networks.weights[-1].double().flatten() / networks.rates[-1] ** 0.5
+        for power, moment in ((1, 0.0), (2, 1.0), (3, third), (4, fourth)):
+            error = float((w**power).std()) / len(w) ** 0.5
+            assert abs(float((w**power).mean()) - moment) < 4 * error, power
+
+
+def tangent(networks, x):
+    """The tangent kernels of all networks, in the precision of their weights: (S, N, N)."""
+    layers = zip(networks.rates, networks.factors(x)[1], strict=True)
+    bias = networks.architecture.bias_var
+    return sum((rate * h @ h.mT + bias) * (g @ g.mT) for rate, (h, g) in layers)
+
+
+def mean_drift(architecture, x, width):
+    """-E dΘ/dt of one hidden layer of GELU units for residuals of one, if E ω³ = 2, by quadrature."""
+    root, weight = np.polynomial.hermite_e.hermegauss(40)
+    nodes = torch.tensor(list(itertools.product(root, repeat=3)))
+    weights = torch.tensor(list(itertools.product(weight, repeat=3))).prod(1) / (2 * math.pi) ** 1.5
+    v, b = architecture.weight_var, architecture.bias_var
+    below = v * x @ x.T / 2 + b
+    u = nodes @ torch.cat([x * (v / 2) ** 0.5, x.new_full((len(x), 1), b**0.5)], 1).T
+    density = (-u.square() / 2).exp() / (2 * math.pi) ** 0.5
+    first, second = torch.special.ndtr(u) + u * density, (2 - u.square()) * density
+    third = torch.einsum("q,qx,qy,qz->xyz", weights, second, first, first)
+    half = below * torch.einsum("xz,xyz->xy", below, third) / len(x)
+    return 2 * v**1.5 / width**0.5 * (half + half.mT)
+
+
+@pytest.mark.parametrize(("architecture", "skewness"), [(GELU, 0.0), (SKEWED, 1.0)])
+def test_kernels_move_on_average_by_the_third_moment_of_the_last_weights(architecture, skewness):
+    width, x = 32, studies.circle(torch.tensor([0.0, 1.0, 2.5], dtype=torch.float64))
+    networks = drawn(architecture, width, count=16_000)
+    double = ([p.double() for p in ps] for ps in (networks.weights, networks.biases))
+    networks = studies.Networks(architecture, *double)
+    moved = []
+    for step in (1e-3, -1e-3):
+        one = networks.copy()
+        one.step_(x, networks(x) - 1.0, step)
+        moved.append(tangent(one, x))
+    drift = (moved[1] - moved[0]) / 2e-3
+    expected, error = mean_drift(architecture, x, width), drift.std(0) / len(drift) ** 0.5
+    assert ((drift.mean(0) - skewness * expected).abs() < 4 * error).all()
+    assert (expected.diagonal() > 20 * error.diagonal()).all()  # or it would prove nothing
 
 
 def test_spectral_norm_is_the_largest_singular_value():

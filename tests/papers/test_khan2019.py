@@ -12,10 +12,17 @@ import torch
 from torch import nn
 
 import net2gp as n2g
-from net2gp.methods.natural_gradient import NaturalState, Prior, draw, natural_step
+from net2gp.methods.natural_gradient import (
+    NaturalState,
+    Prior,
+    converged_evidence,
+    draw,
+    iteration_evidence,
+    natural_step,
+)
 from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.train_many import Adam
-from net2gp.methods.vogn import OGGN
+from net2gp.methods.train_many import Adam, train_many
+from net2gp.methods.vogn import OGGN, VOGN
 from shared_data import shared_data, shared_reference
 
 FOLDER = Path(__file__).parents[2] / "papers" / "khan2019"
@@ -31,7 +38,7 @@ def load(name):
 
 
 run = load("run")
-toy, wine, snelson = run.toy, run.wine, run.snelson
+toy, variational, wine, snelson = run.toy, run.variational, run.wine, run.snelson
 SHORT = Adam(learning_rate=0.1, num_steps=40, factor=0.9)
 
 
@@ -92,52 +99,94 @@ def test_a_grid_has_the_networks_where_it_says():
 def test_widths_are_trained_one_after_the_other_at_one_precision():
     problems = [toy.generate(0), toy.generate(1)]
     table = toy.width_selection([1, 20], problems, SHORT)
-    same = toy.train_grid([10**-0.2], problems, SHORT)
+    same = toy.train_grid([toy.DELTA], problems, SHORT)
     assert table.values == (1, 20)
     torch.testing.assert_close(table.evidence[1], same.selection().evidence[0])
     assert float(table.losses["train loss"][0].mean()) > float(table.losses["train loss"][1].mean())
 
 
-def test_sums_by_hand_are_those_of_the_jacobian():
+def test_a_padded_network_is_the_same_function_and_trains_as_it_would_alone():
+    problem, narrow = toy.generate(0), toy.network(3)
+    wide = toy.padded(narrow, 20)
+    torch.testing.assert_close(wide(problem.x), narrow(problem.x), rtol=1e-12, atol=1e-12)
+    ends = [
+        train_many([one], problem.data, toy.NOISE, prior_var=2.0, optimizer=SHORT)[0]
+        for one in (narrow, wide)
+    ]
+    again = toy.narrowed(ends[1], 3)
+    assert not bool(ends[1][2].weight[0, 3:].any())
+    for one, other in zip(ends[0].parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.gpu
+def test_widths_at_once_on_a_gpu_are_those_of_one_after_the_other():
+    problems = [toy.generate(0), toy.generate(1)]
+    alone = toy.width_selection([1, 5], problems, SHORT)
+    together = toy.width_selection([1, 5], problems, SHORT, device="cuda")
+    torch.testing.assert_close(alone.evidence, together.evidence, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("squares", [False, True])
+def test_sums_by_hand_are_those_of_the_jacobian(squares):
     problem, network = toy.generate(0), toy.network()
     linearized = n2g.linearize(network)
     theta = linearized.flatten(linearized.params)
     draws = theta + 0.3 * torch.randn(2, 3, len(theta), generator=torch.Generator().manual_seed(0))
     x, y = problem.x.expand(2, 100, 2), torch.stack([problem.y, problem.y + 1])
-    gradient, curvature = toy._sums(draws, x, y)
+    gradient, curvature = variational._sums(draws, x, y, squares)
     for s in range(2):
         J, r = [], []
         for one in draws[s]:
-            at = n2g.linearize(network)
             nn.utils.vector_to_parameters(one, (moved := toy.network()).parameters())
             at = n2g.linearize(moved)
             J.append(at.jacobian(x[s])[:, 0])
             r.append((at(x[s]) - y[s])[:, 0])
         J, r = torch.stack(J), torch.stack(r)
         torch.testing.assert_close(gradient[s], torch.einsum("knp,kn->p", J, r) / 3)
-        torch.testing.assert_close(curvature[s], J.square().sum((0, 1)) / 3)
+        squared = (J * r[..., None] if squares else J).square()
+        torch.testing.assert_close(curvature[s], squared.sum((0, 1)) / 3)
 
 
-def test_inference_at_once_without_draws_is_oggn():
-    problem, delta, steps = toy.generate(0), 2.0, 30
-    found = toy.infer([0.5, delta], [problem], num_steps=steps, num_samples=0)
+@pytest.mark.parametrize(("kind", "squares", "count"), [(OGGN, False, 30), (VOGN, True, 10)])
+def test_inference_at_once_without_draws_is_that_of_the_optimizer(
+    kind, squares, count, monkeypatch
+):
+    problem, delta = toy.generate(0), 2.0
+    steps = variational.Steps(squares=squares, num_steps=count, num_samples=0)
+    found = variational.infer([0.5, delta], [problem], steps)
     network = toy.network()
-    optimizer = OGGN(
+    # VOGN always draws: with no noise it stays at the mean
+    monkeypatch.setattr(kind, "_noise", lambda self, like, generator: torch.zeros_like(like))
+    optimizer = kind(
         network,
         toy.NOISE,
         100,
         prior_var=1 / delta,
-        lr=toy.STEP,
-        betas=(0.0, 1 - toy.STEP),
+        lr=steps.rate,
+        betas=(0.0, steps.decay),
         initial_var=1 / (delta + 100),
     )
-    for _ in range(steps):
+    for _ in range(count):
         optimizer.step(problem.x, problem.y)
     theta = nn.utils.parameters_to_vector(network.parameters()).detach()
     torch.testing.assert_close(found.mean[1].double(), theta, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(
         found.precision[1].double().reciprocal(), optimizer.variance, rtol=1e-3, atol=0
     )
+
+
+def test_evidences_of_a_sure_posterior_are_those_at_its_mean():
+    problem = toy.generate(0)
+    theta = nn.utils.parameters_to_vector(toy.network().parameters()).detach()
+    sure = variational.Variational(
+        (0.5,), [problem], theta[None], torch.full((1, len(theta)), 1e14).double()
+    )
+    posterior = sure.posterior(0)
+    found = variational.evidences(posterior, 2, torch.Generator().manual_seed(0))
+    assert float(found[0]) == pytest.approx(float(converged_evidence(posterior)), rel=1e-6)
+    step = iteration_evidence(posterior, rate=variational.STEP)
+    assert float(found[1]) == pytest.approx(float(step), rel=1e-6)
 
 
 def test_inference_of_a_linear_model_finds_its_diagonal_posterior():
@@ -170,6 +219,19 @@ def test_comparison_counts_cells_between_optima():
     far, near = run.compare("here", found, stored)
     assert (far.found, near.found) == (2, 0)
     assert (far.agrees, near.agrees) == (False, True)
+
+
+def test_wide_networks_that_are_stored_unfinished_are_not_held_against_ours():
+    flat = [[-112.0, -110.0], [-112.01, -109.99], [-112.0, -110.05]]
+    found = table_of((1, 72, 1000), flat, [[1.0, 1.0], [0.5, 0.6], [0.5, 0.7]])
+    stored = table_of(
+        (1, 72, 1000), [*flat[:2], [-150.0, -140.0]], [[1.0, 1.0], [0.5, 0.6], [2.0, 3.0]]
+    )
+    assert all(row.agrees for row in run.width_rows(found, stored))
+    moved = table_of(
+        (1, 72, 1000), [flat[0], [-113.0, -111.0], flat[2]], [[1.0, 1.0], [0.5, 0.6], [2.0, 3.0]]
+    )
+    assert [row.agrees for row in run.width_rows(found, moved)] == [True, False, True, True]
 
 
 def test_tables_are_kept(tmp_path):

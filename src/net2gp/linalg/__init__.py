@@ -8,11 +8,13 @@ from net2gp.linalg.blocks import (
     psd_root,
 )
 from net2gp.linalg.cg import Preconditioner, Solution, block_cg
+from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.linalg.cholesky import Cholesky, cholesky
 from net2gp.linalg.lanczos import Tridiagonal, inverse_root, lanczos, log_det_quadrature
 from net2gp.linalg.low_rank import LowRankPlusIdentity, nystrom, pivoted_cholesky
 
 __all__ = [
+    "Checkpoint",
     "Cholesky",
     "LowRankPlusIdentity",
     "Preconditioner",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, NotConverged, check_finite
+from net2gp.linalg.checkpoint import Checkpoint
 
 Matmul = Callable[[Tensor], Tensor]
 """v (n, k) to A v (n, k)."""
@@ -49,6 +50,7 @@ def block_cg(
     tol: float = 1e-8,
     max_iterations: int = 1000,
     on_step: Callable[[int, float], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Solution:
     """Solve A x = b for symmetric positive definite A and b (n,) or (n, k), starting at x0 or zero.
 
@@ -66,7 +68,9 @@ def block_cg(
 
     `matmul` gets float64 and may answer in float32: all sums here are float64. It runs without
     autograd. `on_step(iteration, residual)` is called after each iteration. One product with (n, k)
-    and O(n k²) per iteration, one more product at the end; O(n k) memory.
+    and O(n k²) per iteration, one more product at the end; O(n k) memory. With a `checkpoint` the state
+    is written now and then, seven (n, k) blocks, and a solve that was stopped goes on from it, by the same
+    numbers as if it had not been: the right-hand side then is the one that was written.
 
     References: Dubrulle, Retooling the method of block conjugate gradients, 2001; O'Leary, The
     block conjugate gradient algorithm and related methods, 1980.
@@ -82,14 +86,21 @@ def block_cg(
     norms = _norms(columns)
     scale = norms.where(norms > 0, torch.ones_like(norms))
     unit = columns / scale  # so that norms of residual columns are the relative residuals
-    system = _System(matmul, preconditioner, tol, max_iterations, on_step)
-    if x0 is None:
+    system = _System(matmul, preconditioner, tol, max_iterations, on_step, checkpoint)
+    state = system.resume(unit.device)
+    if state is not None:
+        unit, scale = state["unit"], state["scale"]
+        x, residual = state["x"], state["residual"]
+    elif x0 is None:
         x, residual = torch.zeros_like(unit), unit
     else:
         x = x0.detach().to(unit).reshape(unit.shape) / scale * (norms > 0)
         residual = unit - system.product(x)
-    system.history.append(_largest(residual))
-    x, residual, reason = _refine(system, unit, x, residual)
+    if state is None:
+        system.history.append(_largest(residual))
+    system.fixed = {"unit": unit, "scale": scale}
+    x, residual, reason = _refine(system, unit, x, residual, state)
+    system.keep({"x": x, "residual": residual}, ended=True, reason=reason)
     reached = _norms(residual)
     if reason:
         _warn(float(reached.max()), system, reason)
@@ -107,8 +118,15 @@ class _System:
     tol: float
     max_iterations: int
     on_step: Callable[[int, float], None] | None
+    checkpoint: Checkpoint | None = None
     history: list[float] = field(default_factory=list)
     eps: float = torch.finfo(torch.float64).eps  # of the dtype that matmul answers in
+    fixed: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # what does not change, for the checkpoint
+    ended: str | None = (
+        None  # why a solve that was read from a checkpoint had ended; "" if it converged
+    )
 
     @property
     def iterations(self) -> int:
@@ -125,6 +143,27 @@ class _System:
         self.eps = torch.finfo(result.dtype).eps
         return result.to(torch.float64)
 
+    def resume(self, device: torch.device) -> dict[str, Tensor] | None:
+        """The state of the checkpoint, if there is one."""
+        found = None if self.checkpoint is None else self.checkpoint.load(device)
+        if found is None:
+            return None
+        tensors, numbers = found
+        self.history, self.eps = list(numbers["history"]), float(numbers["eps"])  # type: ignore[call-overload, arg-type]
+        ended = numbers["ended"]
+        # one that ran out of iterations goes on if it is now given more
+        more = ended == OUT_OF_ITERATIONS and self.iterations < self.max_iterations
+        self.ended = None if ended is None or more else str(ended)
+        return tensors
+
+    def keep(self, state: dict[str, Tensor], *, ended: bool = False, reason: str = "") -> None:
+        """Write the state, if it is time or the end."""
+        if self.checkpoint is None or self.ended is not None:
+            return
+        if ended or self.checkpoint.due:
+            numbers = {"history": self.history, "eps": self.eps, "ended": reason if ended else None}
+            self.checkpoint.write(self.fixed | state, numbers)
+
     def half(self, v: Tensor) -> Tensor:
         """M^(−1/2) v."""
         return v if self.preconditioner is None else self.preconditioner.inverse_sqrt(v)
@@ -136,12 +175,16 @@ class _System:
 
 
 def _refine(
-    system: _System, unit: Tensor, x: Tensor, residual: Tensor
+    system: _System, unit: Tensor, x: Tensor, residual: Tensor, state: dict[str, Tensor] | None
 ) -> tuple[Tensor, Tensor, str]:
     """Run cycles until the true residual passes: x, its residual, and why it gave up, if it did."""
+    if system.ended is not None:
+        return x, residual, system.ended
     reached = _largest(residual)
+    inside = state if state is not None and "P" in state else None
     while reached > system.tol:
-        new_x, reason = _cycle(system, x, residual)
+        new_x, reason = _cycle(system, x, residual, inside)
+        inside = None
         new_residual = unit - system.product(new_x)
         if reason:
             # A cycle that was cut short may end with a larger residual, yet nearer to the solution.
@@ -156,11 +199,18 @@ def _refine(
     return x, residual, ""
 
 
-def _cycle(system: _System, x: Tensor, residual: Tensor) -> tuple[Tensor, str]:
+def _cycle(
+    system: _System, x: Tensor, residual: Tensor, inside: dict[str, Tensor] | None
+) -> tuple[Tensor, str]:
     """Block CG from x and its residual until the recursion passes: x, and why it gave up, if so."""
-    Q, C = torch.linalg.qr(system.half(residual))  # M^(−1/2) residual = Q C throughout
-    P = Q
-    size = 0.0  # a lower bound on ‖A‖
+    begin = {"x": x, "residual": residual}
+    if inside is None:
+        Q, C = torch.linalg.qr(system.half(residual))  # M^(−1/2) residual = Q C throughout
+        P = Q
+        size = 0.0  # a lower bound on ‖A‖
+    else:
+        x, residual, Q, C, P = (inside[name] for name in ("new_x", "recursed", "Q", "C", "P"))
+        size = float(inside["size"])
     while system.iterations < system.max_iterations:
         V = system.half(P)
         AV = system.product(V)
@@ -183,6 +233,8 @@ def _cycle(system: _System, x: Tensor, residual: Tensor) -> tuple[Tensor, str]:
         Q, S = torch.linalg.qr(Q - AP @ step)
         C = S @ C
         P = torch.linalg.qr(Q - P @ torch.cholesky_solve(AP.mT @ Q, factor))[0]
+        now = {"new_x": x, "recursed": residual, "Q": Q, "C": C, "P": P}
+        system.keep(begin | now | {"size": torch.tensor(size, dtype=torch.float64)})
     return x, OUT_OF_ITERATIONS
 
 

@@ -3,6 +3,16 @@
 from net2gp.linear.curvature import GGN, EmpiricalFisher, MonteCarloFisher
 from net2gp.linear.ggn import Fisher
 from net2gp.linear.linearized import Linearized, linearize
+from net2gp.linear.similarity import (
+    PerFilter,
+    PerLayer,
+    PerParameter,
+    TaskEmbedding,
+    jacobian_similarity,
+    similarity_matrix,
+    task_distance,
+    task_embedding,
+)
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 
@@ -12,7 +22,15 @@ __all__ = [
     "Fisher",
     "Linearized",
     "MonteCarloFisher",
+    "PerFilter",
+    "PerLayer",
+    "PerParameter",
     "TangentKernel",
+    "TaskEmbedding",
     "TraceKernel",
+    "jacobian_similarity",
     "linearize",
+    "similarity_matrix",
+    "task_distance",
+    "task_embedding",
 ]

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor, distributions
 
 from net2gp.errors import InputError
-from net2gp.inputs import check_inputs
+from net2gp.inputs import check_inputs, chunks, num_rows
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 from net2gp.linalg import block_matmul
 from net2gp.linear.linearized import Linearized
-from net2gp.linear.passes import capacity, column_products, column_pullbacks
+from net2gp.linear.passes import (
+    capacity,
+    column_products,
+    column_pullbacks,
+    memory_budget,
+    points_at_once,
+)
 from net2gp.types import Inputs, Likelihood
 
 
@@ -37,7 +43,9 @@ class Fisher:
         check_inputs(self.x)
 
     def matmul(self, v: Tensor) -> Tensor:
-        """F v for v of shape (P, k): a forward-mode and a backward pass per column.
+        """F v for v of shape (P, k): a forward-mode and a backward pass per column, chunk by chunk.
+
+        Sums over chunks are in v's dtype, passes in the network's.
 
         >>> from net2gp.linear.linearized import linearize
         >>> fisher = Fisher(linearize(torch.nn.Linear(1, 1).eval()), torch.ones(3, 1), Gaussian(0.5))
@@ -46,12 +54,15 @@ class Fisher:
                 [6., 6.]])
         """
         self._check(v)
-        size = capacity(self.linearized, self.x, 2**30)
-        curvature = self.likelihood.curvature(self.linearized(self.x))
-        pushed = column_products(self.linearized, self.x, v.to(self.linearized.example), size)
-        return column_pullbacks(
-            self.linearized, self.x, block_matmul(curvature, pushed).to(pushed.dtype), size
-        )
+        size = capacity(self.linearized, self.x, memory_budget(v.device))
+        at_once = points_at_once(num_rows(self.x), v.shape[1], size)
+        columns, total = v.to(self.linearized.example), torch.zeros_like(v)
+        for part in chunks(self.x, at_once):
+            curvature = self.likelihood.curvature(self.linearized(part))
+            pushed = column_products(self.linearized, part, columns, size)
+            weighted = block_matmul(curvature, pushed).to(pushed.dtype)
+            total += column_pullbacks(self.linearized, part, weighted, size)
+        return total
 
     def finite_difference(self, v: Tensor, step: float = 1e-3) -> Tensor:
         """F v for v of shape (P,) from one backward pass at parameters moved by `step` along v.

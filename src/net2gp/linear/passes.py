@@ -10,17 +10,25 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, available_memory
 from net2gp.inputs import chunks, describe, num_rows, rows, tensors
 from net2gp.linear.evaluation import pullback, pushforward, without_vmap_warnings
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
 
+FEWEST_POINTS = 16
+"""Points of a pass, as far as the memory allows, before columns are taken one after the other."""
+
+
+def points_at_once(num_points: int, num_columns: int, capacity: int) -> int:
+    """How many points a pass takes: all columns share the network's own activations at these."""
+    return max(1, min(num_points, capacity, max(FEWEST_POINTS, capacity // max(1, num_columns))))
+
 
 def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
     """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
     check_height(v, linearized.num_params, "v", "parameters")
-    size = min(num_rows(x), capacity)
+    size = points_at_once(num_rows(x), v.shape[1], capacity)
     parts = []
     for part in chunks(x, size):
         push = partial(_push_flat, linearized, part)
@@ -31,7 +39,7 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
 
 def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int) -> Tensor:
     """J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
-    size = min(num_rows(x), capacity)
+    size = points_at_once(num_rows(x), u.shape[1], capacity)
     width = u.shape[0] // num_rows(x)
     total = u.new_zeros(u.shape[-1], linearized.num_params)
     start = 0
@@ -78,6 +86,11 @@ def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -
         ):
             return vmap(function, chunk_size=at_once)(columns)
     return torch.stack([function(column) for column in columns])
+
+
+def memory_budget(device: torch.device) -> int:
+    """Bytes for one pass: 1 GiB, or a quarter of what is free on a device that needs large passes."""
+    return 2**30 if device.type == "cpu" else available_memory(device) // 4
 
 
 def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:

@@ -37,6 +37,8 @@ def tuned(
         raise InputError(
             f"tuning must be Matched(), Evidence() or Validation(data), but is {chosen!r}."
         )
+    if tuning is not None and prior_var is not None:
+        _check_used(task, tuning)
     search = Search(task, log_det, prior_var, temperature, chosen)
     best = search.at(search.maximize())
     if isinstance(chosen, Validation) and prior_var is None:
@@ -44,6 +46,20 @@ def tuned(
     if isinstance(chosen, Matched) and has_open_link(task.likelihood):
         return match(search, best, chosen, build)
     return best
+
+
+def _check_used(task: Task, tuning: Tuning) -> None:
+    """Raise if a prior variance that is given leaves nothing for `tuning` to choose."""
+    if isinstance(tuning, Validation) or (isinstance(tuning, Evidence) and tuning.per_layer):
+        raise InputError(
+            f"{type(tuning).__name__} chooses prior variances, but prior_var is given. Leave out tuning= or "
+            "prior_var=."
+        )
+    if not task.open_noise and not has_open_link(task.likelihood):
+        raise InputError(
+            "prior_var is given, and the likelihood leaves neither noise nor link open: nothing is left for "
+            "tuning= to choose. Leave out tuning= or prior_var=."
+        )
 
 
 def _validated(search: Search, best: Tuned, validation: Validation, build: Build) -> Tuned:

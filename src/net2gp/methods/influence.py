@@ -15,6 +15,7 @@ from net2gp.inputs import describe, join, num_rows, rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import diagonal_blocks, psd_root
 from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.weight_gaussian import WeightGaussian, evaluating
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import FeatureKernel, Inputs, Posterior
 
@@ -142,8 +143,8 @@ def _check_removable(Lam: Tensor, blocks: Tensor) -> None:
     if bool((torch.linalg.eigvalsh(R.mT @ blocks @ R) > 1 + 1e-6).any()):
         raise InputError(
             "a point cannot be taken out of this posterior: its covariance there is larger than the point "
-            "itself allows, as covariances that leave correlations out are (Diagonal, Kron, LowRank), or "
-            "those at another temperature. Pass laplace(..., structure=Full()) or FunctionSpace()."
+            "itself allows, as covariances that leave correlations out are (Diagonal, Kron, LowRank). "
+            "Pass laplace(..., structure=Full()) or FunctionSpace()."
         )
 
 
@@ -164,11 +165,17 @@ def _covariances(
     posterior: Any, left_out: Inputs, index: Tensor, x: Inputs | None
 ) -> tuple[Tensor | None, Tensor]:
     """Σ between the points left out and x, (N, c, M, c), and Σ_nn of the former, (N, c, c)."""
+    return _by_joint(posterior, left_out, index, x)
+
+
+def _by_joint(
+    posterior: Posterior, left_out: Inputs, index: Tensor, x: Inputs | None
+) -> tuple[Tensor | None, Tensor]:
     if x is None:
         return None, posterior.marginal(left_out).covariance_matrix.to(torch.float64)
     N, M = len(index), num_rows(x)
     C = posterior.marginal(rows(x, slice(0, 1))).mean.shape[1]
-    _check_memory((N + M) * C, (N + M) * C, posterior.y)
+    _check_memory((N + M) * C, (N + M) * C, index)
     joint = posterior.joint(join([left_out, x])).covariance_matrix.to(torch.float64)
     cross = joint[: N * C, N * C :].reshape(N, C, M, C)
     return cross, diagonal_blocks(joint[: N * C, : N * C], C)
@@ -193,6 +200,17 @@ def _(
 
 @_covariances.register
 def _(
+    posterior: WeightGaussian, left_out: Inputs, index: Tensor, x: Inputs | None
+) -> tuple[Tensor | None, Tensor]:
+    if not isinstance(posterior.covariance, FunctionPosterior):
+        return _by_joint(posterior, left_out, index, x)
+    with evaluating(posterior.linearized.network):
+        found: tuple[Tensor | None, Tensor] = _covariances(posterior.covariance, left_out, index, x)
+    return found
+
+
+@_covariances.register
+def _(
     posterior: WeightPosterior, left_out: Inputs, index: Tensor, x: Inputs | None
 ) -> tuple[Tensor | None, Tensor]:
     precise, C = posterior.kernel.precise(), posterior.num_outputs
@@ -209,9 +227,6 @@ def _(
 def _residuals(posterior: Any, index: Tensor) -> Tensor:
     """α_n = b_n − Λ_nμ_n, the residual of each site at the posterior mean: (N, C), float64."""
     sites, x = getattr(posterior, "sites", None), rows(posterior.x, index)
-    if sites is not None and not bool(sites.natural.any()):
-        # laplace(structure=FunctionSpace()): the mean is the network's own, whatever its residuals are
-        return _expand(posterior)[0][index]
     if isinstance(posterior, FunctionPosterior):
         alpha = posterior.alpha.detach().reshape(num_rows(posterior.x), posterior.num_outputs)
         return alpha[index]
@@ -228,10 +243,13 @@ def _curvature(posterior: Any, index: Tensor) -> Tensor:
 
 
 def _expand(posterior: Any) -> tuple[Tensor, Tensor]:
-    """Residuals and curvatures at the posterior mean of all points, each of which may have its own noise."""
+    """Residuals and curvatures at the posterior mean of all points, each of which may have its own noise.
+
+    A temperature divides the curvature alone, as in `Dual`.
+    """
     mean = posterior.marginal(posterior.x).mean.to(torch.float64)
-    likelihood = posterior.likelihood
-    return likelihood.residual(mean, posterior.y), likelihood.curvature(mean)
+    likelihood, temperature = posterior.likelihood, getattr(posterior, "temperature", 1.0)
+    return likelihood.residual(mean, posterior.y), likelihood.curvature(mean) / temperature
 
 
 def _dtype(posterior: Any, x: Inputs) -> torch.dtype:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError
-from net2gp.inputs import describe, num_rows, rows
+from net2gp.errors import InputError, check_count
+from net2gp.inputs import check_inputs, describe, num_rows, rows
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 from net2gp.types import Inputs, Kernel
@@ -37,6 +37,7 @@ def output_blocks(kernel: Kernel, x: Inputs, y: Inputs | None = None) -> Tensor:
     >>> output_blocks(kernel, torch.zeros(4, 2), torch.zeros(5, 2)).shape
     torch.Size([4, 5, 3, 3])
     """
+    _check_kernel(kernel)
     K = kernel(x, y)
     N, M = num_rows(x), num_rows(x if y is None else y)
     C = K.shape[0] // N if kernel.joint else 1
@@ -60,6 +61,7 @@ def aggregate(
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
     how = _checked(how)
+    _check_kernel(kernel)
     if not kernel.joint:
         return kernel(x, y)
     if isinstance(kernel, TangentKernel):
@@ -84,6 +86,7 @@ def similarity(
     tensor([[1.]])
     """
     how = _checked(how)
+    _check_kernel(kernel)
     left = _norms(kernel, x, how)
     right = left if y is None else _norms(kernel, y, how)
     scale = left[:, None] * right
@@ -114,7 +117,10 @@ def nearest(
     >>> nearest(RBF(), torch.tensor([[0.9]]), torch.tensor([[0.0], [1.0], [2.0]]), 2).index
     tensor([[1, 0]])
     """
-    if not 1 <= num_neighbors <= num_rows(candidates):
+    _check_kernel(kernel)
+    check_inputs(candidates, "candidates")
+    check_count(num_neighbors, "num_neighbors", example=5)
+    if num_neighbors > num_rows(candidates):
         raise InputError(
             f"num_neighbors must be between 1 and the {num_rows(candidates)} candidates, but is "
             f"{num_neighbors}."
@@ -148,6 +154,14 @@ def _norms(kernel: Kernel, x: Inputs, how: Aggregation) -> Tensor:
     else:
         values = blocks.diagonal(dim1=1, dim2=2).sum(1)
     return values.clamp(min=0.0).sqrt()
+
+
+def _check_kernel(kernel: Kernel) -> None:
+    if isinstance(kernel, Kernel) and not isinstance(kernel, type):
+        return
+    own = "posterior.kernel" if hasattr(kernel, "kernel") else "linearize(network).kernel()"
+    own = "posterior.dual().kernel" if hasattr(kernel, "dual") else own
+    raise InputError(f"kernel must be a Kernel, but is {describe(kernel)}. Pass {own}.")
 
 
 def _checked(how: Aggregation | None) -> Aggregation:

@@ -32,8 +32,9 @@ from net2gp.linear.last_layer import (
 from net2gp.linear.linearized import Patterns, PriorVar, expand_prior
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import function_space
+from net2gp.methods.laplace_sampled import sampled
 from net2gp.methods.laplace_tuning import Task, Tuned, Tuning
-from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.checks import check_class_axis, check_prior_var
 from net2gp.posteriors.precision import covariance, log_det, prior_vector, trace
 from net2gp.posteriors.structures import (
     Diagonal,
@@ -42,6 +43,7 @@ from net2gp.posteriors.structures import (
     Kron,
     LastLayer,
     LowRank,
+    Sampled,
     Structure,
     Subnetwork,
 )
@@ -68,7 +70,7 @@ def laplace(
     only: Patterns | None = None,
     tuning: Tuning | None = None,
     temperature: float = 1.0,
-) -> WeightGaussian | FunctionPosterior:
+) -> WeightGaussian:
     """The Gaussian posterior of a trained network's parameters around where they are, on its training data.
 
     θ ~ N(θ*, Σ) with Σ⁻¹ = diag(1/prior_var) + Σ_n J_nᵀ Λ_n J_n / temperature, for the prior
@@ -84,7 +86,8 @@ def laplace(
     log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, or `Validation(data)`. The default,
     `Matched()`, is the evidence for regression; for classes it also chooses the link, so that predictions
     are as sure on average as the network's own, and less so away from the data. `marginal` does not
-    depend on the link; `Categorical(Probit())` or any other link of your own is kept.
+    depend on the link; `Categorical(Probit())` or any other link of your own is kept. `tuning` beside a
+    `prior_var` that leaves it nothing to choose is refused.
 
     The mean is the network's own. Where it is not at a stationary point, `NotStationary` is warned of,
     and the mean of the linear model is another: `posterior.dual()` has it.
@@ -102,6 +105,8 @@ def laplace(
     processes, NeurIPS 2019.
     """
     check_positive(temperature, "temperature")
+    if prior_var is not None:
+        check_prior_var(prior_var)
     with torch.inference_mode(False):
         task = make_task(network, gather(data), likelihood, only, structure)
         return _solved(task, prior_var, tuning, temperature)
@@ -109,9 +114,13 @@ def laplace(
 
 def _solved(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
-) -> WeightGaussian | FunctionPosterior:
+) -> WeightGaussian:
     if isinstance(task.structure, FunctionSpace):
         return function_space(task, prior_var, tuning, temperature)
+    if isinstance(task.structure, Sampled):
+        drawn, size = sampled(task, prior_var, tuning, temperature)
+        _check_stationary(task, drawn.likelihood, size)
+        return drawn
     curvature = curvature_of(task, prior_var)
     if isinstance(curvature, SubsetCurvature):
         task = replace(task, free=curvature.index)
@@ -128,6 +137,7 @@ def _solved(
             prior_var=found.prior_var,
             evidence=found.evidence,
             structure=task.structure,
+            temperature=temperature,
         )
 
     determinant = lambda prior, scale: log_det(curvature, prior, params, scale)
@@ -151,6 +161,7 @@ def make_task(
         )
     x, y = map_inputs(data[0], _copy), _copy(data[1])
     linearized = _linearized(network, x, only, structure)
+    check_class_axis(linearized, x, likelihood)
     f = torch.cat([linearized(part) for part in chunks(x, 1000)]).double()
     likelihood.check(f.to(linearized.example.dtype), y)
     open_noise = isinstance(likelihood, Gaussian) and likelihood.noise_var is None
@@ -174,7 +185,7 @@ def _linearized(
     if structure is not None and not isinstance(structure, Structure):
         raise InputError(
             "structure must be Full(), Diagonal(), Kron(), LowRank(rank), LastLayer(), Subnetwork(count), "
-            f"FunctionSpace() or None, but is {describe(structure)}."
+            f"FunctionSpace(), Sampled() or None, but is {describe(structure)}."
         )
     if only is not None and isinstance(structure, LastLayer | None) and structure is not None:
         raise InputError("LastLayer() chooses its parameters itself: leave only out.")

@@ -22,9 +22,7 @@ from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_tuning import Evidence, LogDet, Matched, Task, Tuned, Tuning
 from net2gp.methods.matching import Build, has_open_link, match_link, some_points
 from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.gaussian import assemble
 from net2gp.posteriors.precision import common_variance, covariance, log_det
-from net2gp.posteriors.problem import Problem
 from net2gp.posteriors.solvers import Cholesky, Laplace
 from net2gp.posteriors.structures import FunctionSpace
 from net2gp.posteriors.systems import DenseSystem, Sites
@@ -37,7 +35,7 @@ SPECTRUM_ROWS = 3000
 
 def function_space(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
-) -> FunctionPosterior:
+) -> WeightGaussian:
     """f(x; θ*) + GP(0, k) conditioned on Λ at the data, with k = J diag(prior_var) Jᵀ.
 
     Cost: a Gram matrix of N·C rows and its Cholesky factor, (N·C)³/3 operations. Reference: Immer, Korzepa,
@@ -50,14 +48,15 @@ def function_space(
     with torch.no_grad():
         K = _gram(part, 1.0 if prior_var is None else prior_var)
 
-    def build(found: Tuned) -> FunctionPosterior:
+    def build(found: Tuned) -> WeightGaussian:
         if prior_var is not None:
             gram = K
         elif isinstance(found.prior_var, float):
             gram = K * found.prior_var
         else:
             gram = _gram(part, found.prior_var)
-        return _around_network(part, found, gram, curvature * found.scale)
+        posterior = _around_network(part, found, gram, curvature * found.scale)
+        return replace(posterior, temperature=temperature)
 
     if prior_var is None and not (
         part is task and len(K) <= SPECTRUM_ROWS and not _per_layer(tuning)
@@ -71,15 +70,11 @@ def function_space(
     return build(tuned(part, determinant, build, prior_var, tuning, temperature))
 
 
-def _with_own_link(
-    posterior: FunctionPosterior, part: Task, tuning: Tuning | None
-) -> FunctionPosterior:
+def _with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) -> WeightGaussian:
     """The link matched again, with the exact covariance at the points that it was conditioned on."""
     if not (isinstance(tuning, Matched | None) and has_open_link(part.likelihood)):
         return posterior
-    found = match_link(posterior, some_points(part.x, (tuning or Matched()).num_points))
-    assert isinstance(found, FunctionPosterior)
-    return found
+    return match_link(posterior, some_points(part.x, (tuning or Matched()).num_points))
 
 
 def _nothing(prior: Params, scale: Tensor) -> Tensor:
@@ -145,12 +140,11 @@ def _by_factors(task: Task) -> tuple[LogDet, Build]:
     return lambda prior, scale: log_det(found, prior, task.params, scale), build
 
 
-def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> FunctionPosterior:
+def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> WeightGaussian:
     """The posterior whose mean is the network's own, and its evidence on the points that it uses."""
     kernel = part.linearized.kernel(found.prior_var)
-    problem = Problem(kernel, part.linearized, found.likelihood, part.x, part.y, part.f)
     sites = Sites(torch.zeros_like(part.f), curvature)
-    state = DenseSystem(K).solve(sites)
+    factor = DenseSystem(K).factorize(sites)
     noise = None
     if part.open_noise:
         noise = torch.as_tensor(found.likelihood.noise_var, dtype=torch.float64)  # type: ignore[attr-defined]
@@ -158,6 +152,29 @@ def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> F
         float((value.double().square() / kernel.prior_var[name].double()).sum())
         for name, value in part.params.items()
     )
-    evidence = part.log_likelihood(noise) - 0.5 * distance - 0.5 * state.log_det
-    posterior = assemble(problem, Cholesky(), state.dual, state.factor, evidence, None)  # type: ignore[arg-type]
-    return replace(posterior, inference=Laplace(), sites=sites, gram=K, structure=part.structure)
+    evidence = part.log_likelihood(noise) - 0.5 * distance - 0.5 * factor.cholesky.log_det()
+    process = FunctionPosterior(
+        kernel=kernel,
+        mean=None,
+        likelihood=found.likelihood,
+        x=part.x,
+        y=part.y,
+        num_outputs=part.f.shape[1],
+        alpha=torch.zeros_like(part.f).reshape(-1, 1),
+        factor=factor,
+        evidence=evidence,
+        solver=Cholesky(),
+        inference=Laplace(),
+        sites=sites,
+        gram=K,
+    )
+    return WeightGaussian(
+        linearized=part.linearized,
+        likelihood=found.likelihood,
+        covariance=process,
+        x=part.x,
+        y=part.y,
+        prior_var=found.prior_var,
+        evidence=evidence,
+        structure=part.structure,
+    )

@@ -56,6 +56,7 @@ class Matched:
     the smallest KL(network ‖ prediction) on `num_points` training inputs; and the prior variance is the one
     whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective parameters
     (for a `LastLayer` that of the evidence at θ*).
+    Exact structures compare each point without its own information, unless there are 50 points or fewer.
     For likelihoods with a link of their own it is `Evidence()`.
     """
 

@@ -16,20 +16,21 @@ from net2gp.likelihoods import Bernoulli, Categorical, Contrast, MonteCarlo, Pro
 from net2gp.linalg import psd_root
 from net2gp.linear.curvature import GGN
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
-from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
 from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
 
-Built = WeightGaussian | FunctionPosterior
-Build = Callable[[Tuned], Built]
+Build = Callable[[Tuned], WeightGaussian]
 
 STEPS = 12
 """The most prior variances that are tried."""
 
 LARGEST_MOVE = 8.0
 """How far, in logarithms, the prior variance may end from that of the evidence."""
+
+FEW_POINTS = 50
+"""Up to so many points each keeps its own information: what so few others leave is nearly the prior."""
 
 FIXED_POINT = Full | Kron | Diagonal | FunctionSpace
 """Structures over all weights, whose effective parameters say what the data determine."""
@@ -51,7 +52,7 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
     away from the data, so that more of it only adds noise.
     """
     x = some_points(search.task.x, matched.num_points)
-    own = replace(best, likelihood=match_link(build(best), x, best.scale).likelihood)
+    own = replace(best, likelihood=match_link(build(best), x).likelihood)
     if search.prior_var is not None or not isinstance(search.task.structure, FIXED_POINT):
         return own
     theta = search.task.linearized.flatten(search.task.params).double()
@@ -60,7 +61,7 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
 
     def excess(log: float) -> tuple[float, Tuned]:
         one = search.at(np.array([log]))
-        likelihood = match_link(build(one), x, one.scale).likelihood
+        likelihood = match_link(build(one), x).likelihood
         gamma = search.effective_parameters(float(np.exp(log)), one.scale)
         found = np.log(likelihood.link.scale**2 * size / max(gamma, 1e-12))  # type: ignore[attr-defined]
         return float(found) - log, replace(one, likelihood=likelihood)
@@ -81,37 +82,37 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
     return result if settled else own
 
 
-def match_link(posterior: Built, x: Inputs, scale: float = 1.0) -> Built:
+def match_link(posterior: WeightGaussian, x: Inputs) -> WeightGaussian:
     """The posterior with the link whose scale minimizes KL(network ‖ prediction) at the points `x`.
-
-    `scale` is the factor of the curvature, the inverse of a temperature.
 
     Labels are not needed: the network's average certainty was found by its training, and the data say
     little more about it. What the covariance adds is where to be less sure than on average, and where
     more. Where the covariance is exact, each point's own information is taken out of it, as it would be
-    absent at a new point. Cost: one `marginal`.
+    absent at a new point; but not of few points, where the scale would then be that of one point less, and
+    predictions surer than the network even where it was trained. Cost: one `marginal`.
     """
     likelihood = posterior.likelihood
     if isinstance(likelihood, Categorical):
-        if isinstance(posterior, WeightGaussian) and not _is_exact(posterior):
+        if not _is_exact(posterior):
             mean, variances = posterior.linearized(x).double(), posterior.contrast(x).double()
         else:
-            mean, covariance = _moments(posterior, x, scale)
+            mean, covariance = _moments(posterior, x)
             variances = Contrast.variances(mean, covariance)
         best = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variances)))
         return replace(posterior, likelihood=replace(likelihood, link=Contrast(best)))
     assert isinstance(likelihood, Bernoulli)
-    mean, covariance = _moments(posterior, x, scale)
+    mean, covariance = _moments(posterior, x)
     variances = covariance.diagonal(dim1=1, dim2=2).clamp(min=0)
     best = _best_scale(lambda s: _sigmoid_loss(mean, Probit(s).shrink(mean, variances)))
     return replace(posterior, likelihood=replace(likelihood, link=Probit(best)))
 
 
-def _moments(posterior: Built, x: Inputs, scale: float) -> tuple[Tensor, Tensor]:
+def _moments(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
     law = posterior.marginal(x)
     mean, covariance = law.mean.double(), law.covariance_matrix.double()
-    if _is_exact(posterior):
-        covariance = without_own(covariance, scale * posterior.likelihood.curvature(mean))
+    if _is_exact(posterior) and num_rows(posterior.x) > FEW_POINTS:
+        own = posterior.likelihood.curvature(mean) / posterior.temperature
+        covariance = without_own(covariance, own)
     return mean, covariance
 
 
@@ -132,13 +133,13 @@ def without_own(covariance: Tensor, curvature: Tensor) -> Tensor:
     return S + (sides / (1 - own.clamp(0, 0.999))[:, None, :]) @ sides.mT
 
 
-def _is_exact(posterior: Built) -> bool:
-    if isinstance(posterior, FunctionPosterior):
-        return True
+def _is_exact(posterior: WeightGaussian) -> bool:
     structure = posterior.structure
     if isinstance(structure, LastLayer):
         structure = structure.structure
-    return isinstance(structure, Full) and isinstance(structure.fisher, GGN)
+    if isinstance(structure, Full):
+        return isinstance(structure.fisher, GGN)
+    return isinstance(structure, FunctionSpace)
 
 
 def some_points(x: Inputs, count: int) -> Inputs:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import EmptyClass, InputError, check_positive
+from net2gp.errors import EmptyClass, InputError, check_count, check_positive
 from net2gp.inputs import gather, num_rows, rows
 from net2gp.likelihoods import Gaussian
 from net2gp.linear.linearized import expand_prior
 from net2gp.methods.laplace import curvature_of, laplace, make_task
 from net2gp.methods.laplace_tuning import Evidence, Search, Task, Tuned
+from net2gp.methods.matching import has_open_link
 from net2gp.posteriors.precision import log_det
 from net2gp.posteriors.structures import Diagonal, Full, Kron
 from net2gp.posteriors.weight_gaussian import WeightGaussian
@@ -40,8 +41,14 @@ class Schedule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_epochs", "batch_size", "learning_rate", "every"):
-            check_positive(float(getattr(self, name)), name)
+        for name, example in (("num_epochs", 100), ("batch_size", 128), ("every", 5)):
+            check_count(getattr(self, name), name, example=example)
+        check_positive(self.learning_rate, "learning_rate")
+        if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, int) or self.burn_in < 0:
+            raise InputError(
+                f"burn_in must be a whole number of epochs, zero or more, but is {self.burn_in!r}. "
+                "Pass for example burn_in=10."
+            )
 
 
 def train_by_evidence(
@@ -72,10 +79,16 @@ def train_by_evidence(
     Reference: Immer et al., Scalable marginal likelihood estimation for model selection in deep learning,
     ICML 2021.
     """
-    plan, chosen = schedule or Schedule(), structure or Kron()
+    plan, chosen = Schedule() if schedule is None else schedule, structure or Kron()
     how = Evidence(per_layer=True) if tuning is None else tuning
     if not isinstance(how, Evidence):
         raise InputError(f"tuning must be Evidence(), but is {how!r}.")
+    if not isinstance(plan, Schedule):
+        raise InputError(f"schedule must be Schedule(num_epochs=100) or None, but is {plan!r}.")
+    if not isinstance(chosen, Full | Diagonal | Kron):
+        raise InputError(
+            f"structure must be Kron(), Full(), Diagonal() or None, but is {chosen!r}."
+        )
     x, y = gather(data)
     optimizer = torch.optim.Adam(network.parameters(), plan.learning_rate)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(
@@ -93,11 +106,11 @@ def train_by_evidence(
                 logs, found = _step(_search(network, (x, y), likelihood, chosen, how), logs)
             advance(note=f"loss {loss:.4f}")
     network.eval()
-    final = found.likelihood if found is not None else likelihood
-    prior = found.prior_var if found is not None else None
-    posterior = laplace(network, (x, y), final, prior_var=prior, structure=chosen, tuning=how)
-    assert isinstance(posterior, WeightGaussian)
-    return posterior
+    if found is None:
+        return laplace(network, (x, y), likelihood, structure=chosen, tuning=how)
+    final, prior = found.likelihood, found.prior_var
+    left = Evidence() if has_open_link(final) else None  # which keeps the link, as training had it
+    return laplace(network, (x, y), final, prior_var=prior, structure=chosen, tuning=left)
 
 
 @dataclass(frozen=True, eq=False)

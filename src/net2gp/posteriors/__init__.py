@@ -25,6 +25,7 @@ from net2gp.posteriors.structures import (
     Kron,
     LastLayer,
     LowRank,
+    Sampled,
     Subnetwork,
 )
 from net2gp.posteriors.tune import tune
@@ -47,6 +48,7 @@ __all__ = [
     "LowRank",
     "Nystrom",
     "PivotedCholesky",
+    "Sampled",
     "Spectrum",
     "Subnetwork",
     "Variational",

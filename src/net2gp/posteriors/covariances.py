@@ -1,7 +1,6 @@
 """Gaussian covariances over parameters in the structures that can be afforded.
 
-Each gives, for points x, factors whose products are J(x) Σ J(x)ᵀ: gradients scaled and rotated by a root of
-Σ, layer by layer, so that no prediction stores a Jacobian where the layers' structure avoids it.
+Each that has a root gives it as `rooted`, from which `net2gp.posteriors.rooted` makes J(x) Σ J(x)ᵀ.
 """
 
 from __future__ import annotations
@@ -13,21 +12,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from net2gp.inputs import num_rows, rows
-from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
-from net2gp.linear.curvature import chunk_size
-from net2gp.linear.factors import (
-    Direct,
-    Factor,
-    Outer,
-    accumulate,
-    add_blocks,
-    in_dtype,
-    jacobian,
-    mirror,
-    scaled,
-)
+from net2gp.inputs import num_rows
+from net2gp.linear.factors import Direct, Factor, jacobian, scaled
 from net2gp.linear.linearized import Linearized
+from net2gp.posteriors.rooted import (
+    entry_shape,
+    example,
+    normal,
+    num_entries,
+    rooted_blocks,
+    rooted_joint,
+    rooted_variances,
+    times,
+)
 from net2gp.types import Inputs
 
 
@@ -45,13 +42,6 @@ class Covariance(Protocol):
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """(P, S) draws of θ − θ*, in the order of `Linearized.flatten`."""
-
-
-class Rooted(Protocol):
-    """A covariance that turns gradients J into factors of J Σ^{1/2}."""
-
-    def rooted(self, found: dict[str, Factor]) -> list[Factor]:
-        """Factors whose products sum to J Σ Jᵀ."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,20 +66,10 @@ class DiagonalCovariance:
         for factor in found.values():
             size = num_entries(factor)
             v = self.variance[start : start + size]
-            yield v.to(_example(factor)).reshape(_entry_shape(factor))
+            yield v.to(example(factor)).reshape(entry_shape(factor))
             start += size
 
-    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J_n Σ J_nᵀ for each point: (N, C, C)."""
-        return rooted_blocks(self, linearized, x)
-
-    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks: (N, C)."""
-        return rooted_variances(self, linearized, x)
-
-    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J Σ Jᵀ over all points: (N·C, N·C)."""
-        return rooted_joint(self, linearized, x)
+    blocks, variances, joint = rooted_blocks, rooted_variances, rooted_joint
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """√variance · z."""
@@ -109,23 +89,13 @@ class LowRankPlusDiagonal:
         start = 0
         for one in found.values():
             size = num_entries(one)
-            part = times(one, self.factor[start : start + size].to(_example(one)))
+            part = times(one, self.factor[start : start + size].to(example(one)))
             products = part if products is None else products + part
             start += size
         assert products is not None
         return [*DiagonalCovariance(self.diagonal).rooted(found), Direct(products)]
 
-    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J_n Σ J_nᵀ for each point: (N, C, C)."""
-        return rooted_blocks(self, linearized, x)
-
-    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks: (N, C)."""
-        return rooted_variances(self, linearized, x)
-
-    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J Σ Jᵀ over all points: (N·C, N·C)."""
-        return rooted_joint(self, linearized, x)
+    blocks, variances, joint = rooted_blocks, rooted_variances, rooted_joint
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """√diagonal · z + factor · z'."""
@@ -185,17 +155,7 @@ class FullCovariance:
         J = torch.cat([jacobian(factor) for factor in found.values()], -1)
         return [Direct(J.double() @ self.root)]
 
-    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J_n Σ J_nᵀ for each point: (N, C, C)."""
-        return rooted_blocks(self, linearized, x)
-
-    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks: (N, C)."""
-        return rooted_variances(self, linearized, x)
-
-    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J Σ Jᵀ over all points: (N·C, N·C)."""
-        return rooted_joint(self, linearized, x)
+    blocks, variances, joint = rooted_blocks, rooted_variances, rooted_joint
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """root · z."""
@@ -222,17 +182,7 @@ class SubsetCovariance:
         J = torch.cat(parts, -1)
         return [Direct(J.double() @ self.root)]
 
-    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J_n Σ J_nᵀ for each point: (N, C, C)."""
-        return rooted_blocks(self, linearized, x)
-
-    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks: (N, C)."""
-        return rooted_variances(self, linearized, x)
-
-    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J Σ Jᵀ over all points: (N·C, N·C)."""
-        return rooted_joint(self, linearized, x)
+    blocks, variances, joint = rooted_blocks, rooted_variances, rooted_joint
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """root · z at the chosen parameters, zero at the others."""
@@ -241,108 +191,25 @@ class SubsetCovariance:
         return values
 
 
-def normal(like: Tensor, num_samples: int, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers of the shape of `like` with an axis of samples behind."""
-    device = like.device if generator is None else generator.device
-    shape = (*like.shape, num_samples)
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
+@dataclass(frozen=True, eq=False)
+class ScaledCovariance:
+    """factor · Σ of another covariance."""
 
+    inner: Covariance
+    factor: float
 
-def num_entries(factor: Factor) -> int:
-    """p, the parameters that a factor is of."""
-    return _entry_shape(factor).numel()
+    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """J_n Σ J_nᵀ for each point: (N, C, C)."""
+        return self.factor * self.inner.blocks(linearized, x)
 
+    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """The diagonals of the blocks: (N, C)."""
+        return self.factor * self.inner.variances(linearized, x)
 
-def _entry_shape(factor: Factor) -> torch.Size:
-    if isinstance(factor, Direct):
-        return factor.J.shape[2:]
-    if isinstance(factor, Outer):
-        return torch.Size((*factor.g.shape[2:4], factor.a.shape[-1]))
-    return torch.Size((factor.num_embeddings, factor.g.shape[-1]))
+    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """J Σ Jᵀ over all points: (N·C, N·C)."""
+        return self.factor * self.inner.joint(linearized, x)
 
-
-def _example(factor: Factor) -> Tensor:
-    return factor.J if isinstance(factor, Direct) else factor.g
-
-
-def times(factor: Factor, v: Tensor) -> Tensor:
-    """J v for v (p, k): (B, C, k)."""
-    return jacobian(factor) @ v
-
-
-def _captured(covariance: Rooted, linearized: Linearized, x: Inputs, layout: Plan) -> list[Factor]:
-    found = capture(linearized, x, layout)
-    if layout.leftover:
-        J = leftover_jacobian(linearized, x, layout.leftover)
-        sizes = [linearized.params[name].numel() for name in layout.leftover]
-        parts = J.split(sizes, -1)
-        found |= {n: Direct(part) for n, part in zip(layout.leftover, parts, strict=True)}
-    return covariance.rooted({name: found[name] for name in linearized.params})
-
-
-def _parts(covariance: Rooted, linearized: Linearized, x: Inputs) -> Iterator[list[Factor]]:
-    linearized.check(x)
-    layout = plan(linearized, x)
-    size = chunk_size(linearized, layout)
-    for start in range(0, num_rows(x), size):
-        yield _captured(covariance, linearized, rows(x, slice(start, start + size)), layout)
-
-
-def rooted_blocks(covariance: Rooted, linearized: Linearized, x: Inputs) -> Tensor:
-    """Σ of factor factorᵀ at each point: (N, C, C)."""
-    results = []
-    for factors in _parts(covariance, linearized, x):
-        B, C = _example(factors[0]).shape[:2]
-        total = _example(factors[0]).new_zeros(B, C, C)
-        for factor in factors:
-            if _once(factor):
-                assert isinstance(factor, Outer)
-                u, g = _once_spread(factor), factor.g[..., 0]
-                total += torch.einsum("bcso,bso,bdso->bcd", g, u, g)
-            else:
-                add_blocks(total, factor)
-        results.append(total.to(linearized.example.dtype))
-    return torch.cat(results)
-
-
-def rooted_variances(covariance: Rooted, linearized: Linearized, x: Inputs) -> Tensor:
-    """The diagonals of the blocks: (N, C), never forming them."""
-    results = []
-    for factors in _parts(covariance, linearized, x):
-        total = _example(factors[0]).new_zeros(_example(factors[0]).shape[:2])
-        for factor in factors:
-            if _once(factor):
-                assert isinstance(factor, Outer)
-                squares = factor.g[..., 0].square()
-                total += torch.einsum("bcso,bso->bc", squares, _once_spread(factor))
-            else:
-                total += jacobian(factor).square().sum(-1)
-        results.append(total.to(linearized.example.dtype))
-    return torch.cat(results)
-
-
-def _once(factor: Factor) -> bool:
-    return isinstance(factor, Outer) and factor.g.shape[4] == 1
-
-
-def _once_spread(factor: Outer) -> Tensor:
-    """Σ_i a_i² scale_oi² for a weight that is used once: (B, S, O)."""
-    squares = factor.a[:, :, 0].square()
-    if not factor.scale.dim():
-        return (squares.sum(-1) * factor.scale**2)[..., None].expand(
-            factor.g.shape[0], *factor.g.shape[2:4]
-        )
-    return torch.einsum("bsi,soi->bso", squares, factor.scale.square())
-
-
-def rooted_joint(covariance: Rooted, linearized: Linearized, x: Inputs) -> Tensor:
-    """Σ of factor factorᵀ over all points: (N·C, N·C), in float64."""
-    linearized.check(x)
-    factors = _captured(covariance, linearized, x, plan(linearized, x))
-    B, C = _example(factors[0]).shape[:2]
-    K = torch.zeros(B * C, B * C, dtype=torch.float64, device=linearized.example.device)
-    for factor in factors:
-        precise = in_dtype(factor, torch.float64)
-        accumulate(K, precise, precise, C)
-    mirror(K, C)
-    return K
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """√factor times a draw."""
+        return self.factor**0.5 * self.inner.draw(num_samples, generator)

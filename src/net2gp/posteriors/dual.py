@@ -13,6 +13,7 @@ from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linalg import block_matmul
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.linear.tangent import TangentKernel
+from net2gp.posteriors.checks import check_class_axis, check_prior_var
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.gaussian import (
@@ -72,6 +73,7 @@ class Dual:
     At a stationary point of log p(y | θ) + log N(θ | 0, prior_var), m = θ* and S is Laplace's
     covariance. It is as well Gaussian process regression of ỹ with the tangent kernel
     J diag(prior_var) Jᵀ. Everything is computed from b and Λ, so Λ may be singular, as softmax's is.
+    A `temperature` divides Λ, and Λ alone: the posterior is wider, and m = θ* at the same points as before.
 
     `f` and `linear_part` = Jθ* are (N, C), `residual` (N, C), `curvature` (N, C, C), in float64. Both
     posteriors are of the network's linearization f(x; θ*) + J(x)(θ − θ*), their mean without that of
@@ -89,6 +91,7 @@ class Dual:
     linear_part: Tensor = field(repr=False)
     residual: Tensor = field(repr=False)
     curvature: Tensor = field(repr=False)
+    temperature: float = 1.0
 
     @property
     def natural(self) -> Tensor:
@@ -98,7 +101,7 @@ class Dual:
     @property
     def noise(self) -> Tensor:
         """Λ⁻¹: (N, C, C); the pseudo-inverse Λ⁺ for softmax, zero along (1, …, 1)."""
-        return _noise(self.likelihood, self.f, self.curvature)
+        return _noise(self.likelihood, self.f, self.curvature * self.temperature) * self.temperature
 
     @property
     def targets(self) -> Tensor:
@@ -121,7 +124,7 @@ class Dual:
     def condition(self, solver: Solver | None = None) -> FunctionPosterior | WeightPosterior:
         """The linear model or the Gaussian process, whichever has the smaller system to solve."""
         data, mean = (self.x, self.y), AroundZero(self.linearized)
-        if isinstance(self.likelihood, Gaussian):
+        if isinstance(self.likelihood, Gaussian) and self.temperature == 1.0:
             # exact, and able to take more data later without an expansion
             return condition(self.kernel, data, self.likelihood, mean=mean, solver=solver)
         problem = make_problem(self.kernel, data, self.likelihood, mean)
@@ -202,18 +205,25 @@ class Dual:
 
 
 def make_dual(
-    linearized: Linearized, data: Data, likelihood: Likelihood, prior_var: PriorVar
+    linearized: Linearized,
+    data: Data,
+    likelihood: Likelihood,
+    prior_var: PriorVar,
+    *,
+    temperature: float = 1.0,
 ) -> Dual:
     """The dual of a linearized network: two passes over the data, and nothing solved yet."""
-    problem = make_problem(
-        linearized.kernel(prior_var), gather(data), likelihood, AroundZero(linearized)
-    )
+    check_prior_var(prior_var, zero=True)
+    x, y = gather(data)
+    check_class_axis(linearized, x, likelihood)
+    problem = make_problem(linearized.kernel(prior_var), (x, y), likelihood, AroundZero(linearized))
     with torch.no_grad():
         linear = linear_part(linearized, problem.x).to(torch.float64)
         f = linearized(problem.x).to(torch.float64)
-        residual, curvature = likelihood.residual(f, problem.y), likelihood.curvature(f)
-    x, y = problem.x, problem.y
-    return Dual(linearized, likelihood, prior_var, x, y, f, linear, residual, curvature)
+        residual = likelihood.residual(f, problem.y)
+        curvature = likelihood.curvature(f) / temperature
+    x, y, own = problem.x, problem.y, (f, linear, residual, curvature)
+    return Dual(linearized, likelihood, prior_var, x, y, *own, temperature)
 
 
 def _gram(problem: Problem) -> Tensor:

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from net2gp.linear.curvature import inputs_with_bias
 from net2gp.linear.factors import Direct, Factor, Outer, jacobian
-from net2gp.linear.linearized import Linearized
-from net2gp.posteriors.covariances import normal, rooted_blocks, rooted_joint, rooted_variances
-from net2gp.types import Inputs
+from net2gp.posteriors.rooted import normal, rooted_blocks, rooted_joint, rooted_variances
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +85,7 @@ class KronCovariance:
         """A factor for each layer."""
         return [layer.rooted(found) for layer in self.layers]
 
-    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J_n Σ J_nᵀ for each point: (N, C, C)."""
-        return rooted_blocks(self, linearized, x)
-
-    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks: (N, C)."""
-        return rooted_variances(self, linearized, x)
-
-    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J Σ Jᵀ over all points: (N·C, N·C)."""
-        return rooted_joint(self, linearized, x)
+    blocks, variances, joint = rooted_blocks, rooted_variances, rooted_joint
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """Layer by layer."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from net2gp.inputs import num_rows, rows
 from net2gp.linear.last_layer import features
 from net2gp.linear.linearized import Linearized
-from net2gp.posteriors.covariances import normal
 from net2gp.posteriors.kron import KronRoot
+from net2gp.posteriors.rooted import normal
 from net2gp.types import Inputs
 
 CHUNK_NUMBERS = 2**24

@@ -28,7 +28,9 @@ from net2gp.linear.linearized import Linearized, Output
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 from net2gp.posteriors import (
+    conditioned,
     covariances,
+    drawn,
     dual,
     function_space,
     kron,
@@ -78,6 +80,7 @@ _CLASSES: dict[str, type] = {
         structures.Diagonal,
         structures.Kron,
         structures.LowRank,
+        structures.Sampled,
         structures.LastLayer,
         structures.Subnetwork,
         structures.FunctionSpace,
@@ -89,6 +92,9 @@ _CLASSES: dict[str, type] = {
         kron.KronRoot,
         kron.DenseRoot,
         kron.KronCovariance,
+        drawn.DrawnCovariance,
+        covariances.ScaledCovariance,
+        conditioned.Conditioned,
         last_layer.LastLayerFull,
         last_layer.LastLayerDiagonal,
         last_layer.LastLayerKron,

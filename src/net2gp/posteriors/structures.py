@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from net2gp.errors import InputError
+from torch import Tensor
+
+from net2gp.errors import InputError, check_count, check_positive
+from net2gp.inputs import describe
 from net2gp.linear.curvature import GGN, Fisher
 
 
@@ -14,6 +18,9 @@ class Full:
 
     fisher: Fisher = field(default_factory=GGN)
 
+    def __post_init__(self) -> None:
+        _check_fisher(self)
+
 
 @dataclass(frozen=True)
 class Diagonal:
@@ -21,12 +28,18 @@ class Diagonal:
 
     fisher: Fisher = field(default_factory=GGN)
 
+    def __post_init__(self) -> None:
+        _check_fisher(self)
+
 
 @dataclass(frozen=True)
 class Kron:
     """A Kronecker product for each layer (KFAC): layers independent. Some passes over the data, any depth."""
 
     fisher: Fisher = field(default_factory=GGN)
+
+    def __post_init__(self) -> None:
+        _check_fisher(self)
 
 
 @dataclass(frozen=True)
@@ -37,8 +50,7 @@ class LowRank:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise InputError(f"rank must be at least 1, but is {self.rank}.")
+        check_count(self.rank, "rank", example=100)
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,13 @@ class LastLayer:
     """
 
     structure: Full | Diagonal | Kron | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.structure, Full | Diagonal | Kron | None):
+            raise InputError(
+                "LastLayer takes the structure of its weights, Full(), Diagonal(), Kron() or None, but got "
+                f"{_shown(self.structure)}. Pass for example LastLayer(Kron())."
+            )
 
 
 @dataclass(frozen=True)
@@ -65,8 +84,7 @@ class Subnetwork:
     num_weights: int
 
     def __post_init__(self) -> None:
-        if self.num_weights < 1:
-            raise InputError(f"num_weights must be at least 1, but is {self.num_weights}.")
+        check_count(self.num_weights, "num_weights", example=1000)
 
 
 @dataclass(frozen=True)
@@ -80,10 +98,60 @@ class FunctionSpace:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_points is not None and self.num_points < 1:
+        if self.num_points is not None:
+            check_count(self.num_points, "num_points", example=500)
+
+
+def _check_fisher(structure: Full | Diagonal | Kron) -> None:
+    if not isinstance(structure.fisher, Fisher):
+        name = type(structure).__name__
+        raise InputError(
+            f"{name} takes a Fisher matrix, GGN(), EmpiricalFisher() or MonteCarloFisher(num_samples), but "
+            f"got {_shown(structure.fisher)}. Pass for example {name}(GGN()), or {name}()."
+        )
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str | int | float) else f"what is {describe(value)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """All of the precision, never formed: `num_samples` draws of the posterior, each a linear system.
+
+    For networks and data of which neither the (P, P) precision nor the (N·C, N·C) Gram matrix fits. Block
+    conjugate gradients solve all systems together to the relative residual `tol`: an iteration is a
+    forward-mode and a backward pass over the data for each draw. The `rank` largest eigenvalues of the
+    curvature of `num_points` points precondition. The wider the prior, the more iterations. The
+    evidence takes `num_probes` Lanczos runs more (0: none). `start`, the `covariance.draws` of a posterior
+    with another prior or on other data, saves iterations. With `checkpoint`, a path, the state is written
+    every so many seconds, and a run that was killed goes on from it.
+
+    Reference: Antorán et al., Sampling-based inference for large linear models, with application to
+    linearised Laplace, ICLR 2023.
+    """
+
+    num_samples: int = 32
+    tol: float = 1e-2
+    max_iterations: int = 200
+    rank: int = 100
+    num_points: int = 2000
+    num_probes: int = 8
+    seed: int = 0
+    start: Tensor | None = field(default=None, repr=False)
+    checkpoint: str | Path | None = None
+    every_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_count(self.num_samples, "num_samples", example=32)
+        check_count(self.max_iterations, "max_iterations", example=200)
+        check_count(self.rank, "rank", example=100)
+        check_count(self.num_points, "num_points", example=2000)
+        check_positive(self.tol, "tol")
+        if self.num_probes == 1 or self.num_probes < 0:
             raise InputError(
-                f"num_points must be at least 1, or None for all points, but is {self.num_points}."
+                f"num_probes must be 0, or at least 2 to average over, but is {self.num_probes}."
             )
 
 
-Structure = Full | Diagonal | Kron | LowRank | LastLayer | Subnetwork | FunctionSpace
+Structure = Full | Diagonal | Kron | LowRank | LastLayer | Subnetwork | FunctionSpace | Sampled

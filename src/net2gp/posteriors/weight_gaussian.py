@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from torch import Tensor, distributions
+from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
-from net2gp.errors import InputError
-from net2gp.inputs import chunks, num_rows
+from net2gp.errors import InputError, check_count, check_positive
+from net2gp.inputs import chunks, describe, num_rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.links import Contrast, Probit
 from net2gp.likelihoods.mixtures import mixture
+from net2gp.linear.evaluation import LOCK
 from net2gp.linear.linearized import Linearized, PriorVar
-from net2gp.posteriors.covariances import Covariance
+from net2gp.posteriors.conditioned import as_covariance
+from net2gp.posteriors.covariances import Covariance, ScaledCovariance
 from net2gp.posteriors.dual import Dual, make_dual
+from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.last_layer import LastLayerKron
 from net2gp.posteriors.problem import predictive
-from net2gp.posteriors.samples import check_count
 from net2gp.types import Inputs, Likelihood, Params
 
 BLOCK_NUMBERS = 2**25
@@ -37,13 +43,48 @@ class WeightSamples:
     num_samples: int = 100
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_count(self.num_samples, "num_samples", example=100)
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Within it the network is in eval mode, as it was linearized, even while it is being trained further."""
+    with LOCK:
+        active = [module for module in network.modules() if module.training]
+        for module in active:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in active:
+                module.training = True
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Method = Callable[Concatenate["WeightGaussian", Arguments], Result]
+
+
+def _evaluated(method: Method[Arguments, Result]) -> Method[Arguments, Result]:
+    @wraps(method)
+    def wrapped(
+        self: WeightGaussian, *arguments: Arguments.args, **keywords: Arguments.kwargs
+    ) -> Result:
+        with evaluating(self.linearized.network):
+            return method(self, *arguments, **keywords)
+
+    return wrapped
+
 
 @dataclass(frozen=True, eq=False)
 class WeightGaussian:
     """f(x) = f(x; θ*) + J(x)(θ − θ*) with θ ~ N(θ*, Σ).
 
     The mean is the network's own output, the covariance J Σ Jᵀ. `evidence` is None where the method has
-    none; `x` and `y` are the data that it was found with, and `structure` says how Σ is represented.
+    none; `x` and `y` are the data that it was found with, `structure` says how Σ is represented, and
+    `temperature` what their curvature was divided by. A Σ that only function space can hold is given as
+    the Gaussian process N(0, J Σ Jᵀ). Training the network further changes nothing here.
 
     References: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS
     2019; Immer, Korzepa, Bauer, Improving predictions of Bayesian neural nets via local linearization,
@@ -52,28 +93,37 @@ class WeightGaussian:
 
     linearized: Linearized
     likelihood: Likelihood
-    covariance: Covariance = field(repr=False)
+    covariance: Covariance | FunctionPosterior = field(repr=False)
     x: Inputs = field(repr=False)
     y: Tensor = field(repr=False)
     prior_var: PriorVar = field(repr=False)
     evidence: Tensor | None = None
     structure: object = None
+    temperature: float = 1.0
 
     @property
+    def _sigma(self) -> Covariance:
+        return as_covariance(self.covariance)
+
+    @property
+    @_evaluated
     def num_outputs(self) -> int:
         """C."""
         return self.linearized(next(iter(chunks(self.x, 1)))).shape[1]
 
+    @_evaluated
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
-        return gaussian_law(self.linearized(x), self.covariance.blocks(self.linearized, x))
+        return gaussian_law(self.linearized(x), self._sigma.blocks(self.linearized, x))
 
+    @_evaluated
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
         mean = self.linearized(x)
-        covariance = self.covariance.joint(self.linearized, x)
+        covariance = self._sigma.joint(self.linearized, x)
         return gaussian_law(mean.reshape(-1), covariance.to(mean.dtype))
 
+    @_evaluated
     def predict(
         self,
         x: Inputs,
@@ -87,6 +137,8 @@ class WeightGaussian:
         """
         chosen = predictive(likelihood, self.likelihood)
         if how is not None:
+            if not isinstance(how, WeightSamples):
+                raise InputError(f"how must be WeightSamples(100) or None, but is {describe(how)}.")
             generator = torch.Generator().manual_seed(how.seed)
             return mixture(
                 chosen, self.sample(x, how.num_samples, generator=generator, linear=False)
@@ -94,13 +146,14 @@ class WeightGaussian:
         link = getattr(chosen, "link", None)
         if isinstance(link, Probit):
             mean = self.linearized(x)
-            variances = self.covariance.variances(self.linearized, x)
+            variances = self._sigma.variances(self.linearized, x)
             return chosen.predict(_Diagonal(mean, variances))
         if isinstance(link, Contrast):
             mean = self.linearized(x)
             return distributions.Categorical(logits=link.shrink(mean, self.contrast(x)))
         return chosen.predict(self.marginal(x))
 
+    @_evaluated
     def contrast(self, x: Inputs) -> Tensor:
         """Var[f_c − f_t] for the class t of the largest mean, at each point: (N, C)."""
         if isinstance(self.covariance, LastLayerKron):
@@ -113,6 +166,7 @@ class WeightGaussian:
             parts.append(Contrast.variances(law.mean, law.covariance_matrix))
         return torch.cat(parts)
 
+    @_evaluated
     def sample(
         self,
         x: Inputs,
@@ -122,9 +176,9 @@ class WeightGaussian:
         linear: bool = True,
     ) -> Tensor:
         """(S, N, C) values at `x` of functions drawn from the posterior; of networks, if not `linear`."""
-        check_count(num_samples)
+        check_count(num_samples, "num_samples")
         like = self.linearized.example
-        draws = self.covariance.draw(num_samples, generator).to(like)
+        draws = self._sigma.draw(num_samples, generator).to(like)
         if linear:
             moved = self.linearized.kernel().apply(x, draws)
             return self.linearized(x) + moved.reshape(num_rows(x), -1, num_samples).movedim(2, 0)
@@ -136,16 +190,43 @@ class WeightGaussian:
                 values.append(self.linearized.evaluate(params, x))
         return torch.stack(values)
 
+    @_evaluated
     def sample_weights(
         self, num_samples: int, *, generator: torch.Generator | None = None
     ) -> Params:
         """Draws of the chosen parameters, each with an axis of samples in front."""
-        check_count(num_samples)
+        check_count(num_samples, "num_samples")
         like = self.linearized.example
         center = self.linearized.flatten(self.linearized.params)
-        draws = center[:, None] + self.covariance.draw(num_samples, generator).to(like)
-        each = [self.linearized.unflatten(column) for column in draws.T]
-        return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        draws = center[:, None] + self._sigma.draw(num_samples, generator).to(like)
+        params = self.linearized.params
+        pieces = draws.T.split([value.numel() for value in params.values()], 1)
+        return {
+            name: piece.reshape(num_samples, *value.shape)
+            for (name, value), piece in zip(params.items(), pieces, strict=True)
+        }
+
+    def tempered(self, factor: float) -> WeightGaussian:
+        """The posterior with `factor` times the covariance, at no cost.
+
+        It is that of prior variance factor·prior_var at temperature factor·temperature: the data and the
+        prior are trusted less, or more, in equal parts. One number to choose on held-out data where a new
+        prior variance would ask for a new solve. It has no evidence; and of a link that was matched to the
+        old covariance only the old scale is kept.
+        """
+        check_positive(factor, "factor")
+        prior_var: PriorVar
+        if isinstance(self.prior_var, Mapping):
+            prior_var = {name: factor * value for name, value in self.prior_var.items()}
+        else:
+            prior_var = factor * self.prior_var
+        return replace(
+            self,
+            covariance=ScaledCovariance(self._sigma, factor),
+            prior_var=prior_var,
+            evidence=None,
+            temperature=factor * self.temperature,
+        )
 
     def log_marginal_likelihood(self) -> Tensor:
         """log p(y), as the method that found the posterior approximates it."""
@@ -164,9 +245,13 @@ class WeightGaussian:
 
         return move(self, device, dtype)
 
+    @_evaluated
     def dual(self) -> Dual:
         """The linear model and the Gaussian process that the network at θ* stands for, exact in Σ."""
-        return make_dual(self.linearized, (self.x, self.y), self.likelihood, self.prior_var)
+        data = (self.x, self.y)
+        return make_dual(
+            self.linearized, data, self.likelihood, self.prior_var, temperature=self.temperature
+        )
 
 
 class _Diagonal(MultivariateNormal):

@@ -1,6 +1,6 @@
-"""Figures of what a classifier finds alike: kernels and means sorted by class, and its neighbors.
+"""Figures of kernels and of what a network finds alike: matrices, means sorted by class, neighbors.
 
-Colors run from blue over white (zero) to red, over a symmetric range.
+What is sorted by class has colors from blue over white (zero) to red, over a symmetric range.
 """
 
 from __future__ import annotations
@@ -14,11 +14,67 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.plots import FAINT, INK, _axes
+from net2gp.plots.style import FAINT, INK, axes_or_new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+def plot_kernel(ax: Axes | None, K: Tensor, *, label: str | None = None) -> Axes:
+    """A heat map of the matrix `K`, entry (0, 0) at the top left, with its color scale.
+
+    A matrix with values of both signs gets a diverging scale around zero, any other a sequential one.
+    """
+    ax = axes_or_new(ax)
+    if K.dim() != 2:
+        raise InputError(
+            f"K must be a matrix, but has shape {tuple(K.shape)}. Pass kernel(x), or one class of it."
+        )
+    values = K.detach().cpu().numpy()
+    if values.min() < 0 < values.max():
+        limit = abs(values).max()
+        style: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    else:
+        style = {"cmap": "cividis"}
+    image = ax.imshow(values, interpolation="nearest", **style)
+    bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.04, label=label)
+    bar.outline.set_visible(False)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def plot_similarities(
+    ax: Axes | None, values: Tensor, names: Sequence[str], *, label: str | None = None
+) -> Axes:
+    """A heat map of a few similarities (K, K), each with its number, rows and columns by name.
+
+    >>> ax = plot_similarities(None, torch.eye(2), ["one", "other"])
+    >>> [text.get_text() for text in ax.texts]
+    ['1.00', '0.00', '0.00', '1.00']
+    """
+    ax = axes_or_new(ax)
+    if tuple(values.shape) != (len(names), len(names)):
+        raise InputError(
+            f"values must be ({len(names)}, {len(names)}) for {len(names)} names, but has shape "
+            f"{tuple(values.shape)}. Pass similarity_matrix(embeddings), and a name for each of them."
+        )
+    numbers = values.detach().cpu()
+    low = min(0.0, float(numbers.min()))
+    image = ax.imshow(numbers.numpy(), cmap="cividis", vmin=low, vmax=1.0, interpolation="nearest")
+    bar = ax.figure.colorbar(image, ax=ax, label=label)
+    bar.outline.set_visible(False)
+    for i, row in enumerate(numbers.tolist()):
+        for j, value in enumerate(row):
+            color = "white" if value < (low + 1) / 2 else "black"
+            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
+    ax.set_xticks(range(len(names)), names)
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    return ax
 
 
 def plot_class_kernel(
@@ -39,7 +95,7 @@ def plot_class_kernel(
     >>> [text.get_text() for text in ax.get_xticklabels()]
     ['1', '7']
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     if K.dim() != 2 or K.shape[0] != K.shape[1] or len(K) != len(labels):
         raise InputError(
             f"K must be (N, N) for {len(labels)} labels, but has shape {tuple(K.shape)}. "
@@ -62,7 +118,7 @@ def plot_class_means(
 
     A mean that classifies well shows a staircase of red blocks.
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     if f.dim() != 2 or len(f) != len(labels):
         raise InputError(
             f"f must be (N, C) for {len(labels)} labels, but has shape {tuple(f.shape)}."

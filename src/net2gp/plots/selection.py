@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.plots import COLORS, _axes
+from net2gp.plots.style import COLORS, axes_or_new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def plot_selection(
     >>> ax.get_xscale(), ax.right_ax.get_ylabel()
     ('log', 'loss')
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     names = list(selection.losses if losses is None else losses)
     unknown = [name for name in names if name not in selection.losses]
     if unknown:

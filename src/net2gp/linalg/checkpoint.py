@@ -1,0 +1,101 @@
+"""The state of a long iteration as a file, so that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from net2gp.errors import FileFormatError, InputError
+
+KIND = "net2gp iteration"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often the state of an iteration is written, and which problem it belongs to.
+
+    `key` names the problem: a file that was written under another key is refused, never continued. Files are
+    safetensors, written beside the old one and then renamed, so that a process that is killed while
+    writing leaves the state before. The file stays when the iteration has ended: asked again, it answers
+    from it.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> checkpoint = Checkpoint(Path(folder.name) / "solve.safetensors", key="toy")
+    >>> checkpoint.load("cpu") is None
+    True
+    >>> checkpoint.write({"x": torch.ones(2)}, {"step": 3})
+    >>> tensors, numbers = checkpoint.load("cpu")
+    >>> tensors["x"], numbers["step"]
+    (tensor([1., 1.]), 3)
+    """
+
+    path: str | Path
+    key: str = ""
+    every_seconds: float = 60.0
+    _last: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
+
+    @property
+    def due(self) -> bool:
+        """Whether the last write, or the start, is long enough ago."""
+        return time.monotonic() - self._last[0] >= self.every_seconds
+
+    def write(self, tensors: dict[str, Tensor], numbers: dict[str, object]) -> None:
+        """Replace the file by this state."""
+        path = Path(self.path)
+        if not path.parent.is_dir():
+            raise InputError(
+                f"the folder of the checkpoint {path} does not exist. Make it first: "
+                f"Path({str(path.parent)!r}).mkdir(parents=True)."
+            )
+        header = {"kind": KIND, "key": self.key, "numbers": json.dumps(numbers)}
+        beside = path.with_name(path.name + ".part")
+        save_file(dict(_stored(n, t.detach()) for n, t in tensors.items()), beside, header)
+        os.replace(beside, path)
+        self._last[0] = time.monotonic()
+
+    def load(
+        self, device: torch.device | str
+    ) -> tuple[dict[str, Tensor], dict[str, object]] | None:
+        """The state that was written, or None if there is no file."""
+        path = Path(self.path)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                header = file.metadata() or {}
+                if header.get("kind") != KIND:
+                    raise FileFormatError(f"{path} is not a checkpoint of net2gp.")
+                if header.get("key") != self.key:
+                    raise InputError(
+                        f"the checkpoint {path} belongs to another problem (other data, network, prior or "
+                        "options). Delete it to start anew, or pass another path."
+                    )
+                names = list(file.keys())
+                tensors = dict(_restored(name, file.get_tensor(name)) for name in names)
+                return tensors, json.loads(header["numbers"])
+        except (SafetensorError, OSError) as error:
+            raise FileFormatError(
+                f"the checkpoint {path} cannot be read ({error}). Delete it to start anew."
+            ) from error
+
+
+def _stored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """A copy, as the format refuses shared memory; columns stay columns, so that sums keep their order."""
+    if tensor.dim() == 2 and tensor.mT.is_contiguous() and not tensor.is_contiguous():
+        return f"{name}.mT", tensor.mT.cpu().clone()
+    return name, tensor.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _restored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    # in memory of torch's own alignment, on which the order of sums depends too
+    own = tensor.clone()
+    return (name.removesuffix(".mT"), own.mT) if name.endswith(".mT") else (name, own)

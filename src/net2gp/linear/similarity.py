@@ -1,0 +1,273 @@
+"""How alike two networks, or the tasks that they learned, are: by where their gradients are large.
+
+The diagonal of Σ_n J_nᵀ Λ_n J_n has a number for each parameter: with the identity for Λ it is that of the
+Gram matrix JᵀJ of the Jacobian, with the curvature of a likelihood that of the Fisher information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.errors import InputError, NetworkError
+from net2gp.inputs import check_inputs, describe, gather, num_rows, tensors
+from net2gp.likelihoods import Gaussian
+from net2gp.linear.curvature import Source, diagonal_curvature
+from net2gp.linear.linearized import Linearized, Patterns, linearize
+from net2gp.types import Data, Inputs, Likelihood, Params
+
+Points = Data | Tensor | dict[str, Tensor]
+"""Inputs alone, or data with targets, which are not read: the Fisher information has no need of them."""
+
+
+@dataclass(frozen=True)
+class PerParameter:
+    """A number for each entry of each parameter."""
+
+
+@dataclass(frozen=True)
+class PerFilter:
+    """The mean over each row of each parameter: over a filter, over the weights into a unit.
+
+    Rows run along the first axis, so that a bias keeps a number for each entry.
+    """
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """The mean over all parameters of each module."""
+
+
+Pooling = PerParameter | PerFilter | PerLayer
+
+
+@dataclass(frozen=True, eq=False)
+class TaskEmbedding:
+    """The mean Fisher information of a point in the parameters, by name of the parameter or module.
+
+    `parts` are float64: of the parameter's shape, (rows,) for `PerFilter()`, or () for `PerLayer()`.
+    """
+
+    parts: Params
+    per: Pooling = PerParameter()
+
+    @property
+    def vector(self) -> Tensor:
+        """All numbers behind each other: (E,)."""
+        return torch.cat([value.reshape(-1) for value in self.parts.values()])
+
+    def pooled(self, per: Pooling) -> TaskEmbedding:
+        """The same averaged over filters or layers, of an embedding of all parameters.
+
+        >>> whole = TaskEmbedding({"0.weight": torch.ones(2, 3), "0.bias": torch.zeros(2)})
+        >>> whole.pooled(PerLayer()).parts
+        {'0': tensor(0.7500)}
+        """
+        if not isinstance(per, Pooling):
+            raise InputError(
+                f"per must be PerParameter(), PerFilter() or PerLayer(), but is {describe(per)}."
+            )
+        if not isinstance(self.per, PerParameter):
+            raise InputError(
+                f"this embedding is {self.per} already. Pool that of all parameters, which "
+                "task_embedding gives with per=PerParameter()."
+            )
+        return TaskEmbedding(_pooled(self.parts, per), per)
+
+
+def task_embedding(
+    network: nn.Module | Linearized,
+    data: Points,
+    likelihood: Likelihood,
+    *,
+    per: Pooling | None = None,
+    only: Patterns | None = None,
+) -> TaskEmbedding:
+    """diag(1/N Σ_n J_nᵀ Λ_n J_n): how much the law of y changes with each parameter, on average over data.
+
+    Λ_n is the curvature of the likelihood at the network's outputs, so that this is the exact diagonal of
+    the Fisher information, with expectations over the labels that the network predicts; nothing is
+    drawn at random, and targets in `data` are not read. `per` averages over filters or layers:
+    `PerFilter()` makes the embedding of the reference. `only` chooses parameters by name, as in
+    `linearize`: for tasks with other numbers of classes leave the head out.
+
+    Cost: a forward and C backward passes over the data in chunks, memory P: never the Jacobian (N, C, P).
+
+    >>> network = nn.Linear(2, 1, bias=False).eval()
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> task_embedding(network, x, Gaussian(noise_var=0.25)).vector  # x²/0.25, on average
+    tensor([20., 40.], dtype=torch.float64)
+
+    Reference: Achille et al., Task2Vec: task embedding for meta-learning, ICCV 2019.
+    """
+    if not isinstance(likelihood, Likelihood) or isinstance(likelihood, type):
+        raise InputError(
+            f"likelihood must be e.g. Categorical() or Gaussian(1.0), but is {describe(likelihood)}."
+        )
+    with torch.inference_mode(False):
+        linearized = _linearized(network, only)
+        diagonal = _diagonal(linearized, _inputs(data), likelihood)
+    return TaskEmbedding(linearized.unflatten(diagonal)).pooled(
+        PerParameter() if per is None else per
+    )
+
+
+def jacobian_similarity(
+    network_a: nn.Module | Linearized,
+    network_b: nn.Module | Linearized,
+    data: Points,
+    data_b: Points | None = None,
+    *,
+    only: Patterns | None = None,
+) -> Tensor:
+    """The cosine between the diagonals of JᵀJ of two networks of one architecture: 0-d, from 0 to 1.
+
+    Σ_p a_p b_p / (‖a‖ ‖b‖) with a_p = Σ_nc (∂f_c(x_n)/∂θ_p)² of the first network at `data`, b_p of the
+    second at `data_b`, or at the same data if that is left out. It is 1 for the same network, for
+    outputs that are multiples of each other, and where one network's Jacobian has the columns of the
+    other. Parameters are compared by name, not up to permutations of hidden units: networks from
+    different initializations are compared unit by unit as they happen to be numbered.
+
+    For more than two networks embed each once, with `task_embedding(network, data, Gaussian(1.0))`, and
+    take `similarity_matrix`. Cost of each: C backward passes over its data, memory P.
+
+    >>> one, other = nn.Linear(2, 1, bias=False).eval(), nn.Linear(2, 1, bias=False).eval()
+    >>> jacobian_similarity(one, other, torch.eye(2)[:1])  # a linear map: J is x, whatever the weights
+    tensor(1., dtype=torch.float64)
+    >>> jacobian_similarity(one, other, torch.eye(2), torch.eye(2)[:1])
+    tensor(0.7071, dtype=torch.float64)
+
+    Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
+    """
+    identity = Gaussian(noise_var=1.0)
+    a = task_embedding(network_a, data, identity, only=only)
+    b = task_embedding(network_b, data if data_b is None else data_b, identity, only=only)
+    return similarity_matrix([a, b])[0, 1]
+
+
+def task_distance(a: TaskEmbedding, b: TaskEmbedding, *, balanced: bool = False) -> Tensor:
+    """1 − cos(a, b): 0-d, 0 for embeddings that are multiples of each other, at most 1.
+
+    `balanced=True` compares a/(a + b) with b/(a + b), as the reference does, so that parameters with
+    little information count like those with much; it is no longer blind to a common factor of one
+    embedding, as of logits that are surer throughout. Parameters without any information in either count
+    as equal.
+
+    >>> a, b = (TaskEmbedding({"weight": torch.tensor(v)}) for v in ([3.0, 0.0], [3.0, 4.0]))
+    >>> task_distance(a, b)
+    tensor(0.4000, dtype=torch.float64)
+    >>> task_distance(a, b, balanced=True)
+    tensor(0.5528, dtype=torch.float64)
+
+    Reference: Achille et al., Task2Vec: task embedding for meta-learning, ICCV 2019.
+    """
+    one, other = _aligned([a, b])
+    if balanced:
+        total = one + other
+        one, other = (torch.where(total > 0, value / total, 0.5) for value in (one, other))
+    return (1 - _cosine(torch.stack([one, other]))[0, 1]).clamp(0.0, 1.0)
+
+
+def similarity_matrix(embeddings: Sequence[TaskEmbedding]) -> Tensor:
+    """cos(a, b) of all pairs: (K, K) in float64, ones on the diagonal.
+
+    >>> a, b = (TaskEmbedding({"weight": torch.tensor(v)}) for v in ([3.0, 0.0], [3.0, 4.0]))
+    >>> similarity_matrix([a, b])
+    tensor([[1.0000, 0.6000],
+            [0.6000, 1.0000]], dtype=torch.float64)
+    """
+    if not embeddings:
+        raise InputError("there is nothing to compare: pass a list of task_embedding(...).")
+    return _cosine(torch.stack(_aligned(embeddings)))
+
+
+def _cosine(vectors: Tensor) -> Tensor:
+    largest = vectors.amax(1, keepdim=True)
+    if not bool(torch.isfinite(vectors).all()):
+        raise NetworkError(
+            "an embedding is not finite: the gradients overflow. Use network.double(), or smaller inputs."
+        )
+    if not bool((largest > 0).all()):
+        raise NetworkError(
+            "an embedding is zero: no output depends on the parameters at these data, as with units that "
+            "are all dead or with the softmax of a single output. Pass Bernoulli() for one output, or "
+            "other data."
+        )
+    # by the largest entry first: squares of small gradients would underflow
+    unit = torch.nn.functional.normalize(vectors / largest, dim=1)
+    return (unit @ unit.mT).clamp(0.0, 1.0).fill_diagonal_(1.0)
+
+
+def _aligned(embeddings: Sequence[TaskEmbedding]) -> list[Tensor]:
+    """The vectors with the same parameters at the same places, on the device of the first."""
+    first = embeddings[0]
+    for other in embeddings:
+        if not isinstance(other, TaskEmbedding):
+            raise InputError(f"pass what task_embedding returns: this is {describe(other)}.")
+        if other.per != first.per:
+            raise InputError(
+                f"one embedding is {first.per} and another {other.per}: embed both with the same per=."
+            )
+        _check_same_parts(first.parts, other.parts)
+    device = first.vector.device
+    return [
+        torch.cat([e.parts[name].reshape(-1) for name in first.parts]).to(device, torch.float64)
+        for e in embeddings
+    ]
+
+
+def _check_same_parts(one: Params, other: Params) -> None:
+    alone = [name for name in (*one, *other) if name not in one or name not in other]
+    if alone:
+        some = ", ".join(f"'{name}'" for name in alone[:4]) + (", …" if len(alone) > 4 else "")
+        raise NetworkError(
+            f"the networks must have the same parameters, but only one of them has {some}. Compare "
+            "networks of one architecture, or choose what they share, e.g. only='features.*'."
+        )
+    for name, value in one.items():
+        if value.shape != other[name].shape:
+            raise NetworkError(
+                f"the networks must have parameters of the same shapes, but '{name}' gives "
+                f"{tuple(value.shape)} in one and {tuple(other[name].shape)} in another. Leave it out: "
+                f"only=['*', '!{name}']."
+            )
+
+
+def _linearized(network: nn.Module | Linearized, only: Patterns | None) -> Linearized:
+    if not isinstance(network, Linearized):
+        return linearize(network, only=only)
+    if only is not None:
+        raise InputError("pass only= to linearize, which has chosen the parameters already.")
+    return network
+
+
+def _inputs(data: Points) -> Inputs:
+    if isinstance(data, Tensor | dict):
+        check_inputs(data)
+        return data
+    return gather(data)[0]
+
+
+def _diagonal(linearized: Linearized, x: Inputs, likelihood: Likelihood) -> Tensor:
+    linearized.check(x)
+    unread = tensors(x)[0].new_zeros(num_rows(x))
+    source = Source(linearized, x, unread, likelihood)
+    return diagonal_curvature(source).diagonal / num_rows(x)
+
+
+def _pooled(parts: Params, per: Pooling) -> Params:
+    if isinstance(per, PerParameter):
+        return parts
+    if isinstance(per, PerFilter):
+        return {name: _by_row(value).mean(1) for name, value in parts.items()}
+    modules: dict[str, list[Tensor]] = {}
+    for name, value in parts.items():
+        modules.setdefault(name.rpartition(".")[0], []).append(value.reshape(-1))
+    return {name: torch.cat(values).mean() for name, values in modules.items()}
+
+
+def _by_row(value: Tensor) -> Tensor:
+    return value.reshape(value.shape[0] if value.dim() else 1, -1)

@@ -1,0 +1,255 @@
+"""Laplace's approximation with all parameters and all points, where no matrix of either size fits.
+
+Draws of N(0, A⁻¹), A = V⁻¹ + Σ_n J_nᵀ Λ_n J_n, are solutions of linear systems: with Λ_n = R_n R_nᵀ and
+standard normal ε₀, ε_n, the solution of A w = V^{−1/2} ε₀ + Σ_n J_nᵀ R_n ε_n has that law. Each product with
+A is a forward-mode and a backward pass over the data; a sketch of the curvature of some points preconditions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, NetworkError
+from net2gp.inputs import num_rows, rows, tensors
+from net2gp.linalg import (
+    Checkpoint,
+    LowRankPlusIdentity,
+    block_cg,
+    block_matmul,
+    log_det_quadrature,
+    nystrom,
+)
+from net2gp.linear.curvature import (
+    GGN,
+    DiagonalCurvature,
+    KronCurvature,
+    Source,
+    diagonal_curvature,
+    kron_curvature,
+)
+from net2gp.linear.ggn import Fisher
+from net2gp.linear.linearized import PriorVar, expand_prior
+from net2gp.linear.passes import capacity, column_pullbacks, memory_budget, points_at_once
+from net2gp.methods.choosing import tuned
+from net2gp.methods.laplace_tuning import Evidence, Matched, Task, Tuned, Tuning, Validation
+from net2gp.methods.matching import has_open_link, match_link, some_points
+from net2gp.posteriors.drawn import DrawnCovariance
+from net2gp.posteriors.precision import covariance, log_det, prior_vector
+from net2gp.posteriors.structures import Diagonal, Kron, Sampled, Structure
+from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.progress import progress
+
+LANCZOS_STEPS = 16
+"""Products of each probe of the determinant: the preconditioned spectrum is short."""
+
+
+@dataclass(frozen=True, eq=False)
+class Precision:
+    """I + scale·V^{1/2} H V^{1/2}, the precision in units of the prior, by products: (P, P)."""
+
+    task: Task
+    root: Tensor  # V^{1/2}, (P,) in float64
+    scale: float
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """For v (P, k), a forward-mode and a backward pass per column."""
+        return v + self.curvature(v)
+
+    def curvature(self, v: Tensor, part: Tensor | None = None) -> Tensor:
+        """scale·V^{1/2} H V^{1/2} v; estimated from the points `part`, if they are given."""
+        x, root = self.task.x, self.root[:, None]
+        share = 1.0
+        if part is not None:
+            x, share = rows(x, part), num_rows(x) / len(part)
+        fisher = Fisher(self.task.linearized, x, self.task.likelihood)
+        return self.scale * share * root * fisher.matmul(root * v)
+
+
+def sampled(
+    task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
+) -> tuple[WeightGaussian, float]:
+    """The posterior by draws, and tr H; what is open is chosen with Kronecker factors of all the data.
+
+    References: Papandreou, Yuille, Gaussian sampling by local perturbations, NeurIPS 2010; Antorán et al.,
+    Sampling-based inference for large linear models, with application to linearised Laplace, ICLR 2023.
+    """
+    structure = task.structure
+    assert isinstance(structure, Sampled)
+    check_start(structure, task.linearized.num_params)
+    found = _chosen(task, prior_var, tuning, temperature)
+    prior = expand_prior(found.prior_var, task.params)
+    precision = Precision(task, prior_vector(prior, task.params).sqrt(), found.scale)
+    preconditioner = _sketch(precision, structure)
+    right, size = _right_hand_side(precision, structure)
+    draws = precision.root[:, None] * _draws(precision, preconditioner, right, structure)
+    evidence = None
+    if structure.num_probes:
+        distance = sum(
+            (value.double().square() / prior[name].double()).sum()
+            for name, value in task.params.items()
+        )
+        noise = getattr(found.likelihood, "noise_var", None) if task.open_noise else None
+        fit = task.log_likelihood(None if noise is None else torch.as_tensor(noise).double())
+        evidence = fit - 0.5 * distance - 0.5 * _log_det(precision, preconditioner, structure)
+    posterior = WeightGaussian(
+        linearized=task.linearized,
+        likelihood=found.likelihood,
+        covariance=DrawnCovariance(draws),
+        x=task.x,
+        y=task.y,
+        prior_var=found.prior_var,
+        evidence=evidence,
+        # what steered the solve is not part of its result
+        structure=replace(structure, start=None, checkpoint=None),
+        temperature=temperature,
+    )
+    if isinstance(tuning, Matched | None) and has_open_link(task.likelihood):
+        x = some_points(task.x, (tuning or Matched()).num_points)
+        posterior = match_link(posterior, x)
+    return posterior, size * temperature
+
+
+def _chosen(
+    task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
+) -> Tuned:
+    """Prior and noise: as given, or by the evidence of Kronecker factors (of the diagonal without them)."""
+    if prior_var is not None and not task.open_noise and not isinstance(tuning, Validation):
+        nothing = torch.full((), float("nan"), dtype=torch.float64)
+        return Tuned(prior_var, task.likelihood, 1.0 / temperature, nothing)
+    source = Source(task.linearized, task.x, task.y, task.likelihood)
+    factors: KronCurvature | DiagonalCurvature
+    structure: Structure = Kron()
+    try:
+        factors = kron_curvature(source)
+    except NetworkError:
+        factors, structure = diagonal_curvature(source), Diagonal()
+
+    def build(found: Tuned) -> WeightGaussian:
+        prior = expand_prior(found.prior_var, task.params)
+        Sigma = covariance(factors, prior, task.params, found.scale)
+        return WeightGaussian(
+            task.linearized,
+            found.likelihood,
+            Sigma,
+            task.x,
+            task.y,
+            found.prior_var,
+            found.evidence,
+        )
+
+    determinant = lambda prior, scale: log_det(factors, prior, task.params, scale)
+    # the link is matched with the draws, afterwards
+    by = Evidence() if isinstance(tuning, Matched | None) else tuning
+    part = replace(task, structure=structure)
+    return tuned(part, determinant, build, prior_var, by, temperature)
+
+
+def _sketch(precision: Precision, structure: Sampled) -> LowRankPlusIdentity:
+    """The largest eigenvalues of the curvature of some points, as a preconditioner for that of all."""
+    count, like = num_rows(precision.task.x), precision.root
+    generator = torch.Generator().manual_seed(structure.seed + 2)
+    part = torch.randperm(count, generator=generator)[: structure.num_points].sort().values
+    part = part.to(like.device)
+    rank = min(structure.rank, len(like))
+    with progress("preconditioner", None):
+        found = nystrom(
+            lambda v: precision.curvature(v, part),
+            len(like),
+            rank,
+            generator=generator,
+            device=like.device,
+        )
+    return LowRankPlusIdentity(*found)
+
+
+def _draws(
+    precision: Precision, preconditioner: LowRankPlusIdentity, right: Tensor, structure: Sampled
+) -> Tensor:
+    """Draws in units of the prior: (P, S), in float64."""
+    checkpoint = None
+    if structure.checkpoint is not None:
+        key = _fingerprint(precision, structure)
+        checkpoint = Checkpoint(structure.checkpoint, key, structure.every_seconds)
+    start = None
+    if structure.start is not None:
+        start = structure.start.to(precision.root) / precision.root[:, None]
+    with progress("draws", structure.max_iterations) as advance:
+        solution = block_cg(
+            precision.matmul,
+            right,
+            preconditioner=preconditioner,
+            x0=start,
+            tol=structure.tol,
+            max_iterations=structure.max_iterations,
+            on_step=lambda _, residual: advance(note=f"residual {residual:.1e}"),
+            checkpoint=checkpoint,
+        )
+    return solution.x
+
+
+def _right_hand_side(precision: Precision, structure: Sampled) -> tuple[Tensor, float]:
+    """ε₀ + V^{1/2} Σ_n J_nᵀ R_n ε_n, (P, S), and ‖Σ_n J_nᵀ R_n ε_n‖² on average, which estimates tr H."""
+    task, count = precision.task, structure.num_samples
+    generator = torch.Generator().manual_seed(structure.seed)
+    like = task.linearized.example
+    first = torch.randn(len(precision.root), count, generator=generator, dtype=torch.float64)
+    total = torch.zeros_like(first, device=like.device)
+    budget = capacity(task.linearized, task.x, memory_budget(like.device))
+    size = points_at_once(num_rows(task.x), count, budget)
+    for start in range(0, num_rows(task.x), size):
+        part = slice(start, start + size)
+        f = task.f[part].to(like.dtype)
+        R = GGN().root(task.likelihood, f, task.y[part], start)
+        noise = torch.randn(len(f) * R.shape[2], count, generator=generator, dtype=torch.float64)
+        noise = block_matmul(R, noise.to(like))
+        pulled = column_pullbacks(task.linearized, rows(task.x, part), noise.to(like), budget)
+        total += pulled.double()
+    trace = float(total.square().sum(0).mean())
+    right = first.to(like.device) + precision.scale**0.5 * precision.root[:, None] * total
+    return right, trace * precision.scale
+
+
+def _log_det(
+    precision: Precision, preconditioner: LowRankPlusIdentity, structure: Sampled
+) -> Tensor:
+    """log|A| = log|M| + tr log(M^{−1/2} A M^{−1/2}), the second part by Lanczos quadrature."""
+    half = preconditioner.inverse_sqrt
+    with progress("determinant", None) as advance:
+
+        def product(v: Tensor) -> Tensor:
+            advance()
+            return half(precision.matmul(half(v)))
+
+        rest, _ = log_det_quadrature(
+            product,
+            len(precision.root),
+            num_probes=structure.num_probes,
+            rank=min(LANCZOS_STEPS, len(precision.root)),
+            generator=torch.Generator().manual_seed(structure.seed + 1),
+            device=precision.root.device,
+        )
+    return preconditioner.log_det() + rest
+
+
+def _fingerprint(precision: Precision, structure: Sampled) -> str:
+    """Of everything that the draws depend on."""
+    task, digest = precision.task, hashlib.sha256()
+    numbers = structure.num_samples, structure.seed, structure.tol, structure.rank
+    digest.update(repr((numbers, structure.num_points, precision.scale, task.likelihood)).encode())
+    for value in [*task.params.values(), *tensors(task.x), task.y, precision.root]:
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_start(structure: Sampled, num_params: int) -> None:
+    """Raise unless the draws to start from are as many and as long as those to be found."""
+    start = structure.start
+    if start is not None and start.shape != (num_params, structure.num_samples):
+        raise InputError(
+            f"start must be the draws of an earlier posterior, ({num_params}, {structure.num_samples}), but "
+            f"has shape {tuple(start.shape)}. Pass start=earlier.covariance.draws and num_samples as then."
+        )

@@ -1,0 +1,97 @@
+"""Scores of uncertainties by the order that they put points in: detection and selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.metrics.checks import check_numbers
+
+
+def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
+    """P(an outlier scores higher than an inlier), ties counting half.
+
+    Scores are uncertainties, such as entropies or variances: 1 separates perfectly, ½ is chance.
+    Cost O(n log n).
+
+    Reference: Hanley & McNeil (1982), The meaning and use of the area under a ROC curve.
+
+    >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
+    tensor(0.7500)
+    """
+    check_numbers(scores_in=scores_in, scores_out=scores_out)
+    inside, outside = scores_in.reshape(-1).sort().values, scores_out.reshape(-1)
+    if not inside.numel() or not outside.numel():
+        raise InputError(
+            f"auroc needs scores of both kinds, but got {inside.numel()} inside "
+            f"and {outside.numel()} outside. For labels y of two classes: scores[y == 0], scores[y == 1]."
+        )
+    below = torch.searchsorted(inside, outside)
+    not_above = torch.searchsorted(inside, outside, right=True)
+    wins = (below + not_above).double().mean() / 2
+    return (wins / inside.numel()).to(scores_in.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCoverage:
+    """The mean loss `risk` of the share `coverage` of points that one is surest of: (N,) each.
+
+    `coverage` is 1/N, 2/N, …, 1.
+    """
+
+    coverage: Tensor
+    risk: Tensor
+
+
+def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
+    """The risk of predicting only the surest points, for each number of them.
+
+    `uncertainty` and `loss` hold a number for each of N points, such as an entropy and
+    `probs.argmax(-1) != y`, or a variance and a squared error. Of points with the same uncertainty
+    the mean loss counts, which is the risk on average over their orders. Cost N log N.
+
+    Reference: El-Yaniv & Wiener (2010), On the foundations of noise-free selective classification.
+
+    >>> risk_coverage(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.5])).risk
+    tensor([0.0000, 0.2500, 0.5000])
+    """
+    uncertainty, loss = _sorted_together(uncertainty, loss)
+    _, group, size = torch.unique_consecutive(uncertainty, return_inverse=True, return_counts=True)
+    means = torch.zeros_like(size, dtype=torch.float64).index_add(0, group, loss.double()) / size
+    number = torch.arange(1, len(loss) + 1, dtype=torch.float64, device=loss.device)
+    risk = means[group].cumsum(0) / number
+    return RiskCoverage((number / len(loss)).to(loss.dtype), risk.to(loss.dtype))
+
+
+def aurc(uncertainty: Tensor, loss: Tensor) -> Tensor:
+    """The area under `risk_coverage`: its mean over 1, …, N points; less is better.
+
+    An uncertainty that knows nothing has the mean loss; one that sorts the losses has the least area.
+
+    Reference: Geifman, Uziel & El-Yaniv (2019), Bias-reduced uncertainty estimation.
+
+    >>> aurc(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.5]))
+    tensor(0.2500)
+    """
+    return risk_coverage(uncertainty, loss).risk.mean()
+
+
+def _sorted_together(uncertainty: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as (N,), the least uncertain first; losses that are counts or truth values as floats."""
+    check_numbers(uncertainty=uncertainty, loss=loss)
+    sizes = [value.shape[:1] if value.dim() else () for value in (uncertainty, loss)]
+    one_each = uncertainty.numel() == loss.numel() == (sizes[0][0] if sizes[0] else 0)
+    if sizes[0] != sizes[1] or not one_each or not loss.numel():
+        raise InputError(
+            "uncertainty and loss must hold one number for each of the same points, but have shapes "
+            f"{tuple(uncertainty.shape)} and {tuple(loss.shape)}. Average the outputs of a point first, "
+            "e.g. loss.mean(-1)."
+        )
+    dtype = torch.promote_types(uncertainty.dtype, loss.dtype)
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    ordered, order = uncertainty.reshape(-1).sort()
+    return ordered, loss.reshape(-1)[order].to(dtype)

@@ -1,0 +1,270 @@
+"""Draws of the posterior by linear systems, against the posterior that is formed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import net2gp as n2g
+from net2gp.errors import FileFormatError, InputError, NotConverged
+from net2gp.linalg import Checkpoint, block_cg
+
+LIKELIHOODS = {
+    "gaussian": (n2g.Gaussian(0.3), 2),
+    "classes": (n2g.Categorical(n2g.Probit()), 3),
+    "labels": (n2g.Bernoulli(), 2),
+}
+EACH = pytest.mark.parametrize("name", LIKELIHOODS)
+SMALL: dict[str, int] = {"rank": 2, "num_points": 8}
+"""A sketch so small that conjugate gradients have work left on networks of this size."""
+MANY = n2g.Sampled(num_samples=3000, tol=1e-9, num_probes=0, **SMALL)
+pytestmark = pytest.mark.filterwarnings("ignore::net2gp.errors.NotStationary")
+
+
+def network(outputs: int, convolution: bool = False) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if convolution:
+            layers = nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 2), nn.BatchNorm1d(3), nn.Tanh()
+            return nn.Sequential(*layers, nn.Flatten(), nn.Linear(9, outputs)).double().eval()
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs)).double().eval()
+
+
+def data(name: str, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    if name == "gaussian":
+        return x, torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    if name == "classes":
+        return x, torch.randint(0, 3, (count,), generator=generator)
+    return x, torch.randint(0, 2, (count, 2), generator=generator).double()
+
+
+def posteriors(name: str, structure: n2g.Sampled, convolution: bool = False):
+    likelihood, outputs = LIKELIHOODS[name]
+    module = network(outputs, convolution)
+    return [
+        n2g.laplace(module, data(name), likelihood, prior_var=0.7, structure=one)
+        for one in (structure, n2g.Full())
+    ]
+
+
+@EACH
+@pytest.mark.parametrize("convolution", [False, True])
+def test_covariances_are_those_of_the_whole_precision(name, convolution):
+    drawn, exact = posteriors(name, MANY, convolution)
+    x = data(name)[0][:5] * 2
+    found, expected = (p.joint(x).covariance_matrix for p in (drawn, exact))
+    # Wishart: entries of a covariance from S draws have the variance (Σ_ij² + Σ_ii Σ_jj) / S
+    spread = (expected.square() + torch.outer(expected.diag(), expected.diag())) / 3000
+    assert ((found - expected).abs() < 5 * spread.sqrt()).all()
+    torch.testing.assert_close(drawn.marginal(x).mean, exact.marginal(x).mean)
+
+
+@EACH
+def test_a_loose_tolerance_moves_the_draws_no_more_than_it_says(name):
+    likelihood, outputs = LIKELIHOODS[name]
+    module, structure = (
+        network(outputs),
+        n2g.Sampled(num_samples=4, tol=1e-12, num_probes=0, **SMALL),
+    )
+    draws = n2g.laplace(
+        module, data(name), likelihood, prior_var=0.7, structure=structure
+    ).covariance.draws
+    loose = n2g.Sampled(num_samples=4, tol=1e-5, num_probes=0, **SMALL)
+    rough = n2g.laplace(
+        module, data(name), likelihood, prior_var=0.7, structure=loose
+    ).covariance.draws
+    assert 0 < (draws - rough).norm() / draws.norm() < 1e-4
+
+
+@EACH
+def test_the_evidence_is_that_of_the_whole_precision(name):
+    # a sketch of few points and eigenvalues, so that the quadrature has something left to do
+    structure = n2g.Sampled(num_samples=2, num_probes=200, rank=10, num_points=15)
+    drawn, exact = posteriors(name, structure)
+    gap = abs(drawn.log_marginal_likelihood() - exact.log_marginal_likelihood())
+    assert gap < 0.2
+
+
+def test_prior_noise_and_link_are_chosen_where_they_are_open():
+    x, y = data("gaussian")
+    found = n2g.laplace(network(2), (x, y), n2g.Gaussian(), structure=n2g.Sampled(num_samples=8))
+    kron = n2g.laplace(network(2), (x, y), n2g.Gaussian(), structure=n2g.Kron())
+    assert found.prior_var == pytest.approx(kron.prior_var)
+    assert found.likelihood.noise_var == pytest.approx(kron.likelihood.noise_var)
+    x, labels = data("classes")
+    matched = n2g.laplace(
+        network(3), (x, labels), n2g.Categorical(), structure=n2g.Sampled(num_samples=8)
+    )
+    assert isinstance(matched.likelihood.link, n2g.Contrast)
+    assert matched.predict(x).probs.shape == (40, 3)
+
+
+def test_a_larger_sketch_takes_fewer_iterations(monkeypatch):
+    counts = []
+    for rank in (1, 30):
+        with monkeypatch.context() as patch:
+            calls = stop_after(patch, 10**6)
+            structure = n2g.Sampled(num_samples=2, tol=1e-8, num_probes=0, rank=rank)
+            n2g.laplace(
+                network(2), data("gaussian"), n2g.Gaussian(0.3), prior_var=0.7, structure=structure
+            )
+            counts.append(calls[0])
+    assert counts[1] < counts[0] / 2
+
+
+def test_starting_from_an_earlier_posterior_saves_iterations():
+    steps = []
+    for start in (False, True):
+        module, points = network(2), data("gaussian")
+        cold = n2g.Sampled(num_samples=3, tol=1e-8, num_probes=0, **SMALL)
+        first = n2g.laplace(module, points, n2g.Gaussian(0.3), prior_var=0.7, structure=cold)
+        draws = first.covariance.draws if start else None
+        with pytest.warns(NotConverged) as caught:
+            n2g.laplace(
+                module,
+                points,
+                n2g.Gaussian(0.3),
+                prior_var=0.71,
+                structure=n2g.Sampled(
+                    num_samples=3, tol=1e-8, max_iterations=1, num_probes=0, start=draws, **SMALL
+                ),
+            )
+        message = next(str(w.message) for w in caught if issubclass(w.category, NotConverged))
+        steps.append(float(message.split("residual of ")[1].split(",")[0]))
+    assert steps[1] < 0.1 * steps[0]
+
+
+def test_draws_are_the_posteriors_own_and_more_are_combinations():
+    drawn, _ = posteriors("gaussian", n2g.Sampled(num_samples=5, num_probes=0))
+    x = data("gaussian")[0][:3]
+    moved = drawn.sample(x, 5) - drawn.linearized(x)
+    expected = drawn.linearized.kernel().apply(x, drawn.covariance.draws)
+    torch.testing.assert_close(moved.movedim(0, 2).reshape(6, 5), expected)
+    assert drawn.sample(x, 20).shape == (20, 3, 2)
+
+
+def test_it_is_saved_and_loaded(tmp_path):
+    drawn, _ = posteriors("classes", n2g.Sampled(num_samples=5, num_probes=0))
+    n2g.save(drawn, tmp_path / "drawn.safetensors")
+    again = n2g.load(tmp_path / "drawn.safetensors", network=network(3))
+    x = data("classes")[0]
+    assert torch.equal(again.predict(x).probs, drawn.predict(x).probs)
+    assert again.structure.num_samples == 5
+
+
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.Kron(), n2g.FunctionSpace()])
+def test_a_tempered_posterior_is_that_of_its_prior_and_temperature(structure, tmp_path):
+    problem = network(2), data("gaussian"), n2g.Gaussian(0.3)
+    one = n2g.laplace(*problem, prior_var=0.7, structure=structure).tempered(2.5)
+    other = n2g.laplace(*problem, prior_var=1.75, temperature=2.5, structure=structure)
+    x = data("gaussian")[0][:6] * 2
+    for found, expected in zip(
+        (one.joint(x).covariance_matrix, one.marginal(x).covariance_matrix, one.predict(x).variance),
+        (other.joint(x).covariance_matrix, other.marginal(x).covariance_matrix, other.predict(x).variance),
+        strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(found, expected)
+    assert (one.prior_var, one.temperature) == (other.prior_var, other.temperature)
+    n2g.save(one, tmp_path / "tempered.safetensors")
+    again = n2g.load(tmp_path / "tempered.safetensors", network=network(2))
+    assert torch.equal(again.predict(x).variance, one.predict(x).variance)
+
+
+class Killed(Exception):
+    pass
+
+
+def stop_after(monkeypatch, count: int) -> list[int]:
+    """Raise at the product after so many; the list has how many there were."""
+    from net2gp.methods import laplace_sampled
+
+    original, calls = laplace_sampled.Precision.matmul, [0]
+
+    def product(self, v):
+        calls[0] += 1
+        if calls[0] > count:
+            raise Killed
+        return original(self, v)
+
+    monkeypatch.setattr(laplace_sampled.Precision, "matmul", product)
+    return calls
+
+
+def test_a_killed_solve_goes_on_from_its_checkpoint_to_the_same_numbers(monkeypatch, tmp_path):
+    path = tmp_path / "draws.safetensors"
+    kind = {"num_samples": 3, "tol": 1e-10, "num_probes": 0, **SMALL}
+    kept = n2g.Sampled(**kind, checkpoint=path, every_seconds=0.0)
+    problem = network(2), data("gaussian"), n2g.Gaussian(0.3)
+    whole = n2g.laplace(*problem, prior_var=0.7, structure=n2g.Sampled(**kind))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Killed):
+            n2g.laplace(*problem, prior_var=0.7, structure=kept)
+    with monkeypatch.context() as patch:
+        # fewer products than from the start: it does go on
+        stop_after(patch, 1000)
+        again = n2g.laplace(*problem, prior_var=0.7, structure=kept)
+    assert torch.equal(again.covariance.draws, whole.covariance.draws)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0)
+        finished = n2g.laplace(*problem, prior_var=0.7, structure=kept)
+    assert torch.equal(finished.covariance.draws, whole.covariance.draws)
+    with pytest.raises(InputError, match=r"another problem.*Delete it to start anew"):
+        n2g.laplace(*problem, prior_var=0.8, structure=kept)
+
+
+def test_a_resumed_solve_takes_only_the_products_that_were_left(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(60, 60, generator=generator, dtype=torch.float64)
+    A, b = root @ root.mT + torch.eye(60), torch.randn(60, 2, generator=generator)
+    count = [0]
+
+    def product(v):
+        count[0] += 1
+        if count[0] == stop[0]:
+            raise Killed
+        return A @ v
+
+    stop = [-1]
+    whole = block_cg(product, b, tol=1e-10)
+    products = count[0]
+    checkpoint = Checkpoint(tmp_path / "cg.safetensors", "a", every_seconds=0.0)
+    count[0], stop[0] = 0, products - 5
+    with pytest.raises(Killed):
+        block_cg(product, b, tol=1e-10, checkpoint=checkpoint)
+    count[0], stop[0] = 0, -1
+    again = block_cg(product, b, tol=1e-10, checkpoint=checkpoint)
+    assert count[0] == 6
+    assert torch.equal(again.x, whole.x)
+    assert again.history == whole.history
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("not a checkpoint")
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        Checkpoint(path).load("cpu")
+    with pytest.raises(InputError, match=r"does not exist\. Make it first"):
+        Checkpoint(tmp_path / "no" / "file").write({"x": torch.ones(1)}, {})
+
+
+def test_options_that_cannot_be_are_refused():
+    with pytest.raises(InputError, match="num_samples must be a positive whole number"):
+        n2g.Sampled(num_samples=0)
+    with pytest.raises(InputError, match="tol must be positive"):
+        n2g.Sampled(tol=0.0)
+    with pytest.raises(InputError, match="num_probes must be 0, or at least 2"):
+        n2g.Sampled(num_probes=1)
+    with pytest.raises(InputError, match="start must be the draws of an earlier posterior"):
+        n2g.laplace(
+            network(2),
+            data("gaussian"),
+            n2g.Gaussian(0.3),
+            prior_var=1.0,
+            structure=n2g.Sampled(start=torch.zeros(3, 32)),
+        )
