@@ -26,7 +26,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
@@ -108,9 +107,8 @@ def all_parameters(
         laws = [posterior.marginal(part) for part in x.split(500)]
     losses = {}
     for factor in torch.logspace(-2, 1, 25).tolist():
-        wider = [MultivariateNormal(f.mean, factor * f.covariance_matrix) for f in laws]
-        probs = torch.cat([likelihood.predict(f).probs for f in wider])
-        losses[factor] = float(-probs[torch.arange(len(y)), y].log().mean())
+        logits = [likelihood.link.shrink(f.mean, factor * f.variance) for f in laws]
+        losses[factor] = float(cross_entropy(torch.cat(logits), y))
     best = min(losses, key=lambda factor: losses[factor])
     print(f"  factor {best:.3g}, held-out NLL {losses[best]:.4f}", flush=True)
     if posterior.evidence is not None:
