@@ -88,7 +88,7 @@ def posterior_of(
     network: nn.Module, train: Data, structure: Structure, tuning: n2g.Validation | None
 ) -> Predict:
     """Laplace, its prior variance from held-out images or, with the link, from the training images."""
-    link = n2g.MonteCarlo() if tuning is None else n2g.Probit()
+    link = n2g.MonteCarlo() if tuning is None else n2g.Contrast()
     posterior = n2g.laplace(
         network, train, n2g.Categorical(link), structure=structure, tuning=tuning
     )
@@ -100,15 +100,17 @@ def all_parameters(
     network: nn.Module, train: Data, held_out: Data, prior_var: float, structure: n2g.Sampled
 ) -> Predict:
     """Draws of the posterior of all parameters, their scale from held-out images."""
-    likelihood = n2g.Categorical(n2g.Probit())
-    posterior = n2g.laplace(network, train, likelihood, prior_var=prior_var, structure=structure)
+    link = n2g.Contrast()
+    posterior = n2g.laplace(
+        network, train, n2g.Categorical(link), prior_var=prior_var, structure=structure
+    )
     x, y = held_out
     with torch.no_grad():
-        laws = [posterior.marginal(part) for part in x.split(500)]
-    losses = {}
-    for factor in torch.logspace(-2, 1, 25).tolist():
-        logits = [likelihood.link.shrink(f.mean, factor * f.variance) for f in laws]
-        losses[factor] = float(cross_entropy(torch.cat(logits), y))
+        f, variances = network(x), posterior.contrast(x)
+    losses = {
+        factor: float(cross_entropy(link.shrink(f, factor * variances), y))
+        for factor in torch.logspace(-2, 1, 25).tolist()
+    }
     best = min(losses, key=lambda factor: losses[factor])
     print(f"  factor {best:.3g}, held-out NLL {losses[best]:.4f}", flush=True)
     if posterior.evidence is not None:
