@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, NotPositiveDefinite
-from net2gp.linalg import add_blocks, block_matmul, diagonal_blocks, kron_identity, psd_root
+from net2gp.linalg import (
+    add_blocks,
+    block_matmul,
+    diagonal_blocks,
+    kron_identity,
+    psd_root,
+    softmax_root,
+)
 
 N, C = 4, 3
 
@@ -141,3 +148,23 @@ def test_wrong_shapes_are_input_errors_that_name_the_right_ones() -> None:
         psd_root(torch.zeros(2, 3))
     with pytest.raises(InputError, match=r"shape \(N, C, C\), but have shape \(2, 3\)"):
         add_blocks(torch.zeros(6, 6), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 40.0, 400.0])
+def test_the_root_of_a_softmax_is_one_at_any_certainty(scale):
+    generator = torch.Generator().manual_seed(0)
+    f = scale * torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    p = f.softmax(-1)
+    R = softmax_root(p)
+    # 1 − p_i by the others, which has all of its digits where p_i is nearly one
+    rest = torch.stack([p[:, [k for k in range(6) if k != i]].sum(1) for i in range(6)], 1)
+    expected = -p[:, :, None] * p[:, None, :]
+    expected.diagonal(dim1=1, dim2=2).copy_(p * rest)
+    assert R.shape == (50, 6, 5)
+    size = expected.diagonal(dim1=1, dim2=2).sqrt()
+    error = (R @ R.mT - expected).abs() / (size[:, :, None] * size[:, None, :] + 1e-290)
+    assert error.max() < 1e-14
+
+
+def test_the_root_of_a_single_class_is_zero():
+    assert softmax_root(torch.ones(3, 1)).tolist() == [[[0.0]]] * 3

@@ -6,6 +6,7 @@ from net2gp.linalg.blocks import (
     diagonal_blocks,
     kron_identity,
     psd_root,
+    softmax_root,
 )
 from net2gp.linalg.cg import Preconditioner, Solution, block_cg
 from net2gp.linalg.checkpoint import Checkpoint
@@ -32,4 +33,5 @@ __all__ = [
     "nystrom",
     "pivoted_cholesky",
     "psd_root",
+    "softmax_root",
 ]

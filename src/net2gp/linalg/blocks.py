@@ -126,3 +126,29 @@ def _check_not_negative(values: Tensor, largest: Tensor) -> None:
             f"{lowest:.3g}. Pass the Fisher information (likelihood.curvature), which is never "
             "negative, in place of a Hessian."
         )
+
+
+def softmax_root(p: Tensor) -> Tensor:
+    """R with R Rᵀ = diag(p) − p pᵀ for probabilities p (N, C): (N, C, C − 1).
+
+    The Cholesky factor without its last column, which is zero. With the tails q_j = Σ_{k > j} p_k, column j
+    is √(p_j q_j / q_{j−1}) times 1 on the diagonal and −p_i / q_j below it: no differences, so that small
+    probabilities keep their digits. For a single class it is one column of zeros.
+
+    >>> p = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
+    >>> R = softmax_root(p)
+    >>> torch.allclose(R @ R.mT, torch.diag_embed(p) - p[:, :, None] * p[:, None, :])
+    True
+
+    Reference: Tanabe, Sagae, An exact Cholesky decomposition and the generalized inverse of the
+    variance-covariance matrix of the multinomial distribution, with applications, 1992.
+    """
+    if p.shape[-1] == 1:
+        return torch.zeros_like(p)[..., None]
+    tails = p.flip(-1).cumsum(-1).flip(-1)  # q_{j−1}, as it starts with p_j
+    tiny = torch.finfo(p.dtype).tiny
+    before, after = tails[:, :-1], tails[:, 1:]
+    size = (p[:, :-1] * (after / before.clamp(min=tiny))).sqrt()
+    below = -(p[:, :, None] / after.clamp(min=tiny)[:, None, :]).tril(-1)
+    unit = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)[:, :-1]
+    return (unit + below) * size[:, None, :]

@@ -16,7 +16,7 @@ from torch import Tensor
 from net2gp.errors import InputError, NetworkError, available_memory, check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Categorical, Gaussian
-from net2gp.linalg import psd_root
+from net2gp.linalg import psd_root, softmax_root
 from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
 from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian
 from net2gp.linear.ggn import Fisher as GaussNewton
@@ -38,7 +38,8 @@ DENSE_BLOCK = 4096
 class GGN:
     """Λ_n is the Fisher information of the likelihood at f_n, exactly: K = C backward passes.
 
-    The generalized Gauss–Newton matrix, which is the Fisher information of the network.
+    The generalized Gauss–Newton matrix, which is the Fisher information of the network. For classes Λ_n has
+    the rank C − 1, and so many passes do.
 
     Reference: Martens, New insights and perspectives on the natural gradient method, JMLR 2020.
     """
@@ -46,10 +47,7 @@ class GGN:
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
         """R_n: (N, C, K)."""
         if isinstance(likelihood, Categorical):
-            p = f.double().softmax(-1)
-            # (diag √p − p √pᵀ)(…)ᵀ = diag p − p pᵀ
-            root = torch.diag_embed(p.sqrt()) - p[..., None] * p.sqrt()[:, None, :]
-            return root.to(f.dtype)
+            return softmax_root(f.double().softmax(-1)).to(f.dtype)
         if isinstance(likelihood, Gaussian):
             return torch.diag_embed(likelihood.noise_variance(f).rsqrt())
         return psd_root(likelihood.curvature(f)).to(f.dtype)
