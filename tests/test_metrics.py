@@ -320,7 +320,7 @@ def test_mistakes_say_what_was_expected() -> None:
 def test_mistakes_with_probabilities_say_what_to_pass() -> None:
     probs, labels = classification(points=5)
     with pytest.raises(InputError, match=r"between 0 and 1.*pass logits\.softmax\(-1\)"):
-        metrics.accuracy(probs.log(), labels)
+        metrics.brier(probs.log(), labels)
     with pytest.raises(InputError, match="between 0 and 1, but one is nan"):
         metrics.expected_calibration_error(probs * torch.nan, labels)
     with pytest.raises(InputError, match=r"add up to 1, but are off by .*probs / probs\.sum"):
@@ -382,3 +382,11 @@ def test_float32_stays_float32() -> None:
         metrics.expected_calibration_error(probs.float(), labels),
     ]
     assert all(value.dtype == torch.float32 and math.isfinite(value) for value in values)
+
+
+def test_accuracy_is_of_the_largest_score_whatever_its_scale():
+    scores, y = torch.tensor([[-3.0, 2.0], [0.5, 0.1], [7.0, 9.0]]), torch.tensor([1, 1, 1])
+    expected = metrics.accuracy(scores.softmax(-1), y)
+    assert metrics.accuracy(scores, y) == metrics.accuracy(10 * scores - 4, y) == expected
+    with pytest.raises(InputError, match="probs must be between 0 and 1"):
+        metrics.accuracy(scores[:, 0], y)

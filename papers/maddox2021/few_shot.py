@@ -5,10 +5,10 @@
 
 A LeNet-5 that was trained on digits learns Kuzushiji characters (KMNIST) and letters (notMNIST); a ResNet-20
 that was trained on the ten classes of CIFAR-10 learns to tell four groups of them apart. Adaptation is
-Gaussian process classification with the trained network's tangent kernel, averaged over its outputs so that the
-new classes may be any number, and its scale by the evidence; nothing of the network is trained. Controls are
-the same with an untrained network and with the last layer alone. Wall seconds are those of learning, not of
-prediction.
+Gaussian process classification with the trained network's tangent kernel, averaged over its outputs so that
+the new classes may be any number, and its scale by the evidence; nothing of the network is trained. Controls
+are the same with an untrained network and with the last layer alone. Wall seconds are those of learning, not
+of prediction.
 
 Maddox et al. (2021), "Fast adaptation with linearized neural networks".
 """

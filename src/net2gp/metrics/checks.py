@@ -53,12 +53,13 @@ def checked_levels(level: float | Tensor, like: Tensor) -> Tensor:
     return levels
 
 
-def checked_classes(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities as (N, C ≥ 2) and labels as (N,) integers."""
+def checked_classes(probs: Tensor, y: Tensor, *, any_scores: bool = False) -> tuple[Tensor, Tensor]:
+    """Probabilities as (N, C ≥ 2) and labels as (N,) integers; with C ≥ 2 columns `any_scores` may do."""
     check_tensors(probs=probs, y=y)
     if probs.dim() == 1:
         probs = probs[:, None]
     if probs.dim() == 2 and probs.shape[1] == 1:
+        any_scores = False
         probs = torch.cat([1 - probs, probs], 1)
         y = y.reshape(-1) if y.dim() == 2 and y.shape[1] == 1 else y
     if probs.dim() != 2 or tuple(y.shape) != (probs.shape[0],):
@@ -72,7 +73,8 @@ def checked_classes(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             f"y must hold labels in 0..{probs.shape[1] - 1}, at least one, but holds "
             f"{sorted(set(y.tolist()))[:10]}. Pass class numbers, not one-hot rows: y.argmax(-1)."
         )
-    _check_probabilities(probs)
+    if not any_scores:
+        _check_probabilities(probs)
     return probs, y
 
 

@@ -12,12 +12,12 @@ from net2gp.metrics.checks import checked_classes
 
 
 def accuracy(probs: Tensor, y: Tensor) -> Tensor:
-    """The share of points whose most probable class is y.
+    """The share of points whose most probable class is y; with two columns or more, logits and means do too.
 
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
     tensor(0.5000)
     """
-    probs, y = checked_classes(probs, y)
+    probs, y = checked_classes(probs, y, any_scores=True)
     return (probs.argmax(-1) == y).to(probs.dtype).mean()
 
 
