@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import net2gp as n2g
-from net2gp.errors import FileFormatError, InputError, NotConverged
+from net2gp.errors import FileFormatError, InputError, NetworkError, NotConverged
 from net2gp.linalg import Checkpoint, block_cg
 
 LIKELIHOODS = {
@@ -258,6 +258,14 @@ def test_options_that_cannot_be_are_refused():
         n2g.Sampled(num_samples=0)
     with pytest.raises(InputError, match="tol must be positive"):
         n2g.Sampled(tol=0.0)
+    with pytest.raises(InputError, match=r"tol must be below 1.*Try tol=0\.01"):
+        n2g.Sampled(tol=2.0)
+    with pytest.raises(InputError, match="seed must be a whole number"):
+        n2g.Sampled(seed=1.5)
+    with pytest.raises(InputError, match="start must be a tensor"):
+        n2g.Sampled(start="a")
+    with pytest.raises(InputError, match="checkpoint must be a path"):
+        n2g.Sampled(checkpoint=5)
     with pytest.raises(InputError, match="num_probes must be 0, or at least 2"):
         n2g.Sampled(num_probes=1)
     with pytest.raises(InputError, match="start must be the draws of an earlier posterior"):
@@ -268,3 +276,98 @@ def test_options_that_cannot_be_are_refused():
             prior_var=1.0,
             structure=n2g.Sampled(start=torch.zeros(3, 32)),
         )
+
+
+@pytest.mark.parametrize("change", ["activation", "buffer", "frozen"])
+def test_a_checkpoint_of_another_network_is_refused(change, tmp_path):
+    """Also where the chosen parameters are the same: the outputs are not."""
+    layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)
+    module = nn.Sequential(*layers).double().eval()
+    structure = n2g.Sampled(num_samples=2, num_probes=0, checkpoint=tmp_path / "c.safetensors")
+
+    def solve():
+        only = "3.*" if change == "frozen" else None
+        return n2g.laplace(
+            module,
+            data("gaussian"),
+            n2g.Gaussian(0.3),
+            prior_var=0.7,
+            structure=structure,
+            only=only,
+        )
+
+    solve()
+    with torch.no_grad():
+        if change == "activation":
+            module[2] = nn.ReLU().eval()
+        elif change == "buffer":
+            module[1].running_var *= 9
+        else:
+            module[0].weight *= 3
+    with pytest.raises(InputError, match="another problem"):
+        solve()
+
+
+class Centered(nn.Module):
+    """Its outputs at a point depend on the others of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x - x.mean(0))))
+
+
+@pytest.mark.parametrize("structure", [n2g.Sampled(), n2g.LastLayer(), n2g.Kron()])
+def test_networks_that_couple_points_are_refused(structure):
+    with pytest.raises(NetworkError, match=r"other points of the batch|points"):
+        n2g.laplace(
+            Centered().double().eval(), data("gaussian"), n2g.Gaussian(0.3), structure=structure
+        )
+
+
+def test_networks_that_hide_their_parameters_are_refused():
+    class Hidden(Centered):
+        def forward(self, x):
+            with torch.no_grad():
+                h = torch.tanh(self.body(x))
+            return self.head(h)
+
+    with pytest.raises(NetworkError):
+        n2g.laplace(
+            Hidden().double().eval(),
+            data("gaussian"),
+            n2g.Gaussian(0.3),
+            prior_var=1.0,
+            structure=n2g.Sampled(),
+        )
+
+
+def test_a_low_rank_does_not_make_the_prior_wide():
+    problem = network(2), data("gaussian"), n2g.Gaussian(0.3)
+    found = [n2g.laplace(*problem, structure=s).prior_var for s in (n2g.LowRank(2), n2g.Kron())]
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_function_space_says_that_a_network_is_not_trained():
+    x, y = data("gaussian")
+    with pytest.warns(n2g.errors.NotStationary):
+        n2g.laplace(
+            network(2),
+            (x, 100 * y),
+            n2g.Gaussian(0.01),
+            prior_var=1.0,
+            structure=n2g.FunctionSpace(),
+        )
+
+
+def test_a_subnetwork_is_chosen_at_its_temperature():
+    kind = {"structure": n2g.Subnetwork(10)}
+    problem = network(3), data("classes"), n2g.Categorical(n2g.Probit())
+    prior = {"*": 0.5, "*.bias": 2.0}
+    one = n2g.laplace(*problem, prior_var=prior, temperature=1.5, **kind).tempered(0.3)
+    scaled = {name: 0.3 * value for name, value in prior.items()}
+    other = n2g.laplace(*problem, prior_var=scaled, temperature=0.45, **kind)
+    x = data("classes")[0][:4]
+    torch.testing.assert_close(one.marginal(x).variance, other.marginal(x).variance)

@@ -139,6 +139,11 @@ def increment_kurtosis(kernel: Composed, x: Inputs, y: Inputs | None = None) -> 
 
     Reference: Lu, Yang, Hao & Shafto, "Interpretable deep Gaussian processes with moments", 2020.
     """
+    if not isinstance(kernel, Composed):
+        raise InputError(
+            f"increment_kurtosis needs a composed kernel, composed(outer, inner), but got a "
+            f"{type(kernel).__name__}. Increments of a single process are Gaussian: their kurtosis is 3."
+        )
     u = ratios(kernel, x, y)
     twice = u.square()
     log_similarity = -0.5 * u.log1p().sum(0)

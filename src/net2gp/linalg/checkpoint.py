@@ -48,14 +48,25 @@ class Checkpoint:
         """Whether the last write, or the start, is long enough ago."""
         return time.monotonic() - self._last[0] >= self.every_seconds
 
-    def write(self, tensors: dict[str, Tensor], numbers: dict[str, object]) -> None:
-        """Replace the file by this state."""
+    def check_writable(self) -> None:
+        """Raise, before a long iteration, what would be wrong with writing after it."""
         path = Path(self.path)
+        if path.is_dir():
+            raise InputError(f"the checkpoint {path} is a folder. Pass the path of a file in it.")
         if not path.parent.is_dir():
             raise InputError(
                 f"the folder of the checkpoint {path} does not exist. Make it first: "
                 f"Path({str(path.parent)!r}).mkdir(parents=True)."
             )
+        if not os.access(path.parent, os.W_OK):
+            raise InputError(
+                f"the folder of the checkpoint {path} is not writable. Pass another path."
+            )
+
+    def write(self, tensors: dict[str, Tensor], numbers: dict[str, object]) -> None:
+        """Replace the file by this state."""
+        self.check_writable()
+        path = Path(self.path)
         header = {"kind": KIND, "key": self.key, "numbers": json.dumps(numbers)}
         beside = path.with_name(path.name + ".part")
         save_file(dict(_stored(n, t.detach()) for n, t in tensors.items()), beside, header)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from net2gp.linear.probe import Layout, Plan, plan
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
 
-__all__ = ["Plan", "Seeds", "capture", "leftover_jacobian", "plan"]
+__all__ = ["Plan", "Seeds", "capture", "each_output", "leftover_jacobian", "plan"]
 
 Seeds = Callable[[Tensor], Tensor]
 """From a network's outputs (B, C) to the K combinations of them (B, C, K) that are differentiated."""
@@ -40,8 +40,20 @@ def capture(
 
     Cost: one forward pass, and C (or K) backward passes that skip the weights.
     """
+    gradients: _Gradients | None = None
+    for c, count, found in each_output(linearized, x, plan, seeds):
+        gradients = gradients or _Gradients(count, compress)
+        for name, factor in found.items():
+            gradients.add(name, c, factor)
+    return {} if gradients is None else gradients.factors
+
+
+def each_output(
+    linearized: Linearized, x: Inputs, plan: Plan, seeds: Seeds | None = None
+) -> Iterator[tuple[int, int, dict[str, Factor]]]:
+    """c, C and the gradients of output c alone, output by output: nothing is kept of those before."""
     if not plan.structured:
-        return {}
+        return
     calls, out = forward(linearized, fresh_leaves(linearized, plan.structured), x)
     if len(calls) != len(plan.layouts):
         raise NetworkError(
@@ -57,7 +69,6 @@ def capture(
     edges = [call.edge for call, _ in kept]
     chosen = None if seeds is None else seeds(out.detach()).to(out)
     count = out.shape[1] if chosen is None else chosen.shape[2]
-    gradients = _Gradients(count, compress)
     for c in range(count):
         seed = torch.zeros_like(out) if chosen is None else chosen[:, :, c]
         if chosen is None:
@@ -71,9 +82,7 @@ def capture(
             for suffix, factor in call.rule.factors(call.module, a, g).items():
                 if call.names.get(suffix) in uses:
                     uses[call.names[suffix]].append(_regroup(factor, repeat))
-        for name, factors in uses.items():
-            gradients.add(name, c, _merge(factors))
-    return gradients.factors
+        yield c, count, {name: _merge(factors) for name, factors in uses.items()}
 
 
 class _Gradients:

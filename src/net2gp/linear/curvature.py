@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from net2gp.errors import InputError, NetworkError, available_memory, check_memo
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linalg import psd_root, softmax_root
-from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
+from net2gp.linear.capture import Plan, Seeds, capture, each_output, leftover_jacobian, plan
 from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian
 from net2gp.linear.ggn import Fisher as GaussNewton
 from net2gp.linear.linearized import Linearized
@@ -177,29 +177,30 @@ class Source:
 
     def gradients(self, *, compress: bool = True) -> Iterator[dict[str, Factor]]:
         """G_n of the points chunk by chunk, a factor for each parameter."""
-        layout = plan(self.linearized, self.x)
-        count = num_rows(self.x)
+        for x, seeds, layout in self.parts():
+            found = capture(self.linearized, x, layout, seeds, compress=compress)
+            yield found | self.leftover(x, seeds, layout)
+
+    def parts(self) -> Iterator[tuple[Inputs, Seeds, Plan]]:
+        """The points chunk by chunk, with the roots of their curvature."""
+        layout, count = plan(self.linearized, self.x), num_rows(self.x)
         size = chunk_size(self.linearized, layout)
         with progress("curvature", count) as advance:
             for start in range(0, count, size):
-                part = rows(self.x, slice(start, start + size))
-                yield self._part(part, start, layout, compress)
-                advance(num_rows(part))
+                y = self.y[start : start + size]
+                root = partial(self.fisher.root, self.likelihood, y=y, start=start)
+                yield rows(self.x, slice(start, start + size)), root, layout
+                advance(len(y))
 
-    def _part(self, x: Inputs, start: int, layout: Plan, compress: bool) -> dict[str, Factor]:
-        y = self.y[start : start + num_rows(x)]
-        seeds = lambda f: self.fisher.root(self.likelihood, f, y, start)
-        found = capture(self.linearized, x, layout, seeds, compress=compress)
-        if layout.leftover:
-            root = seeds(self.linearized(x))
-            J = leftover_jacobian(self.linearized, x, layout.leftover)
-            mixed = torch.einsum("bck,bcp->bkp", root, J)
-            sizes = [self.linearized.params[name].numel() for name in layout.leftover]
-            found |= {
-                name: Direct(piece)
-                for name, piece in zip(layout.leftover, mixed.split(sizes, -1), strict=True)
-            }
-        return found
+    def leftover(self, x: Inputs, seeds: Seeds, layout: Plan) -> dict[str, Factor]:
+        """G_n of the parameters that are not structured."""
+        if not layout.leftover:
+            return {}
+        J = leftover_jacobian(self.linearized, x, layout.leftover)
+        mixed = torch.einsum("bck,bcp->bkp", seeds(self.linearized(x)), J)
+        sizes = [self.linearized.params[name].numel() for name in layout.leftover]
+        pieces = mixed.split(sizes, -1)
+        return {name: Direct(piece) for name, piece in zip(layout.leftover, pieces, strict=True)}
 
 
 def low_rank_curvature(source: Source, rank: int, seed: int = 0) -> LowRankCurvature:
@@ -275,20 +276,28 @@ def diagonal_curvature(source: Source) -> DiagonalCurvature:
         name: value.new_zeros(value.numel(), dtype=torch.float64)
         for name, value in source.linearized.params.items()
     }
-    for found in source.gradients():
-        for name, factor in found.items():
-            totals[name] += sum_of_squares(factor).double()
+    for x, seeds, layout in source.parts():
+        once: dict[str, tuple[Outer, Tensor]] = {}
+        for _, _, found in each_output(source.linearized, x, layout, seeds):
+            for name, factor in found.items():
+                if not _used_once(factor):
+                    totals[name] += jacobian(factor).square().sum((0, 1)).double()
+                elif name in once:
+                    once[name][1].addcmul_(factor.g, factor.g)  # type: ignore[union-attr]
+                else:
+                    once[name] = factor, factor.g.square()  # type: ignore[assignment, union-attr]
+        for name, (factor, squares) in once.items():
+            # (g aᵀ)² = g² a²ᵀ, so the sum over points is one matrix product
+            inputs = factor.a[:, :, 0].square()  # (B, S, I)
+            each = torch.einsum("bso,bsi->soi", squares[:, 0, :, :, 0], inputs).reshape(-1)
+            totals[name] += (each * factor.scale**2).double()
+        for name, factor in source.leftover(x, seeds, layout).items():
+            totals[name] += jacobian(factor).square().sum((0, 1)).double()
     return DiagonalCurvature(torch.cat(list(totals.values())))
 
 
-def sum_of_squares(factor: Factor) -> Tensor:
-    """Σ over points and outputs of the squared gradients: (p,)."""
-    if isinstance(factor, Outer) and factor.g.shape[4] == 1 and not factor.scale.dim():
-        # one use a point: (g aᵀ)² = g² a²ᵀ, so the sum is one matrix product
-        squares = factor.g[..., 0].square().sum(1)  # (B, S, O)
-        inputs = factor.a[:, :, 0].square()  # (B, S, I)
-        return torch.einsum("bso,bsi->soi", squares, inputs).reshape(-1) * factor.scale**2
-    return jacobian(factor).square().sum((0, 1))
+def _used_once(factor: Factor) -> bool:
+    return isinstance(factor, Outer) and factor.g.shape[4] == 1 and not factor.scale.dim()
 
 
 def kron_curvature(source: Source) -> KronCurvature:

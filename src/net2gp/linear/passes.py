@@ -39,7 +39,7 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
 
 def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int) -> Tensor:
     """J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
-    size = points_at_once(num_rows(x), u.shape[1], capacity)
+    size = points_at_once(num_rows(x), u.shape[-1], capacity)
     width = u.shape[0] // num_rows(x)
     total = u.new_zeros(u.shape[-1], linearized.num_params)
     start = 0

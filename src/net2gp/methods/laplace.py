@@ -31,9 +31,10 @@ from net2gp.linear.last_layer import (
 )
 from net2gp.linear.linearized import Patterns, PriorVar, expand_prior
 from net2gp.methods.choosing import tuned
-from net2gp.methods.laplace_functions import function_space
+from net2gp.methods.laplace_functions import by_factors, function_space, with_own_link
 from net2gp.methods.laplace_sampled import sampled
 from net2gp.methods.laplace_tuning import Task, Tuned, Tuning
+from net2gp.methods.matching import some_points
 from net2gp.posteriors.checks import check_class_axis, check_prior_var
 from net2gp.posteriors.precision import covariance, log_det, prior_vector, trace
 from net2gp.posteriors.structures import (
@@ -116,12 +117,14 @@ def _solved(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
 ) -> WeightGaussian:
     if isinstance(task.structure, FunctionSpace):
-        return function_space(task, prior_var, tuning, temperature)
+        around = function_space(task, prior_var, tuning, temperature)
+        _check_stationary(task, around.likelihood, _sampled_trace(task, around.likelihood))
+        return around
     if isinstance(task.structure, Sampled):
         drawn, size = sampled(task, prior_var, tuning, temperature)
         _check_stationary(task, drawn.likelihood, size)
         return drawn
-    curvature = curvature_of(task, prior_var)
+    curvature = curvature_of(task, prior_var, temperature)
     if isinstance(curvature, SubsetCurvature):
         task = replace(task, free=curvature.index)
     params = task.params
@@ -141,10 +144,21 @@ def _solved(
         )
 
     determinant = lambda prior, scale: log_det(curvature, prior, params, scale)
-    found = tuned(task, determinant, build, prior_var, tuning, temperature)
-    posterior = build(found)
+    if prior_var is None and _leaves_out(task):
+        # the directions that are left out would make a wide prior cost nothing
+        found = tuned(task, *by_factors(task), prior_var, tuning, temperature)
+        posterior = with_own_link(build(found), task, tuning)
+    else:
+        found = tuned(task, determinant, build, prior_var, tuning, temperature)
+        posterior = build(found)
     _check_stationary(task, found.likelihood, trace(curvature) * found.scale * temperature)
     return posterior
+
+
+def _leaves_out(task: Task) -> bool:
+    """Whether the determinant is of some directions only."""
+    whole = min(task.linearized.num_params, task.f.numel())
+    return isinstance(task.structure, LowRank) and task.structure.rank < whole
 
 
 def make_task(
@@ -164,6 +178,7 @@ def make_task(
     check_class_axis(linearized, x, likelihood)
     f = torch.cat([linearized(part) for part in chunks(x, 1000)]).double()
     likelihood.check(f.to(linearized.example.dtype), y)
+    _check_alone(linearized, x, f)
     open_noise = isinstance(likelihood, Gaussian) and likelihood.noise_var is None
     _check_classes(f, y, likelihood)
     used = Gaussian(1.0) if open_noise else likelihood
@@ -171,6 +186,18 @@ def make_task(
     if isinstance(chosen, LastLayer) and chosen.structure is None:
         chosen = LastLayer(Full() if linearized.num_params <= SMALL_LAST else Kron())
     return Task(linearized, x, y, used, chosen, f, open_noise)
+
+
+def _check_alone(linearized: Linearized, x: Inputs, f: Tensor) -> None:
+    """Raise if the network says something else of a point by itself."""
+    alone = linearized(rows(x, slice(0, 1))).double()
+    gap = float((alone - f[:1]).abs().max())
+    if gap > 1e-3 * (1 + float(f.abs().max())):
+        raise NetworkError(
+            f"the network's output at a point changes by {gap:.3g} with the other points of the batch, or "
+            "from call to call. Use a network that treats points one by one: no batch statistics, no dropout "
+            "in eval mode."
+        )
 
 
 def _copy(value: Tensor) -> Tensor:
@@ -230,7 +257,9 @@ def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
         )
 
 
-def curvature_of(task: Task, prior_var: PriorVar | None = None) -> Curvature | LastLayerCurvature:
+def curvature_of(
+    task: Task, prior_var: PriorVar | None = None, temperature: float = 1.0
+) -> Curvature | LastLayerCurvature:
     """H of the task in its structure; a prior that is given counts for which subnetwork is chosen."""
     structure = task.structure
     if isinstance(structure, LastLayer):
@@ -239,7 +268,7 @@ def curvature_of(task: Task, prior_var: PriorVar | None = None) -> Curvature | L
         source = Source(task.linearized, task.x, task.y, task.likelihood)
         return low_rank_curvature(source, structure.rank, structure.seed)
     if isinstance(structure, Subnetwork):
-        return _subnetwork_curvature(task, structure, prior_var)
+        return _subnetwork_curvature(task, structure, prior_var, temperature)
     assert isinstance(structure, Full | Diagonal | Kron)
     source = Source(task.linearized, task.x, task.y, task.likelihood, structure.fisher)
     if isinstance(structure, Full):
@@ -248,13 +277,13 @@ def curvature_of(task: Task, prior_var: PriorVar | None = None) -> Curvature | L
 
 
 def _subnetwork_curvature(
-    task: Task, structure: Subnetwork, prior_var: PriorVar | None
+    task: Task, structure: Subnetwork, prior_var: PriorVar | None, temperature: float
 ) -> SubsetCurvature:
-    """Of the parameters with the largest variance v/(1 + v·h), which does not depend on a common v."""
+    """Of the parameters with the largest variance v/(1 + v·h), whose order is the same for any common v."""
     source = Source(task.linearized, task.x, task.y, task.likelihood)
     prior = expand_prior(1.0 if prior_var is None else prior_var, task.params)
     v = prior_vector(prior, task.params)
-    variance = v / (1 + v * diagonal_curvature(source).diagonal)
+    variance = v / (1 + v * diagonal_curvature(source).diagonal / temperature)
     count = min(structure.num_weights, task.linearized.num_params)
     return subset_curvature(source, torch.topk(variance, count).indices.sort().values)
 
@@ -266,6 +295,16 @@ def _last_layer_curvature(task: Task, structure: LastLayer) -> LastLayerCurvatur
     if isinstance(inner, Full):
         return last_layer_full(source)
     return last_layer_diagonal(source) if isinstance(inner, Diagonal) else last_layer_kron(source)
+
+
+def _sampled_trace(task: Task, likelihood: Likelihood, count: int = 200) -> float:
+    """tr Σ_n J_nᵀ Λ_n J_n, from some of the points."""
+    part = some_points(torch.arange(num_rows(task.x)), count)
+    assert isinstance(part, Tensor)
+    part = part.to(task.f.device)
+    blocks = task.linearized.kernel().blocks(rows(task.x, part)).double()
+    total = float((blocks * likelihood.curvature(task.f[part])).sum())
+    return total * num_rows(task.x) / len(part)
 
 
 def _check_stationary(task: Task, likelihood: Likelihood, trace: float) -> None:

@@ -62,15 +62,15 @@ def function_space(
         part is task and len(K) <= SPECTRUM_ROWS and not _per_layer(tuning)
     ):
         # on all the data, and without a factorization of all rows for each prior variance
-        found = tuned(task, *_by_factors(task), prior_var, tuning, temperature)
-        return _with_own_link(build(found), part, tuning)
+        found = tuned(task, *by_factors(task), prior_var, tuning, temperature)
+        return with_own_link(build(found), part, tuning)
     determinant: LogDet = _nothing
     if prior_var is None or part.open_noise:
         determinant = _spectral(K, curvature, unit=prior_var is None)
     return build(tuned(part, determinant, build, prior_var, tuning, temperature))
 
 
-def _with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) -> WeightGaussian:
+def with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) -> WeightGaussian:
     """The link matched again, with the exact covariance at the points that it was conditioned on."""
     if not (isinstance(tuning, Matched | None) and has_open_link(part.likelihood)):
         return posterior
@@ -121,7 +121,7 @@ def _spectral(K: Tensor, curvature: Tensor, unit: bool) -> LogDet:
     return determinant
 
 
-def _by_factors(task: Task) -> tuple[LogDet, Build]:
+def by_factors(task: Task) -> tuple[LogDet, Build]:
     """Determinant and posterior of the Kronecker factors of all the data, or of the diagonal without them."""
     source = Source(task.linearized, task.x, task.y, task.likelihood)
     found: KronCurvature | DiagonalCurvature

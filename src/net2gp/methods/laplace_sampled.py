@@ -19,7 +19,6 @@ from net2gp.linalg import (
     Checkpoint,
     LowRankPlusIdentity,
     block_cg,
-    block_matmul,
     log_det_quadrature,
     nystrom,
 )
@@ -80,6 +79,9 @@ def sampled(
     structure = task.structure
     assert isinstance(structure, Sampled)
     check_start(structure, task.linearized.num_params)
+    task.linearized.kernel().check(task.x)
+    if structure.checkpoint is not None:
+        Checkpoint(structure.checkpoint).check_writable()
     found = _chosen(task, prior_var, tuning, temperature)
     prior = expand_prior(found.prior_var, task.params)
     precision = Precision(task, prior_vector(prior, task.params).sqrt(), found.scale)
@@ -205,7 +207,7 @@ def _right_hand_side(precision: Precision, structure: Sampled) -> tuple[Tensor, 
         f = task.f[part].to(like.dtype)
         R = GGN().root(task.likelihood, f, task.y[part], start)
         noise = torch.randn(len(f) * R.shape[2], count, generator=generator, dtype=torch.float64)
-        noise = block_matmul(R, noise.to(like))
+        noise = (R @ noise.to(like).reshape(len(f), R.shape[2], count)).reshape(-1, count)
         pulled = column_pullbacks(task.linearized, rows(task.x, part), noise.to(like), budget)
         total += pulled.double()
     trace = float(total.square().sum(0).mean())
@@ -240,7 +242,8 @@ def _fingerprint(precision: Precision, structure: Sampled) -> str:
     task, digest = precision.task, hashlib.sha256()
     numbers = structure.num_samples, structure.seed, structure.tol, structure.rank
     digest.update(repr((numbers, structure.num_points, precision.scale, task.likelihood)).encode())
-    for value in [*task.params.values(), *tensors(task.x), task.y, precision.root]:
+    # the outputs too: what they depend on beside the chosen parameters is in the network's code and buffers
+    for value in [*task.params.values(), *tensors(task.x), task.y, task.f, precision.root]:
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -44,7 +44,11 @@ class Kron:
 
 @dataclass(frozen=True)
 class LowRank:
-    """The `rank` directions that the data say most about; in all others the prior stays."""
+    """The `rank` directions that the data say most about; in all others the prior stays.
+
+    Nor does the evidence count the others: it is too large for a wide prior. A prior that is left open is
+    chosen with Kronecker factors instead.
+    """
 
     rank: int = 100
     seed: int = 0
@@ -148,6 +152,25 @@ class Sampled:
         check_count(self.rank, "rank", example=100)
         check_count(self.num_points, "num_points", example=2000)
         check_positive(self.tol, "tol")
+        check_positive(self.every_seconds, "every_seconds", zero=True)
+        if self.tol >= 1:
+            raise InputError(
+                f"tol must be below 1, the residual of no solution at all, but is {self.tol:g}. Try tol=0.01."
+            )
+        if (
+            isinstance(self.seed, bool)
+            or not isinstance(self.seed, int)
+            or not 0 <= self.seed < 2**62
+        ):
+            raise InputError(
+                f"seed must be a whole number from 0, but is {self.seed!r}. Try seed=0."
+            )
+        if self.start is not None and not isinstance(self.start, Tensor):
+            raise InputError(
+                f"start must be a tensor, earlier.covariance.draws, but is {describe(self.start)}."
+            )
+        if self.checkpoint is not None and not isinstance(self.checkpoint, str | Path):
+            raise InputError(f"checkpoint must be a path, but is {describe(self.checkpoint)}.")
         if self.num_probes == 1 or self.num_probes < 0:
             raise InputError(
                 f"num_probes must be 0, or at least 2 to average over, but is {self.num_probes}."

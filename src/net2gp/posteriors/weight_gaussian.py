@@ -215,6 +215,7 @@ class WeightGaussian:
         old covariance only the old scale is kept.
         """
         check_positive(factor, "factor")
+        factor = float(factor)
         prior_var: PriorVar
         if isinstance(self.prior_var, Mapping):
             prior_var = {name: factor * value for name, value in self.prior_var.items()}
@@ -232,8 +233,9 @@ class WeightGaussian:
         """log p(y), as the method that found the posterior approximates it."""
         if self.evidence is None:
             raise InputError(
-                "this posterior was found by a method without an evidence. Call dual() for that of the "
-                "linear model at its mean, or use laplace(network, data, likelihood)."
+                "this posterior has no evidence: it was tempered, drawn by Sampled(num_probes=0), or found "
+                "by a method without one. Call dual() for that of the linear model at its mean, or use "
+                "laplace(network, data, likelihood) without these."
             )
         return self.evidence
 
