@@ -120,6 +120,10 @@ def test_a_missing_file_is_named(small) -> None:
         (data.notmnist, "notmnist.npz"),
         (data.cifar10, "cifar10.npz"),
         (data.california_housing, "california_housing.npz"),
+        (data.summer_precipitation, "precip.npz"),
+        (data.colorado_precipitation, "precip.npz"),
+        (data.us_precipitation, "us_precip_apr1948.npz"),
+        (data.malaria, "malaria_central_africa.npz"),
         (lambda: data.uci("yacht"), "yacht.npz"),
         (lambda: data.pretrained("resnet20_cifar10"), "resnet20_cifar10.npz"),
     ):
@@ -256,6 +260,95 @@ def test_uci_splits_part_the_rows(folder, name) -> None:
 def test_an_unknown_uci_table_names_the_known_ones(folder) -> None:
     with pytest.raises(InputError, match=r"no housing.npz.*Known: bostonHousing, concrete"):
         data.uci("housing")
+
+
+def save_rain(path) -> None:
+    rain = np.full((3, 12, 4), np.nan, dtype=np.float32)
+    rain[0, 3], rain[1, 3] = [1.0, 2.0, np.nan, 4.0], [3.0, np.nan, np.nan, 8.0]
+    np.savez(
+        path / "precip.npz",
+        **{f"co_{name}": np.arange(4.0) + 10 * i for i, name in enumerate(("lon", "lat", "elev"))},
+        co_years=np.arange(1900, 1903),
+        co_ppt=rain,
+        **{f"na2_{name}": np.arange(2.0) for name in ("lon", "lat")},
+        na2_elev=np.array([-999.9, 12.0]),
+        na2_precip=np.array([100.0, 250.0]),
+    )
+
+
+def test_a_month_has_the_stations_that_reported_in_millimeters(small) -> None:
+    save_rain(small)
+    stations = data.colorado_precipitation()
+    x, rain = stations.month(1900, 4)
+    assert x.tolist() == [[0, 10, 20], [1, 11, 21], [3, 13, 23]]
+    assert rain[:, 0].tolist() == [10, 20, 40]
+    assert stations.month(1902, 4)[1].shape == (0, 1)
+
+
+def test_a_normal_is_the_mean_of_the_years_that_reported(small) -> None:
+    save_rain(small)
+    stations = data.colorado_precipitation()
+    x, rain = stations.normal(range(1900, 1903), 4, least=2)
+    assert x[:, 0].tolist() == [0, 3]
+    assert rain[:, 0].tolist() == [20, 60]
+    assert stations.normal(range(1900, 1903), 4, least=1)[1][:, 0].tolist() == [20, 20, 60]
+
+
+def test_months_and_years_without_data_are_refused(small) -> None:
+    save_rain(small)
+    stations = data.colorado_precipitation()
+    with pytest.raises(InputError, match=r"years must be in 1900..1902, but are range\(1903, 1904"):
+        stations.month(1903, 4)
+    with pytest.raises(InputError, match=r"month must be in 1..12, but is 0"):
+        stations.month(1900, 0)
+    with pytest.raises(InputError, match=r"years must be in 1900..1902, but are range\(1901, 1901"):
+        stations.normal(range(1901, 1901), 4)
+
+
+def test_an_unknown_elevation_is_nan(small) -> None:
+    save_rain(small)
+    x, rain = data.summer_precipitation()
+    assert x[:, 2].isnan().tolist() == [True, False]
+    assert rain[:, 0].tolist() == [10, 25]
+
+
+def test_a_file_in_the_data_folder_comes_before_one_beside_it(monkeypatch, tmp_path) -> None:
+    own, beside = tmp_path / "data", tmp_path / "reference"
+    own.mkdir()
+    beside.mkdir()
+    monkeypatch.setenv("NET2GP_DATA", str(own))
+    with pytest.raises(InputError, match=r"data/us_precip_apr1948.npz, but there is none"):
+        data.us_precipitation()
+    for folder, rain in ((beside, 5.0), (own, 7.0)):
+        values = {"raw_mm": np.array([rain, 1.0]), "observed": np.array([1, 0], np.int8)}
+        np.savez(folder / "us_precip_apr1948.npz", lonlat=np.eye(2), **values)
+        x, y = data.us_precipitation()
+        assert x.tolist() == [[1, 0]]
+        assert y.tolist() == [[rain]]
+        assert data.us_precipitation(observed=False)[0].tolist() == [[0, 1]]
+
+
+def test_points_of_a_grid_are_the_cells_with_a_value() -> None:
+    values = torch.tensor([[1.0, float("nan"), 2.0], [float("nan"), 3.0, 4.0]])
+    grid = data.Grid(torch.tensor([10.0, 11.0, 12.0]), torch.tensor([-1.0, 1.0]), values)
+    x, y = grid.points()
+    assert x.tolist() == [[10, -1], [12, -1], [11, 1], [12, 1]]
+    assert y[:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_maps_of_rain_and_malaria_have_their_known_sizes(folder) -> None:
+    median, width = data.malaria()
+    assert [len(grid.points()[0]) for grid in (median, width)] == [256_579, 256_579]
+    assert float(median.points()[1].max()) == pytest.approx(0.58349, abs=1e-5)
+    x, rain = data.summer_precipitation()
+    assert x.shape == (4893, 3)
+    assert float(rain.max()) == pytest.approx(1127.958, abs=1e-3)
+    stations = data.colorado_precipitation()
+    assert len(stations.month(1986, 12)[0]) == 290
+    assert float(stations.rain.nanmean()) == pytest.approx(35.5, abs=0.1)
+    shared_reference()
+    assert data.us_precipitation()[0].shape == (5906, 2)
+    assert data.us_precipitation(observed=False)[1].shape == (6012, 1)
 
 
 def correct(name: str, x: torch.Tensor, y: torch.Tensor) -> tuple[int, float]:

@@ -219,6 +219,110 @@ def uci(name: str) -> Table:
     return Table(x, y[:, None], torch.from_numpy(found["test_mask"]))
 
 
+def us_precipitation(*, observed: bool = True) -> tuple[Tensor, Tensor]:
+    """Rain of April 1948 in the contiguous United States: x (5906, 2) longitude, latitude; y (N, 1) mm.
+
+    With `observed=False` the 6012 stations that did not report, of which the source holds
+    interpolated values: not for measuring errors. From us_precip_apr1948.npz in the data folder, or in the
+    folder `reference` beside it.
+
+    Reference: Johns, Nychka, Kittel & Daly (2003), Infilling sparse records of spatial fields.
+    """
+    name = "us_precip_apr1948.npz"
+    own, beside = data_folder() / name, data_folder().resolve().parent / "reference" / name
+    found = _read(
+        own if own.is_file() or not beside.is_file() else beside, ("lonlat", "raw_mm", "observed")
+    )
+    chosen = found["observed"].astype(bool) == observed
+    return _floats(found["lonlat"][chosen]), _floats(found["raw_mm"][chosen])[:, None]
+
+
+def summer_precipitation() -> tuple[Tensor, Tensor]:
+    """Mean summer rain at North American stations: x (4893, 3), y (N, 1) mm. From precip.npz.
+
+    The columns are longitude, latitude and elevation in m, which is NaN where it is not known.
+    """
+    keys = ("na2_lon", "na2_lat", "na2_elev", "na2_precip")
+    lon, lat, elevation, rain = arrays("precip", *keys).values()
+    elevation = np.where(elevation > -900, elevation, np.nan)
+    return _floats(np.stack([lon, lat, elevation], 1)), _floats(rain / 10)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class MonthlyStations:
+    """Stations x (S, 3): longitude, latitude, elevation in m; rain (Y, 12, S) in mm, NaN where missing."""
+
+    x: Tensor
+    rain: Tensor
+    first_year: int
+
+    def month(self, year: int, month: int) -> tuple[Tensor, Tensor]:
+        """The stations (N, 3) that reported in a month (1 to 12) of a year, and their rain (N, 1)."""
+        found = self._years(range(year, year + 1), month)[0]
+        reported = ~found.isnan()
+        return self.x[reported], found[reported][:, None]
+
+    def normal(self, years: range, month: int, *, least: int = 10) -> tuple[Tensor, Tensor]:
+        """The mean of a month over years, at the stations that reported in at least `least` of them."""
+        found = self._years(years, month)
+        often = (~found.isnan()).sum(0) >= least
+        return self.x[often], found[:, often].nanmean(0)[:, None]
+
+    def _years(self, years: range, month: int) -> Tensor:
+        last = self.first_year + len(self.rain) - 1
+        if not (years and self.first_year <= min(years) and max(years) <= last):
+            raise InputError(f"years must be in {self.first_year}..{last}, but are {years}.")
+        if month not in range(1, 13):
+            raise InputError(f"month must be in 1..12, but is {month}.")
+        return self.rain[[year - self.first_year for year in years], month - 1]
+
+
+def colorado_precipitation() -> MonthlyStations:
+    """Monthly rain at 376 stations in and around Colorado, 1895 to 1997. From precip.npz.
+
+    The source says millimeters, but its mean of 3.55 a month is Colorado's in centimeters, which it
+    is taken for.
+    """
+    found = arrays("precip", "co_lon", "co_lat", "co_elev", "co_years", "co_ppt")
+    x = np.stack([found["co_lon"], found["co_lat"], found["co_elev"]], 1)
+    return MonthlyStations(
+        _floats(x), _floats(found["co_ppt"]) * 10, first_year=int(found["co_years"][0])
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A map: values (H, W), NaN where there are none, at latitudes (H,) and longitudes (W,)."""
+
+    lon: Tensor
+    lat: Tensor
+    values: Tensor
+
+    def points(self) -> tuple[Tensor, Tensor]:
+        """x (N, 2), longitude and latitude, and y (N, 1) of the cells that have a value."""
+        row, column = (~self.values.isnan()).nonzero(as_tuple=True)
+        x = torch.stack([self.lon[column], self.lat[row]], 1)
+        return x, self.values[row, column][:, None]
+
+
+def malaria() -> tuple[Grid, Grid]:
+    """Incidence of P. falciparum malaria in central Africa in 2017, and how uncertain it is.
+
+    The grids (473, 571) hold the median of the Malaria Atlas Project's model, in cases per person and
+    year, and the width of its 95 % interval. From malaria_central_africa.npz.
+
+    Reference: Weiss et al. (2019), Mapping the global prevalence, incidence, and mortality of P. falciparum.
+    """
+    found = arrays("malaria_central_africa", "lon", "lat", "incidence", "ci_width")
+    lon, lat, incidence, width = (_floats(value) for value in found.values())
+    return Grid(lon, lat, incidence), Grid(lon, lat, width)
+
+
+def _floats(values: np.ndarray) -> Tensor:
+    """In the default dtype."""
+    return torch.from_numpy(values).to(torch.get_default_dtype())
+
+
 def state_dict(name: str | Path) -> Params:
     """Weights by name from nets/`name`.npz in the data folder, or from a Path to an .npz file.
 
