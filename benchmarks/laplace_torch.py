@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
@@ -187,6 +188,9 @@ def scores(found: dict[str, np.ndarray], arrays: dict[str, np.ndarray]) -> dict[
         if len(found.get("test" + suffix, ())) != len(y):
             continue
         probs = torch.from_numpy(found["test" + suffix]).double()
+        if probs.isnan().any():  # a failed factorization of the library's, which has no score
+            result |= {name + suffix: math.nan for name in ("accuracy", "nll", "ece")}
+            continue
         result["accuracy" + suffix] = float(metrics.accuracy(probs, y))
         # float32 probabilities may be zero where they are small
         result["nll" + suffix] = float(-probs.clamp(min=1e-12).log().gather(1, y[:, None]).mean())

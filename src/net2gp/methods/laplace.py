@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from net2gp.linear.linearized import Patterns, PriorVar, expand_prior
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import by_factors, function_space, with_own_link
 from net2gp.methods.laplace_sampled import sampled
-from net2gp.methods.laplace_tuning import Task, Tuned, Tuning
+from net2gp.methods.laplace_tuning import Evidence, Matched, Search, Task, Tuned, Tuning
 from net2gp.methods.matching import some_points
 from net2gp.posteriors.checks import check_class_axis, check_prior_var
 from net2gp.posteriors.precision import covariance, log_det, prior_vector, trace
@@ -144,15 +145,23 @@ def _solved(
         )
 
     determinant = lambda prior, scale: log_det(curvature, prior, params, scale)
-    if prior_var is None and _leaves_out(task):
+    if prior_var is None and isinstance(tuning, Matched | None) and _leaves_out(task):
         # the directions that are left out would make a wide prior cost nothing
         found = tuned(task, *by_factors(task), prior_var, tuning, temperature)
+        own = Search(task, determinant, found.prior_var, temperature, Evidence())
+        found = replace(found, evidence=own.at(_log_noise(task, found)).evidence)
         posterior = with_own_link(build(found), task, tuning)
     else:
         found = tuned(task, determinant, build, prior_var, tuning, temperature)
         posterior = build(found)
     _check_stationary(task, found.likelihood, trace(curvature) * found.scale * temperature)
     return posterior
+
+
+def _log_noise(task: Task, found: Tuned) -> np.ndarray:
+    """What `Search` has open once the prior is chosen."""
+    noise = getattr(found.likelihood, "noise_var", None) if task.open_noise else None
+    return np.array([]) if noise is None else np.array([np.log(float(noise))])
 
 
 def _leaves_out(task: Task) -> bool:

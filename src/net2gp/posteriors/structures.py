@@ -46,8 +46,8 @@ class Kron:
 class LowRank:
     """The `rank` directions that the data say most about; in all others the prior stays.
 
-    Nor does the evidence count the others: it is too large for a wide prior. A prior that is left open is
-    chosen with Kronecker factors instead.
+    Nor does the evidence count the others: it is too large for a wide prior. So by default a prior that is
+    left open is chosen with Kronecker factors; `tuning=Evidence()` takes this evidence at its word.
     """
 
     rank: int = 100

@@ -233,8 +233,8 @@ class WeightGaussian:
         """log p(y), as the method that found the posterior approximates it."""
         if self.evidence is None:
             raise InputError(
-                "this posterior has no evidence: it was tempered, drawn by Sampled(num_probes=0), or found "
-                "by a method without one. Call dual() for that of the linear model at its mean, or use "
+                "this posterior was found by a method without an evidence, drawn by Sampled(num_probes=0), "
+                "or tempered. Call dual() for that of the linear model at its mean, or use "
                 "laplace(network, data, likelihood) without these."
             )
         return self.evidence
