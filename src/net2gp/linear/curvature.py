@@ -277,27 +277,39 @@ def diagonal_curvature(source: Source) -> DiagonalCurvature:
         for name, value in source.linearized.params.items()
     }
     for x, seeds, layout in source.parts():
-        once: dict[str, tuple[Outer, Tensor]] = {}
+        once: dict[str, tuple[Factor, Tensor]] = {}
         for _, _, found in each_output(source.linearized, x, layout, seeds):
             for name, factor in found.items():
                 if not _used_once(factor):
                     totals[name] += jacobian(factor).square().sum((0, 1)).double()
-                elif name in once:
-                    once[name][1].addcmul_(factor.g, factor.g)  # type: ignore[union-attr]
+                    continue
+                part = factor.g if isinstance(factor, Outer) else factor.J  # type: ignore[union-attr]
+                if name in once:
+                    once[name][1].addcmul_(part, part)
                 else:
-                    once[name] = factor, factor.g.square()  # type: ignore[assignment, union-attr]
+                    once[name] = factor, part.square()
         for name, (factor, squares) in once.items():
-            # (g aᵀ)² = g² a²ᵀ, so the sum over points is one matrix product
-            inputs = factor.a[:, :, 0].square()  # (B, S, I)
-            each = torch.einsum("bso,bsi->soi", squares[:, 0, :, :, 0], inputs).reshape(-1)
-            totals[name] += (each * factor.scale**2).double()
+            totals[name] += _sum_of_squares(factor, squares).double()
         for name, factor in source.leftover(x, seeds, layout).items():
             totals[name] += jacobian(factor).square().sum((0, 1)).double()
     return DiagonalCurvature(torch.cat(list(totals.values())))
 
 
 def _used_once(factor: Factor) -> bool:
+    """Whether squares of what a point's gradient is made of can be summed over outputs first."""
+    if isinstance(factor, Direct):
+        return True
     return isinstance(factor, Outer) and factor.g.shape[4] == 1 and not factor.scale.dim()
+
+
+def _sum_of_squares(factor: Factor, squares: Tensor) -> Tensor:
+    """Σ over points of a gradient's squares, from those of its part that differs between outputs."""
+    if not isinstance(factor, Outer):
+        return squares.sum((0, 1))
+    # (g aᵀ)² = g² a²ᵀ, so the sum over points is one matrix product
+    inputs = factor.a[:, :, 0].square()  # (B, S, I)
+    each = torch.einsum("bso,bsi->soi", squares[:, 0, :, :, 0], inputs).reshape(-1)
+    return each * factor.scale**2
 
 
 def kron_curvature(source: Source) -> KronCurvature:

@@ -65,7 +65,9 @@ def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     B, C = g.shape[:2]
     g = g.reshape(B, C, 1, -1, g.shape[-1]).mT
     weight = Outer(a.reshape(B, 1, -1, a.shape[-1]), g, _one(g))
-    return {"weight": weight, "bias": Direct(g.sum((2, 4)))}
+    # most networks use a layer at one place, where a sum would be a copy
+    bias = g.reshape(B, C, -1) if g.shape[4] == 1 else g.sum((2, 4))
+    return {"weight": weight, "bias": Direct(bias)}
 
 
 def _patches(module: nn.Module, a: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from net2gp.linear.curvature import (
     low_rank_curvature,
     subset_curvature,
 )
+from net2gp.linear.evaluation import pullback
 from net2gp.linear.last_layer import (
     LastLayerCurvature,
     last_layer_diagonal,
@@ -51,6 +53,9 @@ from net2gp.posteriors.structures import (
 )
 from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Data, Inputs, Likelihood
+
+POINTS = 1500
+"""Points that go through the network together."""
 
 SMALL_FULL = 2500
 """Parameters up to which the whole precision is the default."""
@@ -185,7 +190,7 @@ def make_task(
     x, y = map_inputs(data[0], _copy), _copy(data[1])
     linearized = _linearized(network, x, only, structure)
     check_class_axis(linearized, x, likelihood)
-    f = torch.cat([linearized(part) for part in chunks(x, 1000)]).double()
+    f = torch.cat([linearized(part) for part in chunks(x, POINTS)]).double()
     likelihood.check(f.to(linearized.example.dtype), y)
     _check_alone(linearized, x, f)
     open_noise = isinstance(likelihood, Gaussian) and likelihood.noise_var is None
@@ -322,13 +327,16 @@ def _check_stationary(task: Task, likelihood: Likelihood, trace: float) -> None:
     At a stationary point Σ_n J_nᵀ r_n = θ*/prior_var for the prior of the training, whatever it was: what
     no multiple of θ* explains is compared with the size E‖Jᵀr‖² = tr H of a random gradient.
     """
+    linearized, count = task.linearized, num_rows(task.x)
     residual = likelihood.residual(task.f, task.y)
-    gradient = torch.zeros(task.linearized.num_params, dtype=torch.float64, device=task.f.device)
-    for start in range(0, num_rows(task.x), 1000):
-        part = rows(task.x, slice(start, start + 1000))
-        u = residual[start : start + 1000].to(task.linearized.example.dtype)
-        gradient += task.linearized.flatten(task.linearized.vjp(part, u)).double()
-    theta = task.linearized.flatten(task.params).double()
+    gradient = torch.zeros(linearized.num_params, dtype=torch.float64, device=task.f.device)
+    size = -(-count // -(-count // POINTS))  # pieces of the same size
+    for start in range(0, count, size):
+        part, u = rows(task.x, slice(start, start + size)), residual[start : start + size]
+        # plain autograd has less overhead than torch.func
+        out, pull = pullback(partial(linearized.evaluate, x=part), linearized.params, twice=True)
+        gradient += linearized.flatten(pull(u.to(out.dtype))).double()
+    theta = linearized.flatten(task.params).double()
     share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
     rest = float((gradient - share.clamp(min=0) * theta).norm())
     if rest > trace**0.5:
