@@ -40,7 +40,7 @@ class Structure:
 
     `kind` is last_full, kron, diagonal, functional or last_kron; `num_points` the points that a
     functional posterior is conditioned on (None: all). `back_ends` are those of laplace-torch that are
-    tried, none where it would take hours; it predicts `peer_test` points, one at a time, where all at
+    tried; it predicts `peer_test` points, one at a time, where all at
     once do not fit into memory. `goals` are how many times faster fit and prediction are meant to be.
     """
 
@@ -56,7 +56,7 @@ class Structure:
     goals: tuple[float, float] = (1.0, 1.0)
 
 
-def functional(num_points: int | None, peer: bool = True) -> Structure:
+def functional(num_points: int | None) -> Structure:
     """The Gaussian process in function space, conditioned on so many points."""
     size = num_points or DIGITS.num_points
     return Structure(
@@ -64,7 +64,7 @@ def functional(num_points: int | None, peer: bool = True) -> Structure:
         title=f"functional, {size} points",
         kind="functional",
         num_points=num_points,
-        back_ends=("BackPACK",) if peer else (),
+        back_ends=("BackPACK",),
         tuned=False,
         every_seed=size <= 200,
         goals=(50.0, 50.0),
@@ -80,7 +80,7 @@ STRUCTURES = {
         functional(200),
         functional(500),
         functional(1000),
-        functional(None, peer=False),
+        functional(None),
         Structure(
             "last_kron_1000",
             "last layer, Kron, 1000 classes",

@@ -163,6 +163,7 @@ def run(options: argparse.Namespace) -> list[dict[str, object]]:
         rank=options.rank,
         num_points=options.sketch,
         num_probes=options.probes,
+        leave_out=options.leave_out,
         checkpoint=options.checkpoint,
     )
     methods: dict[str, Callable[[], Predict]] = {
@@ -226,6 +227,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, default=100, help="of the preconditioner")
     parser.add_argument("--sketch", type=int, default=2000, help="images of the preconditioner")
     parser.add_argument("--probes", type=int, default=0, help="Lanczos runs for the evidence")
+    parser.add_argument(
+        "--leave-out", type=float, default=1e-3, help="share of the curvature, by points"
+    )
     parser.add_argument("--checkpoint", type=Path, help="file that keeps the state of the draws")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     options = parser.parse_args(arguments)

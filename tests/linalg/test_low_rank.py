@@ -6,6 +6,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.linalg import LowRankPlusIdentity, nystrom, pivoted_cholesky
+from net2gp.linalg.low_rank import orthonormal
 
 NUM = 120
 
@@ -216,3 +217,30 @@ def test_a_float32_factor_does_not_round_a_float64_vector() -> None:
     v = v - U @ (U.mT @ v)
     assert matrix.inverse(v).dtype == torch.float64
     torch.testing.assert_close(matrix.inverse(v), v, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [40, 4000], ids=["reflections", "products"])
+def test_nystrom_of_a_tall_matrix_has_the_largest_eigenvalues(n: int) -> None:
+    """Ten eigenvalues over twelve decades: those above the rounding of the largest come back."""
+    generator = torch.Generator().manual_seed(0)
+    B = torch.linalg.qr(torch.randn(n, 10, dtype=torch.float64, generator=generator)).Q
+    true = torch.logspace(0, -12, 10, dtype=torch.float64)
+    U, values = nystrom(lambda v: B @ (true[:, None] * (B.mT @ v)), n, 20, generator=generator)
+    torch.testing.assert_close(U.mT @ U, torch.eye(U.shape[1]).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(values[:7], true[:7], rtol=1e-3, atol=0)
+    A = B * true @ B.mT
+    torch.testing.assert_close(U * values @ U.mT, A, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [30, 3000])
+def test_an_orthonormal_basis_spans_the_columns(n: int) -> None:
+    columns = torch.randn(n, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    Q = orthonormal(columns)
+    torch.testing.assert_close(Q.mT @ Q, torch.eye(12).double(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(Q @ (Q.mT @ columns), columns, rtol=0, atol=1e-12)
+
+
+def test_dependent_columns_fall_back_to_reflections() -> None:
+    columns = torch.ones(600, 3, dtype=torch.float64)
+    Q = orthonormal(columns)
+    torch.testing.assert_close(Q.mT @ Q, torch.eye(3).double(), rtol=0, atol=1e-13)

@@ -8,7 +8,7 @@ from torch import nn
 
 from architectures import ARCHITECTURES, OUTPUTS, Apply, N, parameter, points
 from net2gp.errors import NetworkError
-from net2gp.linear import linearize
+from net2gp.linear import linearize, probe
 from net2gp.linear.layers import RULES
 from net2gp.linear.probe import Plan, plan
 from reference.jacobians import brute_force_jacobian, flat
@@ -157,3 +157,27 @@ def test_layers_that_are_called_for_some_batches_only_are_refused() -> None:
     network = Apply(forward, layer=nn.Linear(2, 2)).eval()
     with pytest.raises(NetworkError, match="calls other layers for some inputs than for others"):
         linearize(network).kernel()(torch.randn(5, 2))
+
+
+def test_a_plan_is_remembered_until_inputs_or_parameters_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    probed = probe._probed
+    monkeypatch.setattr(probe, "_probed", lambda *given: calls.append(1) or probed(*given))
+    network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).eval()
+    linearized, x = linearize(network), torch.randn(5, 2)
+    plan(linearized, x)
+    assert plan(linearized, x) == plan(linearized, x)
+    assert len(calls) == 1
+    x.mul_(2.0)
+    plan(linearized, x)
+    assert len(calls) == 2
+    plan(linearized, x.clone())
+    assert len(calls) == 3
+    with torch.no_grad():
+        next(iter(linearized.params.values())).mul_(2.0)
+    plan(linearized, x)
+    assert len(calls) == 4
+    plan(linearize(network), x)
+    assert len(calls) == 5

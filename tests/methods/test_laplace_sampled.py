@@ -64,6 +64,31 @@ def test_covariances_are_those_of_the_whole_precision(name, convolution):
     torch.testing.assert_close(drawn.marginal(x).mean, exact.marginal(x).mean)
 
 
+def test_points_that_are_left_out_are_those_of_least_curvature():
+    module, (x, y) = network(3), data("classes")
+    x = x * torch.linspace(0.1, 60, len(x), dtype=x.dtype)[:, None]  # ever surer
+    with torch.no_grad():
+        traces = 1 - module(x).softmax(-1).square().sum(-1)
+    share = 0.05
+    kind = {"num_samples": 4, "tol": 1e-10, "num_probes": 0, **SMALL}
+    draws = lambda data, **more: (
+        n2g.laplace(
+            module,
+            data,
+            n2g.Categorical(n2g.Probit()),
+            prior_var=0.7,
+            structure=n2g.Sampled(**kind, **more),
+        ).covariance.draws
+    )
+    found = draws((x, y), leave_out=share)
+    dropped = next(
+        k for k in range(len(x)) if traces.sort().values[: k + 1].sum() > share * traces.sum()
+    )
+    kept = traces.argsort()[dropped:].sort().values
+    assert 0 < dropped < len(x)
+    torch.testing.assert_close(found, draws((x[kept], y[kept])))
+
+
 @EACH
 def test_a_loose_tolerance_moves_the_draws_no_more_than_it_says(name):
     likelihood, outputs = LIKELIHOODS[name]
@@ -268,6 +293,18 @@ def test_options_that_cannot_be_are_refused():
         n2g.Sampled(checkpoint=5)
     with pytest.raises(InputError, match="num_probes must be 0, or at least 2"):
         n2g.Sampled(num_probes=1)
+    with pytest.raises(InputError, match=r"leave_out is a share below 1.*Try leave_out=0\.001"):
+        n2g.Sampled(leave_out=1.0)
+    with pytest.raises(InputError, match="leave_out must be"):
+        n2g.Sampled(leave_out=-0.1)
+    with pytest.raises(InputError, match="with Gaussian noise every point has its say"):
+        n2g.laplace(
+            network(2),
+            data("gaussian"),
+            n2g.Gaussian(0.3),
+            prior_var=1.0,
+            structure=n2g.Sampled(leave_out=0.1),
+        )
     with pytest.raises(InputError, match="start must be the draws of an earlier posterior"):
         n2g.laplace(
             network(2),

@@ -217,7 +217,6 @@ def test_variational_inference_by_iteration_is_refused_before_it_runs(monkeypatc
         lambda: n2g.Laplace(tol=0.0),
         lambda: n2g.CG(tol=-1e-6),
         lambda: n2g.CG(max_iterations=0),
-        lambda: n2g.CG(num_probes=0),
         lambda: n2g.Lanczos(0),
         lambda: n2g.Nystrom(0),
         lambda: n2g.PivotedCholesky(-3),
@@ -226,6 +225,23 @@ def test_variational_inference_by_iteration_is_refused_before_it_runs(monkeypatc
 def test_settings_are_positive(build):
     with pytest.raises(InputError, match="must be positive, but is"):
         build()
+
+
+@pytest.mark.parametrize("count", [-1, 1])
+def test_probes_are_none_or_several(count):
+    with pytest.raises(InputError, match=f"num_probes must be 2 or more, or 0.*but is {count}"):
+        n2g.CG(num_probes=count)
+
+
+def test_without_probes_there_is_no_evidence():
+    data, kernel = (X, X[:, :1].sin()), n2g.RBF()
+    without, whole = (
+        n2g.condition(kernel, data, n2g.Gaussian(0.1), solver=n2g.CG(num_probes=probes))
+        for probes in (0, 8)
+    )
+    torch.testing.assert_close(without.marginal(X).mean, whole.marginal(X).mean)
+    with pytest.raises(InputError, match=r"CG\(num_probes=0\) leaves the evidence out"):
+        without.log_marginal_likelihood()
 
 
 NOT_POINTS = {

@@ -150,7 +150,7 @@ def nystrom(
     if not 1 <= rank <= n:
         raise InputError(f"rank must lie between 1 and n = {n}, but is {rank}.")
     probes = random_normal((n, rank), generator=generator, device=device)
-    probes = torch.linalg.qr(probes)[0].to(dtype)
+    probes = orthonormal(probes).to(dtype)
     product = matmul(probes)
     eps = torch.finfo(product.dtype).eps
     omega, Y = probes.to(torch.float64), product.to(torch.float64)
@@ -161,8 +161,47 @@ def nystrom(
     # After the shift every eigenvalue should be at least ν; those that are not are rounding.
     keep = values > 0.5 * shift
     factor = Y @ (vectors[:, keep] / values[keep].sqrt())
-    U, singular, _ = torch.linalg.svd(factor, full_matrices=False)
-    return U, (singular.square() - shift).clamp(min=0.0)
+    del probes, product, omega, Y
+    U, squares = _left_vectors(factor)
+    return U, (squares - shift).clamp(min=0.0)
+
+
+TALL = 16
+"""Rows over columns from which products with the transpose replace Householder reflections."""
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """An orthonormal basis of the columns (n, k), which must be far from dependent.
+
+    A tall matrix gets two rounds of Cholesky factors of its Gram matrix, matrix products almost only: many
+    times faster on a GPU than reflections, and as orthonormal if the condition number is below 1e7.
+
+    Reference: Fukaya et al., CholeskyQR2, 2014.
+    """
+    n, k = columns.shape
+    if n < TALL * k:
+        return torch.linalg.qr(columns)[0]
+    for _ in range(2):
+        root, failed = torch.linalg.cholesky_ex(columns.mT @ columns)
+        if int(failed):
+            return torch.linalg.qr(columns)[0]
+        # the inverse is small; what it loses in digits the second round brings back
+        eye = torch.eye(k, dtype=root.dtype, device=root.device)
+        columns = columns @ torch.linalg.solve_triangular(root, eye, upper=False).mT
+    return columns
+
+
+def _left_vectors(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """The left singular vectors of (n, k), and the squares of the singular values, descending."""
+    n, k = factor.shape
+    if n < TALL * k or k == 0:
+        U, singular, _ = torch.linalg.svd(factor, full_matrices=False)
+        return U, singular.square()
+    squares, V = torch.linalg.eigh(factor.mT @ factor)
+    squares, V = squares.flip(0), V.flip(1)
+    # below, directions are lost in the rounding of the largest
+    keep = squares > 1e-10 * squares[0]
+    return orthonormal(factor @ (V[:, keep] / squares[keep].sqrt())), squares[keep]
 
 
 def random_normal(

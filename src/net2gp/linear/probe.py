@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,30 @@ def plan(linearized: Linearized, x: Inputs) -> Plan:
     A parameter is structured if every path from it to the output leads through a layer with a rule:
     the edges that enter it in the autograd graph are as many as the calls of its layers. Raises
     `NetworkError` if the network acts at random, couples the points of a batch, is not finite, or has
-    chosen parameters that do not reach the output.
+    chosen parameters that do not reach the output. Asked for the same inputs again, it answers from memory.
     """
+    values = [*tensors(x), *linearized.params.values()]
+    if any(value.is_inference() for value in values):  # it does not tell whether it was changed
+        return _probed(linearized, x)
+    known = _KNOWN.setdefault(linearized, OrderedDict())
+    key = tuple((id(value), value._version) for value in values)
+    kept, found = known.get(key, ([], None))
+    if found is None or any(one() is not value for one, value in zip(kept, values, strict=True)):
+        found = _probed(linearized, x)
+        known[key] = [weakref.ref(value) for value in values], found
+        if len(known) > NUM_KNOWN:
+            known.popitem(last=False)
+    return found
+
+
+NUM_KNOWN = 4
+"""Inputs of a network whose plans are remembered: training and test points, in a posterior's two dtypes."""
+
+_Known = OrderedDict[tuple[tuple[int, int], ...], tuple[list[weakref.ref[Tensor]], Plan | None]]
+_KNOWN: weakref.WeakKeyDictionary[Linearized, _Known] = weakref.WeakKeyDictionary()
+
+
+def _probed(linearized: Linearized, x: Inputs) -> Plan:
     first, middle, last = 0, (num_rows(x) - 1) // 2, num_rows(x) - 1
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     noise = _random_state(linearized.example.device)

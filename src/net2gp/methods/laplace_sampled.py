@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import num_rows, rows, tensors
+from net2gp.likelihoods import Gaussian
 from net2gp.linalg import (
     Checkpoint,
     LowRankPlusIdentity,
@@ -84,7 +86,8 @@ def sampled(
         Checkpoint(structure.checkpoint).check_writable()
     found = _chosen(task, prior_var, tuning, temperature)
     prior = expand_prior(found.prior_var, task.params)
-    precision = Precision(task, prior_vector(prior, task.params).sqrt(), found.scale)
+    told = _with_say(task, structure.leave_out)
+    precision = Precision(told, prior_vector(prior, task.params).sqrt(), found.scale)
     preconditioner = _sketch(precision, structure)
     right, size = _right_hand_side(precision, structure)
     draws = precision.root[:, None] * _draws(precision, preconditioner, right, structure)
@@ -113,6 +116,22 @@ def sampled(
         x = some_points(task.x, (tuning or Matched()).num_points)
         posterior = match_link(posterior, x)
     return posterior, size * temperature
+
+
+def _with_say(task: Task, leave_out: float) -> Task:
+    """The task without its points of least curvature, that together have the share `leave_out` of it."""
+    if leave_out == 0:
+        return task
+    if isinstance(task.likelihood, Gaussian):
+        raise InputError(
+            "leave_out is for classes, of which a network may be sure; with Gaussian noise every point has "
+            "its say. Pass Sampled(leave_out=0)."
+        )
+    traces = task.likelihood.curvature(task.f).diagonal(dim1=1, dim2=2).sum(1)
+    order = traces.argsort()
+    below = traces[order].cumsum(0) <= leave_out * traces.sum()
+    part = order[~below].sort().values
+    return replace(task, x=rows(task.x, part), y=task.y[part], f=task.f[part])
 
 
 def _chosen(
@@ -153,9 +172,9 @@ def _chosen(
 def _sketch(precision: Precision, structure: Sampled) -> LowRankPlusIdentity:
     """The largest eigenvalues of the curvature of some points, as a preconditioner for that of all."""
     count, like = num_rows(precision.task.x), precision.root
-    generator = torch.Generator().manual_seed(structure.seed + 2)
-    part = torch.randperm(count, generator=generator)[: structure.num_points].sort().values
-    part = part.to(like.device)
+    generator = torch.Generator(like.device).manual_seed(structure.seed + 2)
+    part = torch.randperm(count, generator=generator, device=like.device)
+    part = part[: structure.num_points].sort().values
     rank = min(structure.rank, len(like))
     with progress("preconditioner", None):
         found = nystrom(
@@ -196,22 +215,24 @@ def _draws(
 def _right_hand_side(precision: Precision, structure: Sampled) -> tuple[Tensor, float]:
     """ε₀ + V^{1/2} Σ_n J_nᵀ R_n ε_n, (P, S), and ‖Σ_n J_nᵀ R_n ε_n‖² on average, which estimates tr H."""
     task, count = precision.task, structure.num_samples
-    generator = torch.Generator().manual_seed(structure.seed)
     like = task.linearized.example
-    first = torch.randn(len(precision.root), count, generator=generator, dtype=torch.float64)
-    total = torch.zeros_like(first, device=like.device)
+    # on the device itself: a CPU takes seconds for as many numbers as a large network needs
+    generator = torch.Generator(like.device).manual_seed(structure.seed)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64, device=like.device)
+    first = normal(len(precision.root), count)
+    total = torch.zeros_like(first)
     budget = capacity(task.linearized, task.x, memory_budget(like.device))
     size = points_at_once(num_rows(task.x), count, budget)
     for start in range(0, num_rows(task.x), size):
         part = slice(start, start + size)
         f = task.f[part].to(like.dtype)
         R = GGN().root(task.likelihood, f, task.y[part], start)
-        noise = torch.randn(len(f) * R.shape[2], count, generator=generator, dtype=torch.float64)
-        noise = (R @ noise.to(like).reshape(len(f), R.shape[2], count)).reshape(-1, count)
+        noise = normal(len(f), R.shape[2], count)
+        noise = (R @ noise.to(like)).reshape(-1, count)
         pulled = column_pullbacks(task.linearized, rows(task.x, part), noise.to(like), budget)
         total += pulled.double()
     trace = float(total.square().sum(0).mean())
-    right = first.to(like.device) + precision.scale**0.5 * precision.root[:, None] * total
+    right = first + precision.scale**0.5 * precision.root[:, None] * total
     return right, trace * precision.scale
 
 
@@ -231,7 +252,7 @@ def _log_det(
             len(precision.root),
             num_probes=structure.num_probes,
             rank=min(LANCZOS_STEPS, len(precision.root)),
-            generator=torch.Generator().manual_seed(structure.seed + 1),
+            generator=torch.Generator(precision.root.device).manual_seed(structure.seed + 1),
             device=precision.root.device,
         )
     return preconditioner.log_det() + rest

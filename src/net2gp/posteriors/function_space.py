@@ -18,7 +18,7 @@ from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
 from net2gp.posteriors.problem import check_points, predictive, prior_mean
 from net2gp.posteriors.samples import FunctionSamples, check_count, draw_from
-from net2gp.posteriors.solvers import Inference, Solver
+from net2gp.posteriors.solvers import CG, Inference, Solver
 from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
 
@@ -190,6 +190,10 @@ class FunctionPosterior:
 
     def log_marginal_likelihood(self) -> Tensor:
         """log p(y): exact for Gaussian noise; Laplace's approximation, or the variational bound."""
+        if isinstance(self.solver, CG) and self.solver.num_probes == 0:
+            raise InputError(
+                "CG(num_probes=0) leaves the evidence out. Pass solver=CG(num_probes=16) to estimate it."
+            )
         return self.evidence
 
     def update(self, data: Data, *, likelihood: Likelihood | None = None) -> FunctionPosterior:

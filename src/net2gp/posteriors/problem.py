@@ -85,9 +85,9 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     # a posterior is a value: editing the data in place later must not change it
     x, y = map_inputs(x, _copy), _copy(y)
     kernel.check(x)
-    dtype = kernel.diag(rows(x, slice(0, 1))).dtype
-    C = _num_outputs(kernel, likelihood, mean, x, y)
-    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype)
+    first = kernel.diag(rows(x, slice(0, 1)))
+    C = len(first) if kernel.joint else _num_outputs(likelihood, mean, x, y)
+    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=first.dtype)
     if mean is not None:
         given = mean(x)
         if not isinstance(given, Tensor) or given.shape != offset.shape:
@@ -130,11 +130,8 @@ def predictive(likelihood: Likelihood | None, own: Likelihood) -> Likelihood:
     return own if likelihood is None else likelihood
 
 
-def _num_outputs(
-    kernel: Kernel, likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor
-) -> int:
-    if kernel.joint:
-        return kernel.blocks(rows(x, slice(0, 1))).shape[-1]
+def _num_outputs(likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor) -> int:
+    """Of a kernel that treats outputs alike."""
     if mean is not None and isinstance(value := mean(rows(x, slice(0, 1))), Tensor):
         return value.shape[-1]
     if isinstance(likelihood, Categorical):

@@ -76,7 +76,7 @@ class CG:
     """Function space without the Gram matrix: block conjugate gradients on products with the kernel.
 
     `tol` is the relative residual to reach, `NotConverged` is warned of otherwise; the evidence is an
-    estimate by stochastic Lanczos quadrature with `num_probes` probes. `store_gram` says whether to
+    estimate by stochastic Lanczos quadrature with `num_probes` probes (0: none). `store_gram` says whether to
     keep the Gram matrix (in float64) and multiply with it; None does so if it fits into a quarter of
     the free memory. Without it products run through the network, in its own dtype: residuals then
     reach about 1e-6 in float32.
@@ -93,7 +93,10 @@ class CG:
     def __post_init__(self) -> None:
         _positive("tol", self.tol)
         _positive("max_iterations", self.max_iterations)
-        _positive("num_probes", self.num_probes)
+        if self.num_probes != 0 and self.num_probes < 2:
+            raise InputError(
+                f"num_probes must be 2 or more, or 0 for no evidence, but is {self.num_probes}."
+            )
 
 
 Solver = Cholesky | WeightSpace | CG

@@ -285,8 +285,10 @@ class MatrixFreeSystem:
         """log|I + SᵀKS| by stochastic Lanczos quadrature.
 
         With a preconditioner M it is log|M| + log|M^{-1/2}(I + SᵀKS)M^{-1/2}|: the better M, the less
-        is left to estimate.
+        is left to estimate. NaN without probes.
         """
+        if self.num_probes == 0:
+            return factor.S.new_full((), float("nan"))
         M = factor.preconditioner
         matmul = factor.inner
         if M is not None:

@@ -1,0 +1,310 @@
+"""Seconds to a posterior with all parameters of a network, against the points and against the parameters.
+
+    python papers/maddox2021/scaling.py --out figures --device cuda
+    python papers/maddox2021/scaling.py --out figures --points 300 1000 --widths 10 30 100
+
+The networks of the original program's speed test: an MLP 5-200-2000-200-1 with ELU (803,601 parameters) and
+300 to 100,000 points, and five layers of widths 10 to 1825 (P to 10⁷) with 1000 points; unit prior variance,
+noise variance log 2, the defaults there. Timed is all from the data to means and variances at 1000 test
+points, after a warm-up. Function space is `condition`: exact where the Gram matrix can be factorized, else
+conjugate gradients, without the evidence. Weight space is exact for few parameters, else `Sampled`: draws
+of the posterior by conjugate gradients to the residual of the original program (.01), and one more system for
+the mean of the linear model; its variances have the sampling error of the draws. How far means (of their spread)
+and variances (median of |log ratio|) are from those of function space is printed.
+
+Of the original program only the ends of its curves are published; between them a power law is drawn and
+compared with. It had a GPU of another generation.
+
+Maddox et al. (2021), "Fast adaptation with linearized neural networks".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+import net2gp as n2g
+from net2gp.linalg import LowRankPlusIdentity, block_cg, nystrom
+from net2gp.plots import COLORS, FAINT, INK
+
+sys.path.append(str(Path(__file__).parents[1]))
+import studies
+
+NUM_TEST = 1000
+NOISE_VAR = float(np.log(2))
+POINTS = [300, 1000, 3000, 10_000, 30_000, 100_000]
+WIDTHS = [10, 30, 100, 300, 1000, 1500, 1825]
+SMALL = 3000
+"""Parameters up to which the precision of the weights is factorized."""
+
+PUBLISHED = {
+    "points": {
+        "function space": ((300, 1.7), (1e5, 330.0)),
+        "weight space": ((300, 3.3), (1e5, 95.0)),
+    },
+    "parameters": {
+        "function space": ((391, 0.8), (7.5e7, 42.0)),
+        "weight space": ((391, 0.95), (6.8e6, 30.0)),
+    },
+}
+"""The ends of the original program's curves; in weight space it ran out of memory at P = 9.2e6."""
+
+OUT_OF_MEMORY = 9.2e6
+
+
+@dataclass(frozen=True)
+class Result:
+    """One posterior: its time and memory, and how far it is from the exact one where there is one."""
+
+    axis: str
+    size: int
+    space: str
+    seconds: float
+    gigabytes: float
+    mean_error: float
+    variance_error: float
+
+
+def deep(width: int) -> nn.Sequential:
+    """Five layers of one width: P = 391 for width 10."""
+    sizes = [4, *[width] * 4]
+    layers: list[nn.Module] = []
+    for one, other in pairwise(sizes):
+        layers += [nn.Linear(one, other), nn.ELU()]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def wide() -> nn.Sequential:
+    """5-200-2000-200-1: P = 803,601."""
+    return nn.Sequential(
+        nn.Linear(5, 200),
+        nn.ELU(),
+        nn.Linear(200, 2000),
+        nn.ELU(),
+        nn.Linear(2000, 200),
+        nn.ELU(),
+        nn.Linear(200, 1),
+    )
+
+
+def problem(network: nn.Sequential, count: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Inputs, targets and test inputs of a smooth function with noise."""
+    generator = torch.Generator().manual_seed(0)
+    first = network[0]
+    assert isinstance(first, nn.Linear)
+    x = torch.randn(count + NUM_TEST, first.in_features, generator=generator)
+    noise = NOISE_VAR**0.5 * torch.randn(len(x), 1, generator=generator)
+    y = 2 * (2 * x[:, :1]).sin() + x[:, 1:2] * x[:, 2:3] + noise
+    return x[:count].to(device), y[:count].to(device), x[count:].to(device)
+
+
+def function_space(network: nn.Module, x: Tensor, y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance by the Gram matrix, or by products with it."""
+    kernel = n2g.linearize(network).kernel(prior_var=1.0)
+    exact = 3 * 8 * len(x) ** 2 < free_memory(x.device)
+    solver = n2g.Cholesky() if exact else n2g.CG(tol=TOLERANCE, num_probes=0)
+    posterior = n2g.condition(kernel, (x, y), n2g.Gaussian(NOISE_VAR), solver=solver)
+    found = posterior.marginal(test)
+    return found.mean, found.variance
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that are free on the device."""
+    return n2g.errors.available_memory(device)
+
+
+def weight_space(draws: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Mean and variance from the parameters."""
+
+    def run(network: nn.Module, x: Tensor, y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+        linearized = n2g.linearize(network)
+        noise = n2g.Gaussian(NOISE_VAR)
+        if linearized.num_params <= SMALL:
+            solver = n2g.WeightSpace()
+            kernel = linearized.kernel(prior_var=1.0)
+            found = n2g.condition(kernel, (x, y), noise, solver=solver).marginal(test)
+            return found.mean, found.variance
+        structure = n2g.Sampled(
+            num_samples=draws,
+            tol=TOLERANCE,
+            num_probes=0,
+            rank=RANK,
+            num_points=SKETCH,
+        )
+        posterior = n2g.laplace(linearized, (x, y), noise, prior_var=1.0, structure=structure)
+        mean = linear_mean(linearized, x, y, test)
+        return mean, posterior.marginal(test).variance
+
+    return run
+
+
+def linear_mean(linearized: n2g.Linearized, x: Tensor, y: Tensor, test: Tensor) -> Tensor:
+    """J(test) w for (I + F) w = J(x)ᵀ y / noise, by products with the Fisher matrix F."""
+    fisher, part = (
+        n2g.Fisher(linearized, some, n2g.Gaussian(NOISE_VAR)) for some in (x, x[:SKETCH])
+    )
+    share = len(x) / len(part.x)
+    sketch = nystrom(
+        lambda v: share * part.matmul(v),
+        linearized.num_params,
+        RANK,
+        generator=torch.Generator(x.device).manual_seed(0),
+        device=x.device,
+    )
+    right = sum(
+        linearized.flatten(linearized.vjp(inputs, targets / NOISE_VAR)).double()
+        for inputs, targets in zip(x.split(10_000), y.split(10_000), strict=True)
+    )
+    solution = block_cg(
+        lambda v: v + fisher.matmul(v),
+        right,
+        preconditioner=LowRankPlusIdentity(*sketch),
+        tol=TOLERANCE,
+    )
+    return linearized.jvp(test, linearized.unflatten(solution.x.to(x)))
+
+
+TOLERANCE, RANK, SKETCH = 1e-2, 300, 3000
+
+
+def timed(
+    run: Callable[[], tuple[Tensor, Tensor]], device: torch.device
+) -> tuple[float, float, Tensor, Tensor]:
+    """Seconds (the better of two runs, if the first is short), peak GiB, mean and variance."""
+    seconds = []
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    while not seconds or (len(seconds) < 3 and sum(seconds) < 3):
+        started = time.perf_counter()
+        mean, variance = run()
+        value = float(variance.sum())  # waits for the device
+        seconds.append(time.perf_counter() - started)
+        assert np.isfinite(value)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
+    return min(seconds), peak, mean, variance
+
+
+def measure(axis: str, size: int, options: argparse.Namespace) -> list[Result]:
+    """Both spaces at one size."""
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    network = (wide() if axis == "points" else deep(size)).eval().to(device)
+    x, y, test = problem(network, size if axis == "points" else 1000, device)
+    runs = {"function space": function_space, "weight space": weight_space(options.draws)}
+    found: dict[str, tuple[float, float, Tensor, Tensor]] = {}
+    rows = []
+    for space, run in runs.items():
+        seconds, peak, mean, variance = timed(partial(run, network, x, y, test), device)
+        found[space] = seconds, peak, mean, variance
+        _, _, best_mean, best_variance = found["function space"]
+        spread = best_mean.std()
+        row = Result(
+            axis,
+            size if axis == "points" else n2g.linearize(network).num_params,
+            space,
+            seconds,
+            peak,
+            float((mean - best_mean).square().mean().sqrt() / spread),
+            float((variance / best_variance).log().abs().median()),
+        )
+        print(json.dumps(row.__dict__), flush=True)
+        rows.append(row)
+    return rows
+
+
+def published(axis: str, space: str, size: float) -> float:
+    """Seconds of the original program, by a power law between the ends of its curve."""
+    (a, ta), (b, tb) = PUBLISHED[axis][space]
+    return float(ta * (size / a) ** (np.log(tb / ta) / np.log(b / a)))
+
+
+def crossing(rows: list[Result]) -> float | None:
+    """Where weight space becomes the faster one, between sizes by power laws."""
+    by = {space: sorted((r.size, r.seconds) for r in rows if r.space == space) for space in COLOR}
+    gaps = [
+        (size, np.log(ours / other))
+        for (size, ours), (_, other) in zip(by["weight space"], by["function space"], strict=True)
+    ]
+    for (a, left), (b, right) in pairwise(gaps):
+        if left > 0 >= right or left < 0 <= right:
+            return float(a * (b / a) ** (left / (left - right)))
+    return None
+
+
+COLOR = {"function space": COLORS[0], "weight space": COLORS[1]}
+
+
+def panel(ax: Axes, axis: str, rows: list[Result]) -> None:
+    """Seconds of both spaces, with the published curves."""
+    for space, color in COLOR.items():
+        own = sorted((r.size, r.seconds) for r in rows if r.space == space)
+        ax.loglog(*zip(*own, strict=True), "o-", color=color, label=space)
+        ends = PUBLISHED[axis][space]
+        ax.loglog(
+            *zip(*ends, strict=True), "s--", color=color, alpha=0.5, label=f"{space}, original"
+        )
+    cross = crossing(rows)
+    if cross is not None:
+        ax.axvline(cross, color=INK, linewidth=0.8, linestyle=":")
+        ax.annotate(f"{cross:,.0f}", (cross, ax.get_ylim()[0]), color=INK, fontsize=8)
+    if axis == "parameters":
+        ax.axvline(OUT_OF_MEMORY, color=FAINT, linewidth=0.8)
+        ax.annotate("original: out of memory", (OUT_OF_MEMORY, 0.5), fontsize=7, ha="right")
+    ax.set_xlabel("points N (P = 803,601)" if axis == "points" else "parameters P (N = 1000)")
+    ax.set_ylabel("seconds")
+
+
+def draw(rows: list[Result], out: Path) -> None:
+    """Both axes side by side."""
+    axes_of = [axis for axis in PUBLISHED if any(row.axis == axis for row in rows)]
+    figure, axes = studies.panels(len(axes_of), height=3.4)
+    for ax, axis in zip(np.atleast_1d(axes), axes_of, strict=True):
+        panel(ax, axis, [row for row in rows if row.axis == axis])
+    np.atleast_1d(axes)[0].legend(fontsize=7)
+    studies.save(figure, out, "maddox2021_scaling.png")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table, write the figure; 0 if each size is ten times faster than the original."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--points", type=int, nargs="*", default=POINTS)
+    parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
+    parser.add_argument("--draws", type=int, default=32)
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore", n2g.errors.NotStationary)
+    measure("points", 300, options)
+    rows = [row for size in options.points for row in measure("points", size, options)]
+    rows += [row for width in options.widths for row in measure("parameters", width, options)]
+    draw(rows, options.out)
+    print(f"{'':<12}{'size':>12}{'space':>16}{'s':>10}{'original':>10}{'faster':>8}{'GiB':>8}")
+    faster = []
+    for row in rows:
+        old = published(row.axis, row.space, row.size)
+        faster.append(old / row.seconds)
+        print(
+            f"{row.axis:<12}{row.size:>12,}{row.space:>16}{row.seconds:>10.3f}{old:>10.1f}"
+            f"{faster[-1]:>7.1f}×{row.gigabytes:>8.1f}"
+        )
+    for axis in PUBLISHED:
+        print(f"crossover in {axis}: {crossing([row for row in rows if row.axis == axis])}")
+    return 0 if min(faster) >= 10 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
