@@ -9,8 +9,8 @@ noise variance log 2, the defaults there. Timed is all from the data to means an
 points, after a warm-up. Function space is `condition`: exact where the Gram matrix can be factorized, else
 conjugate gradients, without the evidence. Weight space is exact for few parameters, else `Sampled`: draws
 of the posterior by conjugate gradients to the residual of the original program (.01), and one more system for
-the mean of the linear model; its variances have the sampling error of the draws. How far means (of their spread)
-and variances (median of |log ratio|) are from those of function space is printed.
+the mean of the linear model; its variances have the sampling error of the draws. How far means (of their
+spread) and variances (median of |log ratio|) are from those of function space is printed.
 
 Of the original program only the ends of its curves are published; between them a power law is drawn and
 compared with. It had a GPU of another generation.
@@ -45,7 +45,7 @@ import studies
 
 NUM_TEST = 1000
 NOISE_VAR = float(np.log(2))
-POINTS = [300, 1000, 3000, 10_000, 30_000, 100_000]
+POINTS = [300, 1000, 3000, 10_000, 30_000, 60_000, 100_000]
 WIDTHS = [10, 30, 100, 300, 1000, 1500, 1825]
 SMALL = 3000
 """Parameters up to which the precision of the weights is factorized."""
@@ -72,6 +72,7 @@ class Result:
     axis: str
     size: int
     space: str
+    exact: bool
     seconds: float
     gigabytes: float
     mean_error: float
@@ -114,16 +115,15 @@ def problem(network: nn.Sequential, count: int, device: torch.device) -> tuple[T
 def function_space(network: nn.Module, x: Tensor, y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance by the Gram matrix, or by products with it."""
     kernel = n2g.linearize(network).kernel(prior_var=1.0)
-    exact = 3 * 8 * len(x) ** 2 < free_memory(x.device)
-    solver = n2g.Cholesky() if exact else n2g.CG(tol=TOLERANCE, num_probes=0)
+    solver = n2g.Cholesky() if factorized(x) else n2g.CG(tol=TOLERANCE, num_probes=0)
     posterior = n2g.condition(kernel, (x, y), n2g.Gaussian(NOISE_VAR), solver=solver)
     found = posterior.marginal(test)
     return found.mean, found.variance
 
 
-def free_memory(device: torch.device) -> float:
-    """Bytes that are free on the device."""
-    return n2g.errors.available_memory(device)
+def factorized(x: Tensor) -> bool:
+    """Whether the Gram matrix and its factor fit into memory."""
+    return 3 * 8 * len(x) ** 2 < n2g.errors.available_memory(x.device)
 
 
 def weight_space(draws: int) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -141,7 +141,7 @@ def weight_space(draws: int) -> Callable[..., tuple[Tensor, Tensor]]:
             num_samples=draws,
             tol=TOLERANCE,
             num_probes=0,
-            rank=RANK,
+            rank=rank_of(linearized, x),
             num_points=SKETCH,
         )
         posterior = n2g.laplace(linearized, (x, y), noise, prior_var=1.0, structure=structure)
@@ -149,6 +149,11 @@ def weight_space(draws: int) -> Callable[..., tuple[Tensor, Tensor]]:
         return mean, posterior.marginal(test).variance
 
     return run
+
+
+def rank_of(linearized: n2g.Linearized, x: Tensor) -> int:
+    """Of the preconditioner: a sketch has as many numbers in float64 as fit into 4 GB."""
+    return min(500, len(x), int(4e9 / 8 / linearized.num_params))
 
 
 def linear_mean(linearized: n2g.Linearized, x: Tensor, y: Tensor, test: Tensor) -> Tensor:
@@ -160,7 +165,7 @@ def linear_mean(linearized: n2g.Linearized, x: Tensor, y: Tensor, test: Tensor) 
     sketch = nystrom(
         lambda v: share * part.matmul(v),
         linearized.num_params,
-        RANK,
+        rank_of(linearized, x),
         generator=torch.Generator(x.device).manual_seed(0),
         device=x.device,
     )
@@ -177,7 +182,7 @@ def linear_mean(linearized: n2g.Linearized, x: Tensor, y: Tensor, test: Tensor) 
     return linearized.jvp(test, linearized.unflatten(solution.x.to(x)))
 
 
-TOLERANCE, RANK, SKETCH = 1e-2, 300, 3000
+TOLERANCE, SKETCH = 1e-2, 6000
 
 
 def timed(
@@ -216,6 +221,7 @@ def measure(axis: str, size: int, options: argparse.Namespace) -> list[Result]:
             axis,
             size if axis == "points" else n2g.linearize(network).num_params,
             space,
+            factorized(x) if space == "function space" else axis == "parameters" and size <= 30,
             seconds,
             peak,
             float((mean - best_mean).square().mean().sqrt() / spread),
@@ -233,37 +239,41 @@ def published(axis: str, space: str, size: float) -> float:
 
 
 def crossing(rows: list[Result]) -> float | None:
-    """Where weight space becomes the faster one, between sizes by power laws."""
-    by = {space: sorted((r.size, r.seconds) for r in rows if r.space == space) for space in COLOR}
-    gaps = [
-        (size, np.log(ours / other))
-        for (size, ours), (_, other) in zip(by["weight space"], by["function space"], strict=True)
-    ]
+    """The last size at which the faster space changes, of exact function space and weight space."""
+    slow = {row.size: row.seconds for row in rows if row.space == "function space" and row.exact}
+    fast = {row.size: row.seconds for row in rows if row.space == "weight space"}
+    gaps = [(size, float(np.log(fast[size] / slow[size]))) for size in sorted(slow)]
+    found = None
     for (a, left), (b, right) in pairwise(gaps):
-        if left > 0 >= right or left < 0 <= right:
-            return float(a * (b / a) ** (left / (left - right)))
-    return None
+        if (left > 0) != (right > 0):
+            found = float(a * (b / a) ** (left / (left - right)))
+    return found
 
 
 COLOR = {"function space": COLORS[0], "weight space": COLORS[1]}
 
 
 def panel(ax: Axes, axis: str, rows: list[Result]) -> None:
-    """Seconds of both spaces, with the published curves."""
+    """Seconds of both spaces, with the published curves; hollow: function space by conjugate gradients."""
     for space, color in COLOR.items():
-        own = sorted((r.size, r.seconds) for r in rows if r.space == space)
-        ax.loglog(*zip(*own, strict=True), "o-", color=color, label=space)
+        own = sorted((r.size, r.seconds, r.exact) for r in rows if r.space == space)
+        ax.loglog([r[0] for r in own], [r[1] for r in own], "-", color=color, label=space)
+        for size, seconds, exact in own:
+            fill = "white" if space == "function space" and not exact else color
+            ax.loglog(size, seconds, "o", color=color, markerfacecolor=fill)
         ends = PUBLISHED[axis][space]
-        ax.loglog(
-            *zip(*ends, strict=True), "s--", color=color, alpha=0.5, label=f"{space}, original"
-        )
+        label = f"{space}, original (ends published)"
+        ax.loglog(*zip(*ends, strict=True), "s--", color=color, alpha=0.5, label=label)
+    ax.set_ylim(0.02, 900)
     cross = crossing(rows)
     if cross is not None:
         ax.axvline(cross, color=INK, linewidth=0.8, linestyle=":")
-        ax.annotate(f"{cross:,.0f}", (cross, ax.get_ylim()[0]), color=INK, fontsize=8)
+        text = f" crossover\n {cross:,.0f}"
+        ax.annotate(text, (cross, 0.025), color=INK, fontsize=7)
     if axis == "parameters":
         ax.axvline(OUT_OF_MEMORY, color=FAINT, linewidth=0.8)
-        ax.annotate("original: out of memory", (OUT_OF_MEMORY, 0.5), fontsize=7, ha="right")
+        text = "original: out of\nmemory from here "
+        ax.annotate(text, (OUT_OF_MEMORY, 200), fontsize=7, ha="right")
     ax.set_xlabel("points N (P = 803,601)" if axis == "points" else "parameters P (N = 1000)")
     ax.set_ylabel("seconds")
 
@@ -274,7 +284,7 @@ def draw(rows: list[Result], out: Path) -> None:
     figure, axes = studies.panels(len(axes_of), height=3.4)
     for ax, axis in zip(np.atleast_1d(axes), axes_of, strict=True):
         panel(ax, axis, [row for row in rows if row.axis == axis])
-    np.atleast_1d(axes)[0].legend(fontsize=7)
+    np.atleast_1d(axes)[0].legend(fontsize=6.5, loc="upper left")
     studies.save(figure, out, "maddox2021_scaling.png")
 
 
@@ -292,14 +302,15 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [row for size in options.points for row in measure("points", size, options)]
     rows += [row for width in options.widths for row in measure("parameters", width, options)]
     draw(rows, options.out)
-    print(f"{'':<12}{'size':>12}{'space':>16}{'s':>10}{'original':>10}{'faster':>8}{'GiB':>8}")
+    names = ("", "size", "space", "s", "original", "faster", "GiB", "mean off", "variance off")
+    print("{:<12}{:>12}{:>16}{:>10}{:>10}{:>8}{:>8}{:>10}{:>14}".format(*names))
     faster = []
     for row in rows:
         old = published(row.axis, row.space, row.size)
         faster.append(old / row.seconds)
         print(
             f"{row.axis:<12}{row.size:>12,}{row.space:>16}{row.seconds:>10.3f}{old:>10.1f}"
-            f"{faster[-1]:>7.1f}×{row.gigabytes:>8.1f}"
+            f"{faster[-1]:>7.1f}×{row.gigabytes:>8.1f}{row.mean_error:>10.4f}{row.variance_error:>14.3f}"
         )
     for axis in PUBLISHED:
         print(f"crossover in {axis}: {crossing([row for row in rows if row.axis == axis])}")

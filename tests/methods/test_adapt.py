@@ -68,6 +68,49 @@ def test_no_nearby_noise_or_prior_has_more_evidence(hidden, open_noise):
             assert float(near.log_marginal_likelihood()) < best
 
 
+def few_points_of_a_sinusoid(seed: int, count: int):
+    """`count` points of a sinusoid with noise of variance 0.01, and others of it."""
+    generator = seeded(seed)
+    amplitude, phase = 1 + 3 * torch.rand(2, 1, 1, generator=generator, dtype=DOUBLE)
+    x = 8 * torch.rand(count + 200, 1, generator=generator, dtype=DOUBLE) - 4
+    noise = torch.randn(x.shape, generator=generator, dtype=DOUBLE)
+    y = amplitude * (x + phase).sin() + 0.1 * noise
+    return (x[:count], y[:count]), (x[count:], y[count:])
+
+
+def wide_network(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = nn.Linear(1, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1)
+        return nn.Sequential(*layers).double().eval()
+
+
+@pytest.mark.parametrize("count", [5, 10])
+@pytest.mark.parametrize("zero_mean", [False, True])
+def test_few_points_are_not_taken_for_free_of_noise(count, zero_mean):
+    """On average over tasks no surprise is worse than a few nats a point: no tuned noise has vanished."""
+    losses, noises = [], []
+    for seed in range(20):
+        known, (x, y) = few_points_of_a_sinusoid(seed, count)
+        posterior = n2g.adapt(wide_network(seed), known, n2g.Gaussian(), zero_mean=zero_mean)
+        losses.append(-posterior.predict(x).log_prob(y).mean())
+        noises.append(posterior.likelihood.noise_var / float(known[1].var()))
+    assert min(noises) > 1e-7
+    assert float(torch.stack(losses).mean()) < 6
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_the_evidence_is_that_of_the_data_at_the_chosen_noise_and_prior(count):
+    """What is expected of the noise counts in its choice alone."""
+    (x, y), _ = few_points_of_a_sinusoid(0, count)
+    linearized = n2g.linearize(wide_network(0))
+    posterior = n2g.adapt(linearized, (x, y), n2g.Gaussian())
+    prior_var, noise = posterior.kernel.prior_var["0.weight"], posterior.likelihood.noise_var
+    K = linearized.kernel(float(prior_var))(x) + noise * torch.eye(count, dtype=DOUBLE)
+    law = torch.distributions.MultivariateNormal(linearized(x)[:, 0], K)
+    assert_close(posterior.log_marginal_likelihood(), law.log_prob(y[:, 0]), 1e-6)
+
+
 def test_every_solver_gives_the_same_posterior():
     linearized, x, y = linear_task(0.1, 0.5)
     default = n2g.adapt(linearized, (x, y), n2g.Gaussian())

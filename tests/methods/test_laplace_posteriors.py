@@ -31,6 +31,42 @@ def test_the_dual_at_a_temperature_is_the_posterior_at_that_temperature(likeliho
         torch.testing.assert_close(other.log_marginal_likelihood(), hot.log_marginal_likelihood())
 
 
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("way", ["gaussian_process", "linear_model"])
+def test_more_data_update_a_dual_at_its_temperature(likelihood, way, tmp_path):
+    """Away from a stationary point too; and so does a dual that was saved, or moved."""
+    network, y = mlp(), labels(likelihood)
+    few, all_of_them = (
+        quietly(network, (X[:n], y[:n]), likelihood, prior_var=0.7, temperature=4.0).dual()
+        for n in (20, 30)
+    )
+    posterior, whole = getattr(few, way)(), getattr(all_of_them, way)()
+    n2g.save(posterior, tmp_path / "dual.safetensors")
+    loaded = n2g.load(tmp_path / "dual.safetensors", network)
+    for one in (posterior, loaded, posterior.to("cpu")):
+        grown = one.update((X[20:], y[20:]))
+        assert type(grown) is type(whole)
+        torch.testing.assert_close(grown.joint(NEW).mean, whole.joint(NEW).mean)
+        torch.testing.assert_close(
+            grown.joint(NEW).covariance_matrix, whole.joint(NEW).covariance_matrix
+        )
+        torch.testing.assert_close(grown.log_marginal_likelihood(), whole.log_marginal_likelihood())
+
+
+@pytest.mark.parametrize("way", ["gaussian_process", "linear_model"])
+def test_new_points_of_a_tempered_dual_may_have_their_own_noise(way):
+    y = labels(n2g.Gaussian(0.3))
+    hot = quietly(mlp(), (X[:20], y[:20]), n2g.Gaussian(0.3), prior_var=0.7, temperature=4.0)
+    grown = getattr(hot.dual(), way)().update((X[20:], y[20:]), likelihood=n2g.Gaussian(0.05))
+    noise = torch.tensor([0.3] * 20 + [0.05] * 10, dtype=torch.float64)[:, None]
+    whole = quietly(mlp(), (X, y), n2g.Gaussian(noise), prior_var=0.7, temperature=4.0)
+    expected = getattr(whole.dual(), way)()
+    torch.testing.assert_close(grown.joint(NEW).mean, expected.joint(NEW).mean)
+    torch.testing.assert_close(
+        grown.joint(NEW).covariance_matrix, expected.joint(NEW).covariance_matrix
+    )
+
+
 def test_the_noise_of_a_dual_grows_with_the_temperature():
     for likelihood in LIKELIHOODS:
         data = (X, labels(likelihood))

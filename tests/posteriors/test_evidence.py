@@ -328,6 +328,61 @@ def test_tuning_spectra_finds_the_optimum_over_noise_and_scale():
     assert tune_spectra([fixed], scale=0.3)[1] == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("hidden", [2, 30], ids=["weight space", "function space"])
+def test_a_grid_of_noises_and_scales_is_each_pair_alone(hidden):
+    x = points(12)
+    fixed = spectrum(linearize(network(2, hidden=hidden)).kernel(), (x, real_targets(x, 2)))
+    noises, scales = torch.tensor([0.1, 0.5, 2.0]).double(), torch.tensor([0.3, 4.0]).double()
+    grid = fixed.log_marginal_likelihood(noises[:, None], scales)
+    alone = [[fixed.log_marginal_likelihood(float(n), float(s)) for s in scales] for n in noises]
+    torch.testing.assert_close(grid, torch.tensor(alone, dtype=DOUBLE))
+
+
+def smooth(count: int, noise_var: float = 0.0) -> tuple[Tensor, Tensor]:
+    """A line, of which every tangent kernel with biases and weights makes sense without noise."""
+    x = torch.linspace(-2, 2, count, dtype=DOUBLE)[:, None].repeat(1, 2)
+    noise = torch.randn(count, 1, generator=seeded(2), dtype=DOUBLE)
+    return x, x[:, :1] + noise_var**0.5 * noise
+
+
+def test_the_noise_of_few_points_does_not_vanish_though_their_evidence_would_have_it_so():
+    x, y = smooth(5)
+    fixed = spectrum(linearize(network(1, hidden=30)).kernel(), (x, y))
+    noise, scale = tune_spectra([fixed])
+    variance = float(y.square().mean())
+    less = tune_spectra([fixed], noise_var=1e-9 * variance)
+    assert fixed.log_marginal_likelihood(*less) > fixed.log_marginal_likelihood(noise, scale)
+    assert noise > 1e-7 * variance
+
+
+@pytest.mark.parametrize("count", [5, 40])
+def test_the_noise_has_the_largest_evidence_times_prior(count):
+    """Which is log-normal around 1 % of the variance, a factor of 100 wide, and no prior of the scale."""
+    x, y = smooth(count, 0.03)
+    fixed = spectrum(linearize(network(1, hidden=30)).kernel(), (x, y))
+    variance = float(y.square().mean())
+
+    def score(noise: float, scale: float) -> float:
+        away = math.log(noise / (0.01 * variance)) / math.log(100)
+        return float(fixed.log_marginal_likelihood(noise, scale)) - 0.5 * away**2
+
+    noise, scale = tune_spectra([fixed])
+    for a, b in [(0.95, 1), (1.05, 1), (1, 0.95), (1, 1.05), (0.01, 1), (100, 1)]:
+        assert score(noise * a, scale * b) < score(noise, scale)
+
+
+def test_what_is_expected_of_the_noise_vanishes_against_many_points():
+    """The shift of log σ² is below 1/N, where its standard error is √(2/N)."""
+    linearized = linearize(network(1, hidden=30))
+    for count in (100, 400):
+        x, y = smooth(count, 0.03)
+        fixed = spectrum(linearized.kernel(), (x, y))
+        noise, scale = tune_spectra([fixed])
+        logs = torch.linspace(-0.05, 0.05, 2001, dtype=DOUBLE)
+        evidence = fixed.log_marginal_likelihood(noise * logs.exp(), scale)
+        assert abs(float(logs[evidence.argmax()])) < 1 / count
+
+
 def test_a_spectrum_refuses_a_noise_without_a_density():
     fixed = spectrum(RBF(), (points(5), real_targets(points(5), 1)))
     for noise in (0.0, -1.0, math.nan):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -17,9 +18,11 @@ from net2gp import (
     RBF,
     Categorical,
     Cholesky,
+    Full,
     Gaussian,
     WeightSpace,
     condition,
+    laplace,
     linearize,
     load,
     save,
@@ -80,6 +83,38 @@ def test_the_weights_of_the_given_network_do_not_matter(tmp_path):
     loaded = load(tmp_path / "file", other)
     assert torch.equal(loaded.marginal(x).mean, posterior.marginal(x).mean)
     assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+@pytest.mark.parametrize("kind", ["function space", "weight space", "laplace"])
+def test_a_posterior_whose_network_trains_is_saved_as_it_was(kind, tmp_path):
+    """Dropout, which would make the network's value random, stays off; modes stay as they are."""
+    module, x = nn.Sequential(network(1), nn.Dropout(0.5)).eval(), points(4)
+    data, likelihood = (x, module(x).detach()), Gaussian(0.1)
+    if kind == "laplace":
+        posterior = laplace(module, data, likelihood, prior_var=1.0, structure=Full())
+    else:
+        solver = Cholesky() if kind == "function space" else WeightSpace()
+        posterior = condition(linearize(module).kernel(), data, likelihood, solver=solver)
+    before = posterior.marginal(unseen_points())
+    save(posterior, tmp_path / "before")
+    module.train()
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(1.0)
+    save(posterior, tmp_path / "after")
+    assert all(part.training for part in module.modules())
+    # the checksum is over every tensor and the whole description; their order in the file is open
+    assert metadata(tmp_path / "after") == metadata(tmp_path / "before")
+    loaded = load(tmp_path / "after", module)
+    module.eval()
+    after = loaded.marginal(unseen_points())
+    assert torch.equal(after.mean, before.mean)
+    assert torch.equal(after.covariance_matrix, before.covariance_matrix)
 
 
 def test_buffers_and_frozen_parameters_are_saved(tmp_path):

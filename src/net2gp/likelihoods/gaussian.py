@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -12,6 +13,16 @@ from torch import Tensor
 from net2gp.errors import InputError, check_positive
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.targets import check_real_targets, shape_targets
+
+
+def of_points(likelihood: Any, part: Tensor | slice) -> Any:
+    """The likelihood of some of the points: noise that is theirs alone goes with them.
+
+    >>> of_points(Gaussian(torch.tensor([[0.1], [0.2]])), slice(1, 2)).noise_var
+    tensor([[0.2000]])
+    """
+    noise = likelihood.noise_var if isinstance(likelihood, Gaussian) else None
+    return Gaussian(noise[part]) if isinstance(noise, Tensor) and noise.dim() == 2 else likelihood
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, NetworkError, available_memory, check_memory
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.likelihoods import Categorical, Gaussian, of_points
 from net2gp.linalg import psd_root, softmax_root
 from net2gp.linear.capture import Plan, Seeds, capture, each_output, leftover_jacobian, plan
 from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian
@@ -48,6 +48,7 @@ class GGN:
         """R_n: (N, C, K)."""
         if isinstance(likelihood, Categorical):
             return softmax_root(f.double().softmax(-1)).to(f.dtype)
+        likelihood = of_points(likelihood, slice(start, start + len(f)))
         if isinstance(likelihood, Gaussian):
             return torch.diag_embed(likelihood.noise_variance(f).rsqrt())
         return psd_root(likelihood.curvature(f)).to(f.dtype)
@@ -64,7 +65,7 @@ class EmpiricalFisher:
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
         """r_n: (N, C, 1)."""
-        return likelihood.residual(f, y)[..., None]
+        return of_points(likelihood, slice(start, start + len(f))).residual(f, y)[..., None]
 
 
 @dataclass(frozen=True)

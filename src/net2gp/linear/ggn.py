@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, distributions
 
 from net2gp.errors import InputError
-from net2gp.inputs import check_inputs, chunks, num_rows
-from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
+from net2gp.inputs import check_inputs, num_rows, rows
+from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, of_points
 from net2gp.linalg import block_matmul
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.passes import (
@@ -57,8 +57,10 @@ class Fisher:
         size = capacity(self.linearized, self.x, memory_budget(v.device))
         at_once = points_at_once(num_rows(self.x), v.shape[1], size)
         columns, total = v.to(self.linearized.example), torch.zeros_like(v)
-        for part in chunks(self.x, at_once):
-            curvature = self.likelihood.curvature(self.linearized(part))
+        for start in range(0, num_rows(self.x), at_once):
+            points = slice(start, start + at_once)
+            part = rows(self.x, points)
+            curvature = of_points(self.likelihood, points).curvature(self.linearized(part))
             pushed = column_products(self.linearized, part, columns, size)
             weighted = block_matmul(curvature, pushed).to(pushed.dtype)
             total += column_pullbacks(self.linearized, part, weighted, size)

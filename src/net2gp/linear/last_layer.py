@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import NetworkError, check_memory
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods import Categorical
+from net2gp.likelihoods import Categorical, of_points
 from net2gp.linear.curvature import GGN, DiagonalCurvature, FullCurvature, KronBlock, Source
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.types import Inputs, Likelihood
@@ -93,8 +93,8 @@ def features(linearized: Linearized, x: Inputs) -> Tensor:
     return torch.cat([phi, torch.ones_like(phi[:, :1])], 1) if len(linearized.params) == 2 else phi
 
 
-def _parts(source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Features, outputs and targets chunk by chunk."""
+def _parts(source: Source) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The first point, features and outputs chunk by chunk."""
     count = num_rows(source.x)
     width = _weights(source.linearized).shape[1]
     size = max(1, CHUNK_NUMBERS // width**2)
@@ -102,23 +102,28 @@ def _parts(source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         part = rows(source.x, slice(start, start + size))
         phi = features(source.linearized, part)
         f = phi @ _weights(source.linearized).to(phi).T
-        yield phi, f, source.y[start : start + size]
+        yield start, phi, f
 
 
-def _curvatures(source: Source, f: Tensor, y: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Λ_n of some points at a time: (B, C, C)."""
+def _curvatures(source: Source, first: int, f: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Λ_n of some points at a time: (B, C, C); f are those from the point `first` on."""
     size = max(1, CHUNK_NUMBERS // f.shape[1] ** 2)
     for start in range(0, len(f), size):
-        some = slice(start, start + size)
+        some = slice(start, min(start + size, len(f)))
+        points = slice(first + some.start, first + some.stop)
         if isinstance(source.fisher, GGN):
-            yield some, source.likelihood.curvature(f[some])
+            yield some, of_points(source.likelihood, points).curvature(f[some])
         else:
-            R = source.fisher.root(source.likelihood, f[some], y[some], start)
+            y = source.y[points]
+            R = source.fisher.root(source.likelihood, f[some], y, points.start)
             yield some, R @ R.mT
 
 
 def last_layer_full(source: Source) -> LastLayerCurvature:
-    """All (C·D')² entries, by one matrix product a chunk: N·C²·D'² operations."""
+    """All (C·D')² entries, by one matrix product a chunk in float64: N·C²·D'²/2 operations.
+
+    Λ_n and φ_nφ_nᵀ are symmetric, so a triangle of each is enough.
+    """
     C, D = _weights(source.linearized).shape
     check_memory(
         3 * 8 * (C * D) ** 2,
@@ -126,13 +131,24 @@ def last_layer_full(source: Source) -> LastLayerCurvature:
         f"the curvature of a last layer of {C} × {D} weights",
         "structure=LastLayer(Kron())",
     )
-    H = source.linearized.example.new_zeros(C * C, D * D, dtype=torch.float64)
-    for phi, f, y in _parts(source):
-        for some, Lam in _curvatures(source, f, y):
-            outer = (phi[some, :, None] * phi[some, None, :]).flatten(1)
-            H += Lam.flatten(1).mT @ outer  # a chunk in the network's dtype, their sum in float64
+    like = source.linearized.example
+    (i, j), (k, l) = (torch.triu_indices(n, n, device=like.device) for n in (C, D))
+    triangle = like.new_zeros(len(i), len(k), dtype=torch.float64)
+    for first, phi, f in _parts(source):
+        for some, Lam in _curvatures(source, first, f):
+            # in float32 the sum would lose the small eigenvalues, which a wide prior brings out
+            part = phi[some].double()
+            triangle += Lam[:, i, j].double().mT @ (part[:, k] * part[:, l])
+    H = triangle[_mirrored(i, j, C)][:, _mirrored(k, l, D)]
     H = H.reshape(C, C, D, D).transpose(1, 2).reshape(C * D, C * D)
     return LastLayerCurvature(tuple(source.linearized.params), FullCurvature(H))
+
+
+def _mirrored(i: Tensor, j: Tensor, size: int) -> Tensor:
+    """Where each of the size² entries of a symmetric matrix is among those of its triangle."""
+    place = i.new_zeros(size, size)
+    place[i, j] = place[j, i] = torch.arange(len(i), device=i.device)
+    return place.reshape(-1)
 
 
 def last_layer_diagonal(source: Source) -> LastLayerCurvature:
@@ -140,8 +156,8 @@ def last_layer_diagonal(source: Source) -> LastLayerCurvature:
     total = _weights(source.linearized).new_zeros(
         _weights(source.linearized).shape, dtype=torch.float64
     )
-    for phi, f, y in _parts(source):
-        for some, Lam in _curvatures(source, f, y):
+    for first, phi, f in _parts(source):
+        for some, Lam in _curvatures(source, first, f):
             total += Lam.diagonal(dim1=1, dim2=2).mT @ phi[some].square()
     inner = DiagonalCurvature(total.reshape(-1))
     return LastLayerCurvature(tuple(source.linearized.params), inner)
@@ -153,12 +169,13 @@ def last_layer_kron(source: Source) -> LastLayerCurvature:
     like = source.linearized.example
     A = like.new_zeros(D, D, dtype=torch.float64)
     G = like.new_zeros(C, C, dtype=torch.float64)
-    for phi, f, y in _parts(source):
+    for first, phi, f in _parts(source):
         A += phi.mT @ phi
         if isinstance(source.fisher, GGN):
-            G += summed_curvature(source.likelihood, f)
+            part = of_points(source.likelihood, slice(first, first + len(f)))
+            G += summed_curvature(part, f)
         else:
-            G += sum(Lam.sum(0) for _, Lam in _curvatures(source, f, y))
+            G += sum(Lam.sum(0) for _, Lam in _curvatures(source, first, f))
     names = tuple(source.linearized.params)
     return LastLayerCurvature(names, KronBlock(names, A[None], G[None], num_rows(source.x)))
 

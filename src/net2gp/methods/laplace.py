@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, NotStationary, check_positive
 from net2gp.inputs import chunks, describe, gather, map_inputs, num_rows, rows
-from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.likelihoods import Categorical, Gaussian, of_points
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.curvature import (
     Curvature,
@@ -124,7 +124,9 @@ def _solved(
 ) -> WeightGaussian:
     if isinstance(task.structure, FunctionSpace):
         around = function_space(task, prior_var, tuning, temperature)
-        _check_stationary(task, around.likelihood, _sampled_trace(task, around.likelihood))
+        # that of a subset has the noise of its points alone
+        of_all = around.likelihood if task.open_noise else task.likelihood
+        _check_stationary(task, of_all, _sampled_trace(task, of_all))
         return around
     if isinstance(task.structure, Sampled):
         drawn, size = sampled(task, prior_var, tuning, temperature)
@@ -317,7 +319,7 @@ def _sampled_trace(task: Task, likelihood: Likelihood, count: int = 200) -> floa
     assert isinstance(part, Tensor)
     part = part.to(task.f.device)
     blocks = task.linearized.kernel().blocks(rows(task.x, part)).double()
-    total = float((blocks * likelihood.curvature(task.f[part])).sum())
+    total = float((blocks * of_points(likelihood, part).curvature(task.f[part])).sum())
     return total * num_rows(task.x) / len(part)
 
 

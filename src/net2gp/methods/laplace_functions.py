@@ -9,6 +9,7 @@ from torch import Tensor
 
 from net2gp.errors import NetworkError, check_memory
 from net2gp.inputs import num_rows, rows
+from net2gp.likelihoods import of_points
 from net2gp.linalg import block_matmul, psd_root
 from net2gp.linear.curvature import (
     DiagonalCurvature,
@@ -88,7 +89,10 @@ def _subset(task: Task, structure: FunctionSpace) -> Task:
         return task
     generator = torch.Generator().manual_seed(structure.seed)
     chosen = torch.randperm(count, generator=generator)[:size].sort().values.to(task.f.device)
-    return replace(task, x=rows(task.x, chosen), y=task.y[chosen], f=task.f[chosen])
+    likelihood = of_points(task.likelihood, chosen)
+    return replace(
+        task, x=rows(task.x, chosen), y=task.y[chosen], f=task.f[chosen], likelihood=likelihood
+    )
 
 
 def _gram(part: Task, prior_var: PriorVar) -> Tensor:

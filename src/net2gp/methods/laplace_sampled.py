@@ -16,7 +16,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import num_rows, rows, tensors
-from net2gp.likelihoods import Gaussian
+from net2gp.likelihoods import Gaussian, of_points
 from net2gp.linalg import (
     Checkpoint,
     LowRankPlusIdentity,
@@ -62,11 +62,12 @@ class Precision:
 
     def curvature(self, v: Tensor, part: Tensor | None = None) -> Tensor:
         """scale·V^{1/2} H V^{1/2} v; estimated from the points `part`, if they are given."""
-        x, root = self.task.x, self.root[:, None]
+        x, likelihood, root = self.task.x, self.task.likelihood, self.root[:, None]
         share = 1.0
         if part is not None:
-            x, share = rows(x, part), num_rows(x) / len(part)
-        fisher = Fisher(self.task.linearized, x, self.task.likelihood)
+            share = num_rows(x) / len(part)
+            x, likelihood = rows(x, part), of_points(likelihood, part)
+        fisher = Fisher(self.task.linearized, x, likelihood)
         return self.scale * share * root * fisher.matmul(root * v)
 
 

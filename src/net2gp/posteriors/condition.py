@@ -12,6 +12,7 @@ from net2gp.inputs import describe, gather, join, num_rows, tensors
 from net2gp.likelihoods import Gaussian
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import block_matmul, cholesky
+from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.function_space import FunctionPosterior, NoiseFactor, SpectralFactor
 from net2gp.posteriors.gaussian import (
     assemble,
@@ -151,6 +152,10 @@ def extend(
     """Condition a function-space posterior on more data."""
     solver = posterior.solver
     new, problem = _grown(posterior, data, likelihood)
+    if _temperature(problem) != 1.0:
+        grown = _tempered(problem, solver)
+        assert isinstance(grown, FunctionPosterior)
+        return grown
     if posterior.sites is not None:
         assert posterior.inference is not None
         start = _present_mode(posterior, new)
@@ -182,6 +187,10 @@ def extend_weights(
 ) -> WeightPosterior:
     """Condition a weight-space posterior on more data."""
     new, problem = _grown(posterior, data, likelihood)
+    if _temperature(problem) != 1.0:
+        grown = _tempered(problem, posterior.solver)
+        assert isinstance(grown, WeightPosterior)
+        return grown
     if posterior.sites is not None:
         assert posterior.inference is not None
         start = _present_mode(posterior, new)
@@ -218,6 +227,31 @@ def _grown(
     together = (join([posterior.x, x]), torch.cat([posterior.y, y]))
     joined = _joined_likelihood(posterior, y, likelihood)
     return x, make_problem(posterior.kernel, together, joined, posterior.mean)
+
+
+def _temperature(problem: Problem) -> float:
+    """That of the dual which the problem's mean belongs to, or 1."""
+    from net2gp.posteriors.dual import AroundZero
+
+    return problem.mean.temperature if isinstance(problem.mean, AroundZero) else 1.0
+
+
+def _tempered(problem: Problem, solver: Solver) -> FunctionPosterior | WeightPosterior:
+    """The posterior of a dual at its temperature, expanded at θ* at all points.
+
+    A temperature divides the curvature of the expansion and leaves its slope, which no likelihood does that
+    could be expanded anew at another mode.
+    """
+    from net2gp.posteriors.dual import AroundZero, make_dual
+
+    mean, kernel = problem.mean, problem.kernel
+    assert isinstance(mean, AroundZero)
+    assert isinstance(kernel, TangentKernel)
+    data, prior_var = (problem.x, problem.y), kernel.prior_var
+    found = make_dual(
+        mean.linearized, data, problem.likelihood, prior_var, temperature=mean.temperature
+    )
+    return found.condition(solver)
 
 
 def _layout(x: Inputs) -> object:

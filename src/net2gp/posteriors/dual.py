@@ -35,6 +35,9 @@ from net2gp.types import Data, Inputs, Likelihood
 class AroundZero:
     """m(x) = f(x; θ*) − J(x)θ*: the mean of a linearized network whose parameters are N(0, prior_var).
 
+    It does not depend on `temperature`, which is that of the dual that it is the mean of: with more data, a
+    posterior around it is that of the dual of all data at the same temperature.
+
     >>> network = torch.nn.Linear(2, 1).eval()
     >>> from net2gp.linear.linearized import linearize
     >>> AroundZero(linearize(network))(torch.ones(1, 2)).abs() < 1e-6  # linear: nothing is left
@@ -42,6 +45,7 @@ class AroundZero:
     """
 
     linearized: Linearized
+    temperature: float = 1.0
 
     def __call__(self, x: Inputs) -> Tensor:
         """m(x): (N, C), one forward pass and one in forward mode."""
@@ -51,7 +55,7 @@ class AroundZero:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> AroundZero:
         """The same mean with its tensors on another device or in another dtype."""
-        return AroundZero(self.linearized.to(device, dtype))
+        return AroundZero(self.linearized.to(device, dtype), self.temperature)
 
 
 def linear_part(linearized: Linearized, x: Inputs) -> Tensor:
@@ -77,7 +81,8 @@ class Dual:
 
     `f` and `linear_part` = Jθ* are (N, C), `residual` (N, C), `curvature` (N, C, C), in float64. Both
     posteriors are of the network's linearization f(x; θ*) + J(x)(θ − θ*), their mean without that of
-    the transformed data (`posterior.centered`) is `AroundZero`.
+    the transformed data (`posterior.centered`) is `AroundZero`. Their `update` with more data keeps the
+    temperature: new points are expanded at θ* as the old ones were.
 
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
@@ -123,7 +128,7 @@ class Dual:
 
     def condition(self, solver: Solver | None = None) -> FunctionPosterior | WeightPosterior:
         """The linear model or the Gaussian process, whichever has the smaller system to solve."""
-        data, mean = (self.x, self.y), AroundZero(self.linearized)
+        data, mean = (self.x, self.y), AroundZero(self.linearized, self.temperature)
         if isinstance(self.likelihood, Gaussian) and self.temperature == 1.0:
             # exact, and able to take more data later without an expansion
             return condition(self.kernel, data, self.likelihood, mean=mean, solver=solver)

@@ -40,7 +40,7 @@ from net2gp.posteriors import (
     systems,
 )
 from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.posteriors.weight_gaussian import WeightGaussian, evaluating
 from net2gp.posteriors.weight_space import WeightPosterior
 
 Saved = FunctionPosterior | WeightPosterior | WeightGaussian
@@ -126,8 +126,9 @@ def save(posterior: Saved, path: str | os.PathLike) -> None:
     """Write a posterior to one file, which `load` reads back with identical predictions.
 
     The file holds every tensor (the network's parameters and buffers too) and describes the rest in
-    JSON; only the network's code is not in it. It is written beside `path` first and then moved, so
-    that an interrupted save leaves an older file whole.
+    JSON; only the network's code is not in it. The network may be in training mode: a posterior does not
+    change with it. The file is written beside `path` first and then moved, so that an interrupted save
+    leaves an older file whole.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -200,17 +201,23 @@ def load(
 
 
 def _network_value(posterior: Saved) -> Tensor | None:
-    """What the network says of the first training point, or its limit of the first two."""
-    if isinstance(posterior, WeightGaussian):
-        return posterior.linearized(rows(posterior.x, slice(0, 1)))
-    kernel: Any = posterior.kernel
+    """What the network says of the first training point, or its limit of the first two.
+
+    In eval mode, as it was linearized: training it further changes nothing of the posterior.
+    """
+    kernel: Any = None if isinstance(posterior, WeightGaussian) else posterior.kernel
     kernel = kernel.kernel if isinstance(kernel, kernels.IndependentOutputs) else kernel
     kernel = kernel.tangent if isinstance(kernel, TraceKernel) else kernel
     if isinstance(kernel, LimitKernel):
         return kernel(rows(posterior.x, slice(0, 2))).detach()
-    if not isinstance(kernel, TangentKernel):
+    if isinstance(posterior, WeightGaussian):
+        linearized = posterior.linearized
+    elif isinstance(kernel, TangentKernel):
+        linearized = kernel.linearized
+    else:
         return None
-    return kernel.linearized(rows(posterior.x, slice(0, 1)))
+    with evaluating(linearized.network):
+        return linearized(rows(posterior.x, slice(0, 1)))
 
 
 def _check_value(posterior: Saved, saved: Tensor | None) -> None:

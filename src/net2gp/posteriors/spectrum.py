@@ -45,14 +45,19 @@ class Spectrum:
     def log_marginal_likelihood(
         self, noise_var: float | Tensor, scale: float | Tensor = 1.0
     ) -> Tensor:
-        """log N(y | m, scale·K + noise_var·I), differentiable in both, in O(N)."""
+        """log N(y | m, scale·K + noise_var·I), differentiable in both, in O(N).
+
+        Tensors are broadcast: noises (A, 1) and scales (B,) give the evidence (A, B) of a whole grid.
+        """
         check_positive(noise_var, "noise_var")
-        noise = torch.as_tensor(noise_var, dtype=torch.float64, device=self.eigenvalues.device)
-        values = self.eigenvalues * scale + noise
-        quadratic = (self.energies / values[:, None]).sum() + self.remainder.sum() / noise
+        like = self.eigenvalues
+        noise = torch.as_tensor(noise_var, dtype=torch.float64, device=like.device)
+        factor = torch.as_tensor(scale, dtype=torch.float64, device=like.device)
+        values = like * factor[..., None] + noise[..., None]
+        quadratic = (self.energies.sum(1) / values).sum(-1) + self.remainder.sum() / noise
         columns = self.energies.shape[1]
-        log_det = columns * (values.log().sum() + self.num_zeros * noise.log())
-        return gaussian_evidence(quadratic, log_det, columns * (len(values) + self.num_zeros))
+        log_det = columns * (values.log().sum(-1) + self.num_zeros * noise.log())
+        return gaussian_evidence(quadratic, log_det, columns * (len(like) + self.num_zeros))
 
     def slopes(self, noise_var: float, scale: float) -> tuple[float, float]:
         """The derivatives of the evidence by noise and scale, in O(N)."""

@@ -22,6 +22,9 @@ P = TypeVar("P", bound=Posterior)
 BOX, BOXES = 2.0, 12
 """How far, in logarithms, the search goes at a time, and how often it goes on."""
 
+TYPICAL_NOISE, NOISE_SPREAD = 0.01, math.log(100)
+"""Noise over variance that `tune_spectra` expects, and how far off, in logarithms, it is ready to find it."""
+
 FAILED = 1e25
 """What the objective is where the posterior cannot be built, so that the search turns back."""
 
@@ -161,8 +164,22 @@ def tune_spectra(
 ) -> tuple[float, float]:
     """The noise and the scale of the kernel that maximize the summed evidence of one or more tasks.
 
-    A given one is kept. A grid over both finds the basin, since the evidence can have two (all noise
-    or no noise); L-BFGS refines. Each evaluation costs O(N).
+    A given one is kept. Few points of a smooth function can be explained without any noise, and their
+    evidence then grows, or stays the same, all the way down to σ² = 0, where predictions of new points
+    are far too sure. So an open noise is weighed by a log-normal prior beside the evidence,
+
+        log p(y | σ², s) − ½ [log(σ² / 0.01 v) / log 100]²,   v = mean of (y − m)²:
+
+    1 % of the targets' variance, within a factor of 100 at one standard deviation. It moves log σ² by its
+    slope, log(σ² / 0.01 v) / (log 100)², over the curvature of the evidence, N/2 where all points tell of
+    the noise: by less than 1/N down to σ² = 1e-6 v, where the standard error is √(2/N). The evidence that a
+    posterior reports remains log p(y) at the chosen values.
+
+    A grid over both finds the basin, since the evidence can have two (all noise or no noise); L-BFGS
+    refines. Each evaluation costs O(N).
+
+    Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 5.2 (a prior on
+    the hyper-parameters, and its mode).
     """
     power = sum(float(s.energies.sum() + s.remainder.sum()) for s in spectra)
     count = sum(s.energies.shape[1] * (len(s.eigenvalues) + s.num_zeros) for s in spectra)
@@ -170,39 +187,39 @@ def tune_spectra(
     variance = power / count
     if variance == 0.0 or level == 0.0:
         return noise_var or 1e-6, scale or 1.0
-    noises = (
-        [noise_var]
-        if noise_var is not None
-        else [variance * 10.0**e for e in np.arange(-8, 1.5, 0.5)]
-    )
-    scales = (
-        [scale]
-        if scale is not None
-        else [variance / level * 10.0**e for e in np.arange(-6, 6.5, 0.5)]
-    )
-    total = lambda n, s: sum(spectrum.log_marginal_likelihood(n, s) for spectrum in spectra)
-    grid = [(float(total(n, s)), n, s) for n in noises for s in scales]
-    _, best_noise, best_scale = max(grid)
-    free = [noise_var is None, scale is None]
-    if not any(free):
-        return best_noise, best_scale
-    fixed = np.log([best_noise, best_scale])
+    free = np.array([noise_var is None, scale is None])
+    noises = variance * 10.0 ** np.arange(-8, 1.5, 0.5) if free[0] else np.array([noise_var])
+    scales = variance / level * 10.0 ** np.arange(-6, 6.5, 0.5) if free[1] else np.array([scale])
+    typical = math.log(TYPICAL_NOISE * variance) if free[0] else None
+    start = _best_of_grid(spectra, torch.from_numpy(noises), torch.from_numpy(scales), typical)
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
-        logs = fixed.copy()
+        logs = start.copy()
         logs[free] = point
         values = np.exp(logs)
-        slopes = np.sum([spectrum.slopes(*values) for spectrum in spectra], axis=0)
-        return -float(total(*values)), -(slopes * values)[free]
+        total = sum(float(spectrum.log_marginal_likelihood(*values)) for spectrum in spectra)
+        slopes = values * np.sum([spectrum.slopes(*values) for spectrum in spectra], axis=0)
+        if typical is not None:
+            away = (logs[0] - typical) / NOISE_SPREAD
+            total, slopes[0] = total - 0.5 * away**2, slopes[0] - away / NOISE_SPREAD
+        return -total, -slopes[free]
 
-    start = fixed[free]
-    floor = math.log(variance * 1e-10)
-    bounds = [
-        (floor, None) if is_noise else (None, None)
-        for is_noise, f in zip((True, False), free, strict=True)
-        if f
-    ]
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    logs = fixed.copy()
-    logs[free] = found.x
-    return float(np.exp(logs[0])), float(np.exp(logs[1]))
+    if free.any():
+        bounds = np.array([(math.log(variance * 1e-10), np.inf), (-np.inf, np.inf)])[free]
+        start[free] = minimize(objective, start[free], jac=True, method="L-BFGS-B", bounds=bounds).x
+    best_noise, best_scale = (float(value) for value in np.exp(start))
+    return best_noise if noise_var is None else noise_var, best_scale if scale is None else scale
+
+
+def _best_of_grid(
+    spectra: Sequence[Spectrum], noises: Tensor, scales: Tensor, typical: float | None
+) -> np.ndarray:
+    """The logarithms of the noise and the scale that are best together, all pairs at once."""
+    total = sum(
+        spectrum.log_marginal_likelihood(noises[:, None], scales).cpu() for spectrum in spectra
+    )
+    assert isinstance(total, Tensor)
+    if typical is not None:
+        total = total - 0.5 * ((noises.log() - typical) / NOISE_SPREAD)[:, None] ** 2
+    row, column = divmod(int(total.argmax()), len(scales))
+    return np.log([float(noises[row]), float(scales[column])])
