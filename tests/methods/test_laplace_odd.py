@@ -140,3 +140,9 @@ def test_function_space_says_its_structure_prior_and_dual():
     torch.testing.assert_close(
         posterior.dual().log_marginal_likelihood(), weights.dual().log_marginal_likelihood()
     )
+
+
+def test_many_classes_are_matched_on_fewer_points():
+    counts = {classes: n2g.Matched().count(classes) for classes in (2, 10, 40, 100, 1000, 10_000)}
+    assert counts == {2: 500, 10: 500, 40: 500, 100: 200, 1000: 20, 10_000: 20}
+    assert n2g.Matched(7).count(1000) == 7

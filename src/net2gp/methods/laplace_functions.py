@@ -75,7 +75,7 @@ def with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) 
     """The link matched again, with the exact covariance at the points that it was conditioned on."""
     if not (isinstance(tuning, Matched | None) and has_open_link(part.likelihood)):
         return posterior
-    return match_link(posterior, some_points(part.x, (tuning or Matched()).num_points))
+    return match_link(posterior, some_points(part.x, (tuning or Matched()).count(part.f.shape[1])))
 
 
 def _nothing(prior: Params, scale: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def sampled(
         temperature=temperature,
     )
     if isinstance(tuning, Matched | None) and has_open_link(task.likelihood):
-        x = some_points(task.x, (tuning or Matched()).num_points)
+        x = some_points(task.x, (tuning or Matched()).count(task.f.shape[1]))
         posterior = match_link(posterior, x)
     return posterior, size * temperature
 

@@ -60,11 +60,16 @@ class Matched:
     For likelihoods with a link of their own it is `Evidence()`.
     """
 
-    num_points: int = 500
+    num_points: int | None = None
+    """Left out, 500, or for many classes as many as have 20,000 logits, but at least 20."""
 
     def __post_init__(self) -> None:
-        if self.num_points < 1:
+        if self.num_points is not None and self.num_points < 1:
             raise InputError(f"num_points must be at least 1, but is {self.num_points}.")
+
+    def count(self, num_outputs: int) -> int:
+        """How many points are compared."""
+        return self.num_points or max(20, min(500, 20_000 // num_outputs))
 
 
 Tuning = Evidence | Validation | Matched

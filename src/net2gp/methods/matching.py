@@ -51,7 +51,7 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
     that was given stays; and a last layer keeps that of the evidence, as its variance often does not grow
     away from the data, so that more of it only adds noise.
     """
-    x = some_points(search.task.x, matched.num_points)
+    x = some_points(search.task.x, matched.count(search.task.f.shape[1]))
     own = replace(best, likelihood=match_link(build(best), x).likelihood)
     if search.prior_var is not None or not isinstance(search.task.structure, FIXED_POINT):
         return own
