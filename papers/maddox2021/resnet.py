@@ -7,9 +7,9 @@ The trained ResNet-20 (269,722 parameters) and CIFAR-10: the posterior over all 
 images is drawn from by preconditioned conjugate gradients (`Sampled`), where neither the matrix of parameters
 nor that of 500,000 latent values could be stored. Beside it the bare network, its temperature, and Laplace
 posteriors of the last layer and of Kronecker factors. The temperature, and one number of each posterior (the
-prior variance, or for all parameters the factor of `tempered`) are chosen on the same 1000 held-out images;
-"by training data" are the defaults of `laplace`, which see no held-out images. Strangers, for AUROC of the
-predictive entropy, are Fashion-MNIST, notMNIST and noise.
+prior variance; of the tempered last layer and of all parameters the factor of `tempered`) are chosen on the
+same 1000 held-out images; "by training data" are the defaults of `laplace`, which see no held-out images.
+Strangers, for AUROC of the predictive entropy, are Fashion-MNIST, notMNIST and noise.
 
 Maddox et al. (2021), "Fast adaptation with linearized neural networks"; Antorán et al. (2023),
 "Sampling-based inference for large linear models, with application to linearised Laplace".
@@ -36,11 +36,15 @@ sys.path.append(str(Path(__file__).parents[1]))
 import studies
 
 NUM_HELD_OUT = 1000
+WIDE = tuple(10 ** (k / 4) for k in range(-8, 29))
+"""Prior variances of the last layer: with many images its best is far above those of `Validation`."""
+
 METHODS = [
     "network",
     "temperature",
     "last layer, by training data",
     "last layer",
+    "last layer, tempered",
     "Kron, by training data",
     "Kron",
     "all parameters",
@@ -96,26 +100,40 @@ def posterior_of(
     return predictor(posterior)
 
 
-def all_parameters(
-    network: nn.Module, train: Data, held_out: Data, prior_var: float, structure: n2g.Sampled
-) -> Predict:
-    """Draws of the posterior of all parameters, their scale from held-out images."""
-    link = n2g.Contrast()
-    posterior = n2g.laplace(
-        network, train, n2g.Categorical(link), prior_var=prior_var, structure=structure
-    )
+def tempered(posterior: n2g.WeightGaussian, held_out: Data) -> Predict:
+    """The posterior with its covariance times the factor of the smallest loss on held-out images."""
     x, y = held_out
+    link = n2g.Contrast()
     with torch.no_grad():
-        f, variances = network(x), posterior.contrast(x)
+        f = torch.cat([posterior.linearized(part) for part in x.split(500)])
+        variances = torch.cat([posterior.contrast(part) for part in x.split(500)])
     losses = {
         factor: float(cross_entropy(link.shrink(f, factor * variances), y))
-        for factor in torch.logspace(-2, 1, 25).tolist()
+        for factor in torch.logspace(-2, 4, 49).tolist()
     }
     best = min(losses, key=lambda factor: losses[factor])
     print(f"  factor {best:.3g}, held-out NLL {losses[best]:.4f}", flush=True)
     if posterior.evidence is not None:
         print(f"  log evidence {float(posterior.evidence):.1f}", flush=True)
     return predictor(posterior.tempered(best))
+
+
+def last_layer(network: nn.Module, train: Data, held_out: Data) -> Predict:
+    """The last layer with the prior variance of the evidence, its scale from held-out images."""
+    likelihood = n2g.Categorical(n2g.Contrast())
+    posterior = n2g.laplace(
+        network, train, likelihood, structure=n2g.LastLayer(), tuning=n2g.Evidence()
+    )
+    return tempered(posterior, held_out)
+
+
+def all_parameters(
+    network: nn.Module, train: Data, held_out: Data, prior_var: float, structure: n2g.Sampled
+) -> Predict:
+    """Draws of the posterior of all parameters, their scale from held-out images."""
+    likelihood = n2g.Categorical(n2g.Contrast())
+    posterior = n2g.laplace(network, train, likelihood, prior_var=prior_var, structure=structure)
+    return tempered(posterior, held_out)
 
 
 def predictor(posterior: n2g.WeightGaussian) -> Predict:
@@ -170,7 +188,10 @@ def run(options: argparse.Namespace) -> list[dict[str, object]]:
         "network": lambda: network_itself(network),
         "temperature": lambda: network_itself(network, best_temperature(network, *held_out)),
         "last layer, by training data": lambda: posterior_of(network, train, n2g.LastLayer(), None),
-        "last layer": lambda: posterior_of(network, train, n2g.LastLayer(), validation),
+        "last layer": lambda: posterior_of(
+            network, train, n2g.LastLayer(), n2g.Validation(held_out, grid=WIDE)
+        ),
+        "last layer, tempered": lambda: last_layer(network, train, held_out),
         "Kron, by training data": lambda: posterior_of(network, train, n2g.Kron(), None),
         "Kron": lambda: posterior_of(network, train, n2g.Kron(), validation),
         "all parameters": lambda: all_parameters(
