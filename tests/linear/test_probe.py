@@ -181,3 +181,18 @@ def test_a_plan_is_remembered_until_inputs_or_parameters_change(
     assert len(calls) == 4
     plan(linearize(network), x)
     assert len(calls) == 5
+
+
+def test_a_hook_or_a_flag_makes_a_new_plan() -> None:
+    network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double().eval()
+    linearized, x = linearize(network), torch.randn(5, 2, dtype=torch.float64)
+    kernel = linearized.kernel()
+    kernel(x)
+    handle = network[0].register_forward_hook(
+        lambda module, given, out: out + nn.functional.linear(given[0], module.weight.square())
+    )
+    J = flat(brute_force_jacobian(network, x)).flatten(0, 1)
+    torch.testing.assert_close(kernel(x), J @ J.mT)
+    handle.remove()
+    J = flat(brute_force_jacobian(network, x)).flatten(0, 1)
+    torch.testing.assert_close(kernel(x), J @ J.mT)

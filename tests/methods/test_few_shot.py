@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 import net2gp as n2g
@@ -116,7 +116,20 @@ def test_the_codes_are_regressed_by_the_formula():
     variance = (kernel(z) - explained).diagonal()
     assert_close(law.variance, variance[:, None].expand(-1, 3))
     logits = law.mean / (posterior.temperature * (variance + noise)[:, None])
-    assert_close(posterior.predict(z).probs, logits.softmax(1))
+    doubt = 1 / (len(x) + 2)
+    assert_close(posterior.predict(z).probs, (1 - doubt) * logits.softmax(1) + doubt / 3)
+
+
+def test_few_labels_leave_some_doubt_where_they_can_be_fitted():
+    """Between two groups on a line codes are fitted exactly, and say nothing of how sharp the border is."""
+    x = torch.tensor([-1.2, -1.0, -0.8, 0.8, 1.0, 1.2], dtype=DOUBLE)[:, None]
+    y = (x[:, 0] > 0).long()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 2)).double().eval()
+    probs = (
+        n2g.adapt_classes(module, (x, y)).predict(torch.linspace(-3, 3, 61).double()[:, None]).probs
+    )
+    assert float(probs.min()) >= 0.5 / (len(x) + 2) - 1e-12
 
 
 def test_the_evidence_is_the_density_of_the_codes_where_they_differ():
@@ -241,7 +254,10 @@ def test_wrong_arguments_are_named():
         n2g.adapt_classes(joint, (x, y))
     with pytest.raises(InputError, match=r"integer class indices.*y.long\(\)"):
         n2g.adapt_classes(network(4), (x, y.to(DOUBLE)))
-    with pytest.raises(InputError, match=r"labels must be in 0..1"):
+    with pytest.raises(
+        InputError,
+        match=r"num_classes must be a whole number above the largest label, at least 3 here",
+    ):
         n2g.adapt_classes(network(4), (x, y), num_classes=2)
     with pytest.raises(InputError, match=r"does not tell the 12 points of x apart"):
         n2g.adapt_classes(network(4), (torch.ones_like(x), y))

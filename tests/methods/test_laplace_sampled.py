@@ -89,6 +89,45 @@ def test_points_that_are_left_out_are_those_of_least_curvature():
     torch.testing.assert_close(found, draws((x[kept], y[kept])))
 
 
+def test_points_without_any_curvature_cannot_all_be_left_out():
+    module = nn.Linear(1, 2).double().eval()
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[1e4], [-1e4]]))
+        module.bias.zero_()
+    x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    kind = {"num_samples": 4, "num_probes": 0}
+    draws = [
+        n2g.laplace(
+            module,
+            (x, torch.tensor([1, 0])),
+            n2g.Categorical(n2g.Probit()),
+            prior_var=1.0,
+            structure=n2g.Sampled(**kind, leave_out=share),
+        ).covariance.draws
+        for share in (0.0, 0.001)
+    ]
+    torch.testing.assert_close(*draws)
+
+
+def test_a_checkpoint_knows_the_noise_of_every_point(tmp_path):
+    """The text of a tensor of more than a thousand numbers has only a few of them."""
+    x, y = data("gaussian", 1200)
+    noise = torch.full((1200, 1), 0.01, dtype=torch.float64)
+    other = noise.clone()
+    other[100:1100] = 10.0
+    path = tmp_path / "draws.safetensors"
+    solve = lambda noise: n2g.laplace(
+        network(2),
+        (x, y),
+        n2g.Gaussian(noise),
+        prior_var=1.0,
+        structure=n2g.Sampled(2, num_probes=0, checkpoint=path, **SMALL),
+    )
+    solve(noise)
+    with pytest.raises(InputError, match="checkpoint"):
+        solve(other)
+
+
 @EACH
 def test_a_loose_tolerance_moves_the_draws_no_more_than_it_says(name):
     likelihood, outputs = LIKELIHOODS[name]

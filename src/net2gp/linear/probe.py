@@ -50,7 +50,7 @@ def plan(linearized: Linearized, x: Inputs) -> Plan:
     if any(value.is_inference() for value in values):  # it does not tell whether it was changed
         return _probed(linearized, x)
     known = _KNOWN.setdefault(linearized, OrderedDict())
-    key = tuple((id(value), value._version) for value in values)
+    key = (*((id(value), value._version) for value in values), *_signature(linearized.network))
     kept, found = known.get(key, ([], None))
     if found is None or any(one() is not value for one, value in zip(kept, values, strict=True)):
         found = _probed(linearized, x)
@@ -63,8 +63,22 @@ def plan(linearized: Linearized, x: Inputs) -> Plan:
 NUM_KNOWN = 4
 """Inputs of a network whose plans are remembered: training and test points, in a posterior's two dtypes."""
 
-_Known = OrderedDict[tuple[tuple[int, int], ...], tuple[list[weakref.ref[Tensor]], Plan | None]]
+_Known = OrderedDict[tuple[Any, ...], tuple[list[weakref.ref[Tensor]], Plan | None]]
 _KNOWN: weakref.WeakKeyDictionary[Linearized, _Known] = weakref.WeakKeyDictionary()
+
+
+def _signature(network: nn.Module) -> list[tuple[Any, ...]]:
+    """What the plan depends on beside tensors: which modules there are, their hooks, flags and numbers."""
+    plain = (bool, int, float, str, type(None))
+    return [
+        (
+            id(module),
+            *module._forward_hooks,
+            *module._forward_pre_hooks,
+            *((k, v if isinstance(v, plain) else id(v)) for k, v in vars(module).items()),
+        )
+        for module in network.modules()
+    ]
 
 
 def _probed(linearized: Linearized, x: Inputs) -> Plan:

@@ -11,7 +11,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, distributions, nn
 from torch.nn.functional import one_hot
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, check_memory
 from net2gp.inputs import chunks, describe, gather, map_inputs, num_rows, tensors
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import Linearized, linearize
@@ -62,6 +62,12 @@ class Standardized:
                 "Pass the network, or linearize(network).trace_kernel(), or RBF()."
             )
         kernel.check(points)
+        check_memory(
+            6 * 8 * num_rows(points) ** 2,
+            tensors(points)[0].device,
+            f"the correlations of {num_rows(points)} points",
+            "fewer labeled points",
+        )
         K = kernel.precise()(points).detach()
         spread = K.diagonal().mean() - K.mean()
         if not float(spread) > 1e-12 * float(K.diagonal().mean()):
@@ -167,7 +173,9 @@ class ClassPosterior:
 
         N(e_c; π + μ, s²) / N(e_c; π, s²) ∝ exp(μ_c / s²),  s² = v(x) + σ²,
 
-    and p(c | x) ∝ π_c exp(μ_c / (temperature · s²)): the frequencies where nothing is known.
+    and q(c | x) ∝ π_c exp(μ_c / (temperature · s²)): the frequencies where nothing is known. N labels cannot
+    tell that errors are rarer than about one in N, whatever the codes say: p = (1 − ε) q + ε π with
+    ε = 1/(N + 2), which is Laplace's rule of succession for no error in N.
     """
 
     process: FunctionPosterior
@@ -200,7 +208,9 @@ class ClassPosterior:
         law = self.marginal(x)
         mean, total = law.mean.double(), law.variance.double() + self.noise_var
         logits = mean / (self.temperature * total) + self.frequencies.log()
-        return distributions.Categorical(logits=logits.to(law.mean.dtype))
+        doubt = 1.0 / (num_rows(self.process.x) + 2)
+        probs = (1 - doubt) * logits.softmax(-1) + doubt * self.frequencies
+        return distributions.Categorical(probs=probs.to(law.mean.dtype))
 
     def sample(
         self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
@@ -253,6 +263,11 @@ def adapt_classes(
     classes = _check_labels(x, y, num_classes)
     if isinstance(network, nn.Module):
         network = linearize(network)
+    if not isinstance(network, Linearized) and prior_var != 1.0:
+        raise InputError(
+            "prior_var is of a network's parameters, but a kernel was given, which has its own. Leave "
+            "prior_var out, or pass the network."
+        )
     base = network.trace_kernel(prior_var) if isinstance(network, Linearized) else network
     kernel = Standardized.at(base, x)
     frequencies = (torch.bincount(y.long(), minlength=classes) + 1.0).double() / (len(y) + classes)
@@ -273,16 +288,37 @@ def adapt_classes(
 
 def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
     """The number of classes."""
-    classes = max(2, int(y.max()) + 1) if num_classes is None else num_classes
+    if y.dim() > 1 and y.shape[-1] > 1:
+        raise InputError(
+            f"y must be labels (N,), but is {describe(y)}. For one-hot codes pass y.argmax(1)."
+        )
+    least = max(2, int(y.max()) + 1) if y.numel() and not y.is_floating_point() else 2
+    if num_classes is not None and (type(num_classes) is not int or num_classes < least):
+        raise InputError(
+            f"num_classes must be a whole number above the largest label, at least {least} here, but is "
+            f"{num_classes!r}. Leave it out to count the classes of y."
+        )
+    classes = num_classes or least
+    check_memory(
+        8 * classes * (3 * classes + num_rows(x)),
+        y.device,
+        f"codes of {classes} classes",
+        "labels from 0 on: torch.unique(y, return_inverse=True)[1]",
+    )
     dtype = y.dtype if y.is_floating_point() else torch.get_default_dtype()
     Categorical().check(torch.zeros(num_rows(x), classes, dtype=dtype, device=y.device), y)
     return classes
 
 
 def _contrasts(classes: int) -> Tensor:
-    """An orthonormal basis of what sums to zero, in which differences of codes live: (C, C − 1)."""
-    basis = torch.eye(classes, dtype=torch.float64) - 1.0 / classes
-    return torch.linalg.svd(basis)[0][:, : classes - 1]
+    """An orthonormal basis of what sums to zero, in which differences of codes live: (C, C − 1).
+
+    Helmert's: each class against the mean of those before it.
+    """
+    k = torch.arange(1, classes, dtype=torch.float64)
+    basis = (torch.arange(classes)[:, None] < k).double()
+    basis[1:] -= torch.diag(k)
+    return basis / (k * (k + 1)).sqrt()
 
 
 def _tune(seen: Spectrum) -> tuple[float, float]:

@@ -130,7 +130,7 @@ def _with_say(task: Task, leave_out: float) -> Task:
         )
     traces = task.likelihood.curvature(task.f).diagonal(dim1=1, dim2=2).sum(1)
     order = traces.argsort()
-    below = traces[order].cumsum(0) <= leave_out * traces.sum()
+    below = traces[order].cumsum(0) < leave_out * traces.sum()
     part = order[~below].sort().values
     return replace(task, x=rows(task.x, part), y=task.y[part], f=task.f[part])
 
@@ -264,8 +264,10 @@ def _fingerprint(precision: Precision, structure: Sampled) -> str:
     task, digest = precision.task, hashlib.sha256()
     numbers = structure.num_samples, structure.seed, structure.tol, structure.rank
     digest.update(repr((numbers, structure.num_points, precision.scale, task.likelihood)).encode())
+    # the text of a long tensor leaves most of it out
+    own = [value for value in vars(task.likelihood).values() if isinstance(value, Tensor)]
     # the outputs too: what they depend on beside the chosen parameters is in the network's code and buffers
-    for value in [*task.params.values(), *tensors(task.x), task.y, task.f, precision.root]:
+    for value in [*task.params.values(), *tensors(task.x), task.y, task.f, precision.root, *own]:
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 

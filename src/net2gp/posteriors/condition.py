@@ -152,7 +152,7 @@ def extend(
     """Condition a function-space posterior on more data."""
     solver = posterior.solver
     new, problem = _grown(posterior, data, likelihood)
-    if _temperature(problem) != 1.0:
+    if _expanded(problem):
         grown = _tempered(problem, solver)
         assert isinstance(grown, FunctionPosterior)
         return grown
@@ -187,7 +187,7 @@ def extend_weights(
 ) -> WeightPosterior:
     """Condition a weight-space posterior on more data."""
     new, problem = _grown(posterior, data, likelihood)
-    if _temperature(problem) != 1.0:
+    if _expanded(problem):
         grown = _tempered(problem, posterior.solver)
         assert isinstance(grown, WeightPosterior)
         return grown
@@ -229,18 +229,20 @@ def _grown(
     return x, make_problem(posterior.kernel, together, joined, posterior.mean)
 
 
-def _temperature(problem: Problem) -> float:
-    """That of the dual which the problem's mean belongs to, or 1."""
+def _expanded(problem: Problem) -> bool:
+    """Whether the problem is that of a dual, whose likelihood is a quadratic at θ* and no other."""
     from net2gp.posteriors.dual import AroundZero
 
-    return problem.mean.temperature if isinstance(problem.mean, AroundZero) else 1.0
+    if not isinstance(problem.mean, AroundZero):
+        return False
+    return problem.mean.temperature != 1.0 or not isinstance(problem.likelihood, Gaussian)
 
 
 def _tempered(problem: Problem, solver: Solver) -> FunctionPosterior | WeightPosterior:
-    """The posterior of a dual at its temperature, expanded at θ* at all points.
+    """The posterior of a dual, expanded at θ* at all points.
 
-    A temperature divides the curvature of the expansion and leaves its slope, which no likelihood does that
-    could be expanded anew at another mode.
+    Its mean is that of the linear model, not a mode of the likelihood itself; and a temperature divides the
+    curvature of the expansion and leaves its slope, which no likelihood does that could be expanded anew.
     """
     from net2gp.posteriors.dual import AroundZero, make_dual
 
