@@ -69,7 +69,9 @@ class Worker:
         """A posterior with prior precision one."""
         x, y = self.x[:num_points], self.y[:num_points]
         weights, structure = KINDS[self.job["kind"]]
-        options = {"n_subset": min(self.job["num_points"] or len(x), len(x))} if self.functional else {}
+        options = (
+            {"n_subset": min(self.job["num_points"] or len(x), len(x))} if self.functional else {}
+        )
         posterior = Laplace(
             self.module,
             "classification",

@@ -36,7 +36,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import studies
 
 NUM_HELD_OUT = 1000
-WIDE = tuple(10 ** (k / 4) for k in range(-8, 29))
+WIDE = tuple(10 ** (k / 2) for k in range(-4, 15))
 """Prior variances of the last layer: with many images its best is far above those of `Validation`."""
 
 METHODS = [
