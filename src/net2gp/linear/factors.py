@@ -14,8 +14,11 @@ from torch import Tensor
 CHUNK_BYTES = 2**27
 """The largest piece of a Jacobian that a contraction holds at a time, per side."""
 
-TILE_ROWS = {"cpu": 400, "cuda": 4096}
-"""Rows of a tile: large enough for the matrix product, small enough for a CPU's cache and for symmetry."""
+TILE_ROWS = 400
+"""Rows of a tile: large enough for the matrix product, small enough for the cache and for symmetry."""
+
+GPU_TILE_ROWS = 4096
+"""The same where there is no such cache, and each product must keep many cores busy."""
 
 ELEMENTWISE = 24
 """Cost of one broadcast multiply-add per matrix entry, in operations of a matrix product."""
@@ -212,7 +215,7 @@ def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tenso
 def _tiles(K: Tensor, C: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
     """Tiles of K as slices of points."""
     B, M = K.shape[0] // C, K.shape[1] // C
-    size = max(1, TILE_ROWS.get(K.device.type, TILE_ROWS["cuda"]) // C)
+    size = max(1, (TILE_ROWS if K.device.type == "cpu" else GPU_TILE_ROWS) // C)
     for start in range(0, B, size):
         for other in range(start if symmetric else 0, M, size):
             yield slice(start, min(B, start + size)), slice(other, min(M, other + size))
