@@ -146,3 +146,20 @@ def test_many_classes_are_matched_on_fewer_points():
     counts = {classes: n2g.Matched().count(classes) for classes in (2, 10, 40, 100, 1000, 10_000)}
     assert counts == {2: 500, 10: 500, 40: 500, 100: 200, 1000: 20, 10_000: 20}
     assert n2g.Matched(7).count(1000) == 7
+
+
+def test_a_wide_prior_of_a_last_layer_needs_no_jitter_in_float32():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 10)).eval()
+    with torch.no_grad():
+        module[2].weight.mul_(8)  # sure of its classes
+    x = 3 * torch.randn(400, 4)
+    y = module(x).argmax(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", n2g.errors.JitterAdded)
+        warnings.simplefilter("ignore", n2g.errors.EmptyClass)
+        warnings.simplefilter("ignore", n2g.errors.NotStationary)
+        structure = n2g.LastLayer(n2g.Full())
+        n2g.laplace(
+            module, (x, y), n2g.Categorical(n2g.Probit()), prior_var=1e6, structure=structure
+        )

@@ -112,7 +112,8 @@ def _curvatures(source: Source, first: int, f: Tensor) -> Iterator[tuple[slice, 
         some = slice(start, min(start + size, len(f)))
         points = slice(first + some.start, first + some.stop)
         if isinstance(source.fisher, GGN):
-            yield some, of_points(source.likelihood, points).curvature(f[some])
+            # diag(p) − ppᵀ in float32 is indefinite by its rounding, which a wide prior brings out
+            yield some, of_points(source.likelihood, points).curvature(f[some].double())
         else:
             y = source.y[points]
             R = source.fisher.root(source.likelihood, f[some], y, points.start)
@@ -158,7 +159,7 @@ def last_layer_diagonal(source: Source) -> LastLayerCurvature:
     )
     for first, phi, f in _parts(source):
         for some, Lam in _curvatures(source, first, f):
-            total += Lam.diagonal(dim1=1, dim2=2).mT @ phi[some].square()
+            total += Lam.diagonal(dim1=1, dim2=2).mT @ phi[some].square().to(Lam.dtype)
     inner = DiagonalCurvature(total.reshape(-1))
     return LastLayerCurvature(tuple(source.linearized.params), inner)
 
