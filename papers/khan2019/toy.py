@@ -5,8 +5,9 @@ Inputs are pairs (x, 1) of three clusters of x, the middle one of few and noisy 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -21,6 +22,8 @@ from net2gp.methods.train_many import Adam, Trained, train_many
 
 DELTAS = tuple(float(v) for v in np.logspace(-2, 2, 21))
 TRAINING = Adam(learning_rate=0.5, num_steps=10_000, factor=0.99)
+# Of .05 to 5, one is the rate whose wide networks have the evidence and losses of the stored ones.
+WIDTH_TRAINING = replace(TRAINING, learning_rate=1.0)
 NOISE = n2g.Gaussian(noise_var=1.0)
 SEED, WIDTH, DELTA = 77, 20, 0.63
 """The seed of every network's start, its width, and the prior precision δ at which widths are compared."""
@@ -99,6 +102,16 @@ def network(width: int = WIDTH) -> nn.Sequential:
         torch.set_default_dtype(before)
 
 
+def prior_offset(one: nn.Module, delta: float) -> float:
+    """P log(2π/δ) / 2, of the density of the prior N(0, I/δ).
+
+    The stored networks were trained on the whole negative log joint density. Its minimum does not depend
+    on this, but their learning rate falls where the loss stands still to 1e-4 of its value, and with it
+    that of wide networks falls long before they are at a mode.
+    """
+    return 0.5 * sum(p.numel() for p in one.parameters()) * math.log(2 * math.pi / delta)
+
+
 @dataclass(frozen=True, eq=False)
 class Grid:
     """Networks trained on every data set at every δ, all at once; index v·D + d."""
@@ -131,6 +144,7 @@ def train_grid(
         [(problem.x.to(device), problem.y.to(device)) for _, problem in cells],
         NOISE,
         prior_var=[1 / delta for delta, _ in cells],
+        offset=[prior_offset(network(), delta) for delta, _ in cells],
         optimizer=training,
         at_once=70 if device == "cpu" else None,
     )
@@ -188,7 +202,7 @@ def narrowed(one: nn.Module, width: int) -> nn.Sequential:
 def width_selection(
     widths: Sequence[int],
     problems: Sequence[Problem],
-    training: Adam = TRAINING,
+    training: Adam = WIDTH_TRAINING,
     device: str = "cpu",
 ) -> Selection:
     """A network of each width on each data set, at δ = .63: width by width, or all at once on a GPU.
@@ -199,12 +213,14 @@ def width_selection(
     groups = [[width] for width in widths] if device == "cpu" else [list(widths)]
     data = [(problem.x.to(device), problem.y.to(device)) for problem in problems]
     for group in groups:
-        starts = [padded(network(width), max(group)).to(device) for width in group]
+        narrow = [network(width) for width in group]
+        starts = [padded(one, max(group)).to(device) for one in narrow]
         trained = train_many(
             [start for start in starts for _ in problems],
             data * len(group),
             NOISE,
             prior_var=1 / DELTA,
+            offset=[prior_offset(one, DELTA) for one in narrow for _ in problems],
             optimizer=training,
         )
         each = [width for width in group for _ in problems]

@@ -18,7 +18,7 @@ from net2gp.methods.selection import Fit, Selection, sweep
 from net2gp.methods.train_many import Adam, train_many
 
 sys.path.append(str(Path(__file__).parent))
-from toy import stored
+from toy import prior_offset, stored
 
 DELTAS = tuple(float(v) for v in np.logspace(-1, 3.6, 30))
 SIGMAS = tuple(float(v) for v in np.logspace(-1, 1, 30))
@@ -115,6 +115,7 @@ def train(
             [(rows[id(cells[i][1])].x, rows[id(cells[i][1])].y) for i in chosen],
             [n2g.Gaussian(noise_var=setting.sigma**2) for setting in settings],
             prior_var=[1 / setting.delta for setting in settings],
+            offset=[prior_offset(start, setting.delta) for setting in settings],
             optimizer=training,
             at_once=16 if device == "cpu" else None,
         )

@@ -183,13 +183,14 @@ def run_study(program: str, study: Study, options: Options, out: Path) -> bool:
     """Train, compare, print and draw; whether the verdicts are those of the .toml beside the program."""
     transfer = study.transfer
     source = transfer.standardized(transfer.source)
-    network = maps.train(source, options.steps)
+    start = maps.untrained(source[0].shape[1], seed=0)
+    network = maps.train(start, source, options.steps)
     error = maps.squared_error(network, source) ** 0.5 * transfer.spread
     spread = f"whose standard deviation is {transfer.spread:.3g}"
     print(f"\n{transfer.name}: {len(source[0])} points of the source, {spread};")
     print(f"the network's RMSE there is {error:.3g} {transfer.unit}")
     scores = maps.score(transfer, maps.methods(network, source, options), options)
-    maps.print_scores(transfer, scores)
+    maps.print_scores(transfer.name, transfer.unit, scores)
     name = f"maddox2021_{transfer.name.lower().replace(' ', '_')}"
     save(draw_curves(transfer, scores), out, f"{name}_curves.png")
     save(draw_maps(transfer, network, study.atlas, options), out, f"{name}_maps.png")

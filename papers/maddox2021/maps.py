@@ -46,13 +46,15 @@ GP = "GP of the network"
 
 @dataclass(frozen=True)
 class Options:
-    """How long is trained, and how often adapted."""
+    """How long is trained, how often adapted, to how many points, and tested on how many."""
 
     repeats: int = 5
     steps: int = 3000
     tuning_steps: int = 200
     sizes: tuple[int, ...] = SIZES
     tests: int = 1000
+    first: int = 0
+    """The seed of the first repetition."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,20 +108,31 @@ def untrained(num_inputs: int, seed: int) -> nn.Sequential:
         return nn.Sequential(*hidden, nn.Linear(500, 2)).eval()
 
 
-def loss(network: nn.Module, points: Points) -> Tensor:
+Loss = Callable[[nn.Module, Points], Tensor]
+"""What a network is trained to have little of on points."""
+
+
+def surprise(network: nn.Module, points: Points) -> Tensor:
     """The mean negative log likelihood."""
     return -LIKELIHOOD.log_prob(network(points[0]), points[1]).mean()
 
 
-def train(points: Points, steps: int, seed: int = 0) -> nn.Sequential:
-    """A network of the points: Adam on batches of 200, its learning rate falling to zero on a cosine."""
+def train(
+    network: nn.Sequential,
+    points: Points,
+    steps: int,
+    *,
+    loss: Loss = surprise,
+    batch: int = 200,
+    seed: int = 0,
+) -> nn.Sequential:
+    """The network, changed: Adam on random batches, its learning rate falling to zero on a cosine."""
     x, y = points
-    network = untrained(x.shape[1], seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        index = torch.randint(len(x), (min(200, len(x)),), generator=generator)
+        index = torch.randint(len(x), (min(batch, len(x)),), generator=generator)
         optimizer.zero_grad()
         loss(network, (x[index], y[index])).backward()
         optimizer.step()
@@ -127,7 +140,9 @@ def train(points: Points, steps: int, seed: int = 0) -> nn.Sequential:
     return network.requires_grad_(False)
 
 
-def tune_network(network: nn.Sequential, points: Points, only: str, steps: int) -> nn.Module:
+def tune_network(
+    network: nn.Sequential, points: Points, only: str, steps: int, loss: Loss = surprise
+) -> nn.Module:
     """The network after Adam on four fifths of the points, at the step that is best on the other fifth."""
     network = copy.deepcopy(network)
     chosen = [p.requires_grad_() for name, p in network.named_parameters() if name.startswith(only)]
@@ -274,28 +289,26 @@ def score(
             for name, make in makers.items():
                 mean, variance = make((x[:size], y[:size]))(x_test)
                 error = metrics.rmse(mean, y_test) * transfer.spread
-                surprise = metrics.gaussian_nll((mean, variance), y_test) + math.log(
-                    transfer.spread
-                )
-                values[name][row, repeat] = torch.stack([error, surprise])
+                nll = metrics.gaussian_nll((mean, variance), y_test) + math.log(transfer.spread)
+                values[name][row, repeat] = torch.stack([error, nll])
     return Scores(options.sizes, values)
 
 
-def print_scores(transfer: Transfer, scores: Scores) -> None:
+def print_scores(name: str, unit: str, scores: Scores) -> None:
     """A line for each method, a column for each size: mean ± standard error; then who is better where."""
-    for measure, title in enumerate((f"RMSE in {transfer.unit}", "negative log likelihood")):
-        print(f"\n{transfer.name}: {title}")
+    for measure, title in enumerate((f"RMSE in {unit}", "negative log likelihood")):
+        print(f"\n{name}: {title}")
         print(f"{'':<20}" + "".join(f"{f'n = {size}':>20}" for size in scores.sizes))
-        for name, value in scores.values.items():
+        for method, value in scores.values.items():
             one = value[..., measure]
             errors = one.std(1) / one.shape[1] ** 0.5
             cells = [f"{m:.4g} ± {e:.2g}" for m, e in zip(one.mean(1), errors, strict=True)]
-            print(f"{name:<20}" + "".join(f"{cell:>20}" for cell in cells))
+            print(f"{method:<20}" + "".join(f"{cell:>20}" for cell in cells))
         print(f"{GP} is, beside")
-        for name in scores.values:
-            if name != GP:
-                words = [scores.verdict(name, size, measure) for size in scores.sizes]
-                print(f"{name:<20}" + "".join(f"{word:>20}" for word in words))
+        for rival in scores.values:
+            if rival != GP:
+                words = [scores.verdict(rival, size, measure) for size in scores.sizes]
+                print(f"{rival:<20}" + "".join(f"{word:>20}" for word in words))
 
 
 def expected(program: str) -> dict[str, Any]:

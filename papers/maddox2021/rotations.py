@@ -28,12 +28,11 @@ Maddox et al. (2021), "Fast adaptation with linearized neural networks"; the tas
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 import maps
 from map_studies import STYLES
-from maps import GP, Points, Predict, Scores, of_posterior
+from maps import GP, Options, Points, Predict, Scores, of_posterior
 from studies import panels, save
 
 LARGEST = 45.0
@@ -59,19 +58,9 @@ LARGEST = 45.0
 SPREAD = LARGEST / 3**0.5
 """The standard deviation of the angles; targets are in units of it."""
 
-SIZES = (10, 20, 50, 100)
-NUM_SOURCE, NUM_TEST = 5000, 500
+NUM_SOURCE = 5000
 
-
-@dataclass(frozen=True)
-class Options:
-    """How often is adapted, how long trained, and from how many pictures; `first` is the first seed."""
-
-    repeats: int = 10
-    steps: int = 800
-    tuning_steps: int = 100
-    sizes: tuple[int, ...] = SIZES
-    first: int = 0
+OPTIONS = Options(repeats=10, steps=800, tuning_steps=100, sizes=(10, 20, 50, 100), tests=500)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +70,6 @@ class Transfer:
     name: str
     pictures: Callable[[int], tuple[Tensor, Tensor]]
     shrink: int = 1
-    unit: str = "degrees"
 
 
 def digits() -> Transfer:
@@ -149,7 +137,7 @@ def problem(transfer: Transfer, seed: int, options: Options) -> Problem:
     parts = []
     for pictures, counts in zip(
         transfer.pictures(seed),
-        ((NUM_SOURCE, NUM_TEST), (max(options.sizes), NUM_TEST)),
+        ((NUM_SOURCE, options.tests), (max(options.sizes), options.tests)),
         strict=True,
     ):
         order = torch.randperm(len(pictures), generator=generator)
@@ -173,49 +161,14 @@ LAST = "7."
 """What the names of the last layer's parameters begin with."""
 
 
-def train(points: Points, steps: int, seed: int) -> nn.Sequential:
-    """A network of the points: Adam on batches of 100, its learning rate falling to zero on a cosine."""
-    x, y = points
-    network = untrained(x.shape[-1], seed)
-    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        index = torch.randint(len(x), (100,), generator=generator)
-        optimizer.zero_grad()
-        mse_loss(network(x[index]), y[index]).backward()
-        optimizer.step()
-        schedule.step()
-    return network.requires_grad_(False)
-
-
-def tune_network(network: nn.Sequential, points: Points, only: str, steps: int) -> nn.Module:
-    """The network after Adam on four fifths of the points, at the step that is best on the other fifth."""
-    network = copy.deepcopy(network)
-    chosen = [p.requires_grad_() for name, p in network.named_parameters() if name.startswith(only)]
-    held = torch.arange(len(points[0])) % 5 == 0
-    fit, check = ((points[0][rows], points[1][rows]) for rows in (~held, held))
-    optimizer = torch.optim.Adam(chosen, lr=1e-3)
-    best, state = math.inf, {}
-    for step in range(steps + 1):
-        if step % 5 == 0 and (value := squared_error(network, check)) < best:
-            best, state = value, copy.deepcopy(network.state_dict())
-        optimizer.zero_grad()
-        mse_loss(network(fit[0]), fit[1]).backward()
-        optimizer.step()
-    network.load_state_dict(state)
-    return network.requires_grad_(False)
-
-
-@torch.no_grad()
-def squared_error(network: nn.Module, points: Points) -> float:
-    """The mean over the points."""
-    return float(mse_loss(network(points[0]), points[1]))
+def loss(network: nn.Module, points: Points) -> Tensor:
+    """The mean squared error."""
+    return mse_loss(network(points[0]), points[1])
 
 
 def of_network(network: nn.Module, few: Points, floor: float) -> Predict:
     """The network's output, and one variance for all: the squared error on the few points, or the floor."""
-    variance = max(squared_error(network, few), floor)
+    variance = max(float(loss(network, few)), floor)
 
     def predict(x: Tensor) -> Points:
         mean = network(x)
@@ -252,16 +205,15 @@ def methods(
     """By name, what makes a prediction from few points; `start` is an untrained network."""
     noise = n2g.Gaussian()
     last = n2g.linearize(network, only=f"{LAST}*")
+    tuned = lambda few, only: maps.tune_network(network, few, only, steps, loss)
     return {
         GP: lambda few: of_posterior(n2g.adapt(network, few, noise)),
         "GP, last layer": lambda few: of_posterior(n2g.adapt(last, few, noise)),
         "GP, untrained": lambda few: of_posterior(n2g.adapt(start, few, noise, zero_mean=True)),
         "RBF GP": of_pixels,
         "source network": lambda few: of_network(network, few, floor),
-        "fine-tuned": lambda few: of_network(tune_network(network, few, "", steps), few, floor),
-        "last layer tuned": lambda few: of_network(
-            tune_network(network, few, LAST, steps), few, floor
-        ),
+        "fine-tuned": lambda few: of_network(tuned(few, ""), few, floor),
+        "last layer tuned": lambda few: of_network(tuned(few, LAST), few, floor),
     }
 
 
@@ -272,11 +224,12 @@ def score(transfer: Transfer, options: Options) -> tuple[Scores, Tensor]:
     for repeat in range(options.repeats):
         seed = options.first + repeat
         parts = problem(transfer, seed, options)
-        network = train(parts.train, options.steps, seed)
-        floor = squared_error(network, parts.held_out)
+        start = untrained(parts.few[0].shape[-1], seed)
+        network = maps.train(start, parts.train, options.steps, loss=loss, batch=100, seed=seed)
+        floor = float(loss(network, parts.held_out))
         source.append(floor**0.5 * SPREAD)
-        start = untrained(parts.few[0].shape[-1], 1000 + seed)
-        for name, make in methods(network, start, floor, options.tuning_steps).items():
+        other = untrained(parts.few[0].shape[-1], 1000 + seed)
+        for name, make in methods(network, other, floor, options.tuning_steps).items():
             empty = torch.zeros(len(options.sizes), options.repeats, 3)
             for row, size in enumerate(options.sizes):
                 started = time.perf_counter()
@@ -337,7 +290,7 @@ def run(names: list[str], options: Options, out: Path) -> bool:
         found[name], source = score(transfer, options)
         error = float(source.std()) / len(source) ** 0.5
         print(f"\n{name}: RMSE at new pictures of the source {source.mean():.2f} ± {error:.2f}")
-        maps.print_scores(transfer, found[name])  # type: ignore[arg-type]
+        maps.print_scores(name, "degrees", found[name])
         print_seconds(found[name])
         agree &= maps.compare(__file__, name, found[name])
     if found:
@@ -350,13 +303,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--only", choices=list(TRANSFERS), help="one of the transfers")
-    parser.add_argument("--repeats", type=int, default=Options.repeats, help="networks and choices")
-    parser.add_argument("--steps", type=int, default=Options.steps, help="steps at the source")
-    parser.add_argument("--first", type=int, default=Options.first, help="the first seed")
+    parser.add_argument("--repeats", type=int, default=OPTIONS.repeats, help="networks and choices")
+    parser.add_argument("--steps", type=int, default=OPTIONS.steps, help="steps at the source")
+    parser.add_argument("--first", type=int, default=OPTIONS.first, help="the first seed")
     chosen = parser.parse_args(arguments)
     if chosen.repeats < 3:
         parser.error("--repeats must be at least 3: standard errors are over them")
-    options = Options(chosen.repeats, chosen.steps, first=chosen.first)
+    options = replace(OPTIONS, repeats=chosen.repeats, steps=chosen.steps, first=chosen.first)
     names = [chosen.only] if chosen.only else list(TRANSFERS)
     return 0 if run(names, options, chosen.out) else 1
 

@@ -26,7 +26,7 @@ def points(seed, count=12):
     return x, (x[:, :1] * x[:, 1:]).sin()
 
 
-def reference_training(network, data, likelihood, prior_var, optimizer):
+def reference_training(network, data, likelihood, prior_var, optimizer, offset=0.0):
     """The same by torch's own optimizer, schedule and autograd."""
     steps = torch.optim.Adam(network.parameters(), optimizer.learning_rate)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
@@ -36,6 +36,7 @@ def reference_training(network, data, likelihood, prior_var, optimizer):
         steps.zero_grad()
         loss = -likelihood.log_prob(network(data[0]), data[1]).sum()
         loss = loss + sum(p.square().sum() for p in network.parameters()) / (2 * prior_var)
+        loss = loss + offset
         loss.backward()
         steps.step()
         schedule.step(loss.item())
@@ -48,7 +49,7 @@ OPTIMIZER = Adam(learning_rate=0.1, num_steps=150, factor=0.5, patience=3)
 def test_training_at_once_is_torch_adam_with_its_schedule_one_after_the_other():
     data, noises = [points(seed) for seed in range(3)], [0.3, 0.5, 2.0]
     networks, likelihoods = [build(seed=s) for s in range(3)], [n2g.Gaussian(v) for v in noises]
-    variances = [0.5, 1.0, 4.0]
+    variances = [0.3, 1.0, 3.7]
     trained = train_many(networks, data, likelihoods, prior_var=variances, optimizer=OPTIMIZER)
     for index, found in enumerate(trained):
         expected = reference_training(
@@ -56,6 +57,20 @@ def test_training_at_once_is_torch_adam_with_its_schedule_one_after_the_other():
         )
         for one, other in zip(found.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_an_offset_moves_where_the_rate_falls_as_in_torch():
+    data, likelihood, offsets = points(0), n2g.Gaussian(0.3), [0.0, 500.0]
+    trained = train_many([build()] * 2, data, likelihood, offset=offsets, optimizer=OPTIMIZER)
+    for found, offset in zip(trained, offsets, strict=True):
+        expected = reference_training(build(), data, likelihood, 1.0, OPTIMIZER, offset)
+        for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert (trained[0](data[0]) - trained[1](data[0])).abs().max() > 1e-3
+    gap = trained.objective[1] - trained.objective[0]
+    assert gap > offsets[1], "with the offset the rate falls sooner"
+    with pytest.raises(InputError, match="offset must be finite"):
+        train_many([build()], data, likelihood, offset=float("nan"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import math
 import sys
 from pathlib import Path
@@ -44,8 +45,8 @@ SHORT = Adam(learning_rate=0.1, num_steps=40, factor=0.9)
 
 @pytest.fixture
 def reference(monkeypatch):
-    shared_reference()
     monkeypatch.setenv("NET2GP_DATA", str(shared_data()))
+    return shared_reference()
 
 
 def test_generated_data_have_the_noise_and_shares_that_are_asked_for():
@@ -221,17 +222,18 @@ def test_comparison_counts_cells_between_optima():
     assert (far.agrees, near.agrees) == (False, True)
 
 
-def test_wide_networks_that_are_stored_unfinished_are_not_held_against_ours():
-    flat = [[-112.0, -110.0], [-112.01, -109.99], [-112.0, -110.05]]
-    found = table_of((1, 72, 1000), flat, [[1.0, 1.0], [0.5, 0.6], [0.5, 0.7]])
-    stored = table_of(
-        (1, 72, 1000), [*flat[:2], [-150.0, -140.0]], [[1.0, 1.0], [0.5, 0.6], [2.0, 3.0]]
-    )
+def test_widths_are_compared_by_optima_and_by_means_where_networks_are_trained():
+    losses = [[1.0, 1.0], [0.5, 0.6], [0.6, 0.7]]
+    evidence = [[-112.0, -110.0], [-111.5, -109.5], [-130.0, -120.0]]
+    found = table_of((1, 72, 1000), evidence, losses)
+    stored = table_of((1, 72, 1000), [*evidence[:2], [-150.0, -140.0]], losses)
     assert all(row.agrees for row in run.width_rows(found, stored))
-    moved = table_of(
-        (1, 72, 1000), [flat[0], [-113.0, -111.0], flat[2]], [[1.0, 1.0], [0.5, 0.6], [2.0, 3.0]]
-    )
+    moved = table_of((1, 72, 1000), [evidence[0], [-112.5, -110.5], evidence[2]], losses)
     assert [row.agrees for row in run.width_rows(found, moved)] == [True, False, True, True]
+    rows = [evidence[0], [-113.0, -111.0]]
+    wide = table_of((1, 72, 1000), [*rows, [-100.0, -100.0]], losses)
+    narrow = table_of((1, 72, 1000), [*rows, [-150.0, -150.0]], losses)
+    assert [row.agrees for row in run.width_rows(wide, narrow)] == [True, True, False, True]
 
 
 def test_tables_are_kept(tmp_path):
@@ -247,11 +249,14 @@ def test_tables_are_kept(tmp_path):
 def test_expected_points_are_those_of_the_stored_results(reference):
     for kind, archive in (("toy", "dnn2gp_toy_delta_original"), ("wine", "dnn2gp_delta_wine")):
         rows = toy.stored(archive)
-        points = run.EXPECTED[kind]["point"] + run.EXPECTED[kind].get("near", [])
-        for point in [point for point in points if "width" not in point]:
+        runs = (reference / f"dnn2gp_{kind}_rerun.jsonl").read_text().splitlines()
+        again = {row["delta"]: row for row in map(json.loads, runs) if row.get("split") == 0}
+        for point in [one for one in run.EXPECTED[kind]["point"] if "width" not in one]:
             at = int(np.argmin(np.abs(rows["params"] - point["delta"])))
             assert rows["params"][at] == pytest.approx(point["delta"])
             stored = rows["mlh"][at, point["set"]], rows["test_loss_map"][at, point["set"]]
+            if "again" in point:
+                stored = again[point["delta"]]["mlh"], again[point["delta"]]["test"]
             assert stored == pytest.approx((point["evidence"], point["test"]), abs=6e-4)
 
 

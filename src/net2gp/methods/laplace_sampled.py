@@ -99,7 +99,9 @@ def sampled(
             for name, value in task.params.items()
         )
         noise = getattr(found.likelihood, "noise_var", None) if task.open_noise else None
-        fit = task.log_likelihood(None if noise is None else torch.as_tensor(noise).double())
+        fit = task.log_likelihood(
+            None if noise is None else torch.as_tensor(noise, dtype=torch.float64)
+        )
         evidence = fit - 0.5 * distance - 0.5 * _log_det(precision, preconditioner, structure)
     posterior = WeightGaussian(
         linearized=task.linearized,

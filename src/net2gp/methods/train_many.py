@@ -29,7 +29,8 @@ class Adam:
     """Adam, with a learning rate that is multiplied by `factor` wherever the objective stands still.
 
     It stands still if for more than `patience` steps it was not below its best by `threshold` of that
-    best, as in torch.optim.lr_scheduler.ReduceLROnPlateau. A factor of 1 keeps the learning rate.
+    best's size, as in torch.optim.lr_scheduler.ReduceLROnPlateau, which never reduces the rate of an
+    objective below zero, however. A factor of 1 keeps the learning rate.
 
     Reference: Kingma & Ba, Adam: a method for stochastic optimization, ICLR 2015.
     """
@@ -85,17 +86,22 @@ def train_many(
     likelihood: Likelihood | Sequence[Likelihood],
     *,
     prior_var: float | Sequence[float] | Tensor = 1.0,
+    offset: float | Sequence[float] | Tensor = 0.0,
     optimizer: Adam | None = None,
     at_once: int | None = None,
     finish: int = 0,
 ) -> Trained:
     """Train S small networks of one architecture at once to their most probable parameters.
 
-    Each one minimizes −Σ_n log p(y_n | f(x_n; θ)) + ‖θ‖² / (2 prior_var) over all of its data in every
-    step, from where it stands: a network, a data set, a likelihood and a prior variance for each,
-    or one for all. What one network sees never depends on the others, nothing is random, and the
-    dtype is kept: the results are those of S single trainings. `finish` adds up to so many iterations
-    of L-BFGS, network by network, for those who need the stationary point itself (in float64).
+    Each one minimizes −Σ_n log p(y_n | f(x_n; θ)) + ‖θ‖² / (2 prior_var) + offset over all of its data
+    in every step, from where it stands: a network, a data set, a likelihood, a prior variance and an
+    offset for each, or one for all. What one network sees never depends on the others, nothing is
+    random, and the dtype is kept: the results are those of S single trainings. `finish` adds up to so
+    many iterations of L-BFGS, network by network, for those who need the stationary point itself (in
+    float64).
+
+    An offset moves no minimum, but where `Adam.threshold`, a share of the objective, sees it stand
+    still: with that of the prior's density, P log(2π prior_var) / 2, wide networks stop early.
 
     Cost: a step of `at_once` networks (all, unless given) is one batched forward and backward pass;
     choose it so that their activations stay in cache. For small networks this is tens of times
@@ -116,23 +122,30 @@ def train_many(
     _check_pairs(pairs)
     single = not isinstance(likelihood, Sequence)
     likelihoods = _each(likelihood, S, "likelihood", single)
-    scalar = isinstance(prior_var, float | int) or getattr(prior_var, "ndim", 1) == 0
-    variances = torch.as_tensor(_each(prior_var, S, "prior_var", scalar))
+    variances = _numbers(prior_var, S, "prior_var")
     check_positive(variances, "prior_var")
+    offsets = _numbers(offset, S, "offset")
+    if not offsets.isfinite().all():
+        raise InputError("offset must be finite. Leave it out, or pass a number for each network.")
     size, optimizer = at_once or S, optimizer or Adam()
     parts = []
     with progress("networks", optimizer.num_steps * math.ceil(S / size)) as advance:
         for start in range(0, S, size):
             some = slice(start, start + size)
             objective = _Objective(
-                networks[some], pairs[some], list(likelihoods[some]), variances[some]
+                networks[some],
+                pairs[some],
+                list(likelihoods[some]),
+                variances[some],
+                offsets[some],
             )
             parts.append(_descend(objective, optimizer, advance))
     if finish:
         starts = [row for theta, _, _ in parts for row in theta]
-        columns = zip(networks, pairs, likelihoods, variances, starts, strict=True)
+        columns = zip(networks, pairs, likelihoods, variances, offsets, starts, strict=True)
         parts = [
-            _finish(_Objective([n], [p], [l], v[None]), t, finish) for n, p, l, v, t in columns
+            _finish(_Objective([n], [p], [l], v[None], o[None]), t, finish)
+            for n, p, l, v, o, t in columns
         ]
     theta, value, slope = (torch.cat(column) for column in zip(*parts, strict=True))
     network = copy.deepcopy(networks[0])
@@ -148,11 +161,13 @@ class _Objective:
         pairs: Sequence[Any],
         likelihoods: list[Likelihood],
         variances: Tensor,
+        offsets: Tensor,
     ) -> None:
         self.network = networks[0]
         self.start = torch.stack([nn.utils.parameters_to_vector(n.parameters()) for n in networks])
         self.start = self.start.detach()
         self.precision = variances.to(self.start).reciprocal()[:, None]
+        self.offset = offsets.to(self.start)
         self.x, self.y = (torch.stack(column) for column in zip(*pairs, strict=True))
         self.likelihoods, self.joined = likelihoods, _joined(likelihoods, self.y)
 
@@ -163,7 +178,7 @@ class _Objective:
         log_prob, residual = self.likelihood(f.detach())
         (gradient,) = torch.autograd.grad(f, theta, -residual)
         theta = theta.detach()
-        value = 0.5 * (self.precision * theta * theta).sum(1) - log_prob
+        value = 0.5 * (self.precision * theta * theta).sum(1) - log_prob + self.offset
         return value, gradient.addcmul_(theta, self.precision.expand_as(theta))
 
     def outputs(self, theta: Tensor) -> Tensor:
@@ -261,6 +276,12 @@ def _each(value: Any, count: int, name: str, shared: bool) -> Any:
             f"{name} must be one for all {count} networks or one for each, but there are {len(value)}."
         )
     return value
+
+
+def _numbers(value: float | Sequence[float] | Tensor, count: int, name: str) -> Tensor:
+    """(count,) in float64: a number repeated, or one for each network."""
+    shared = isinstance(value, float | int) or getattr(value, "ndim", 1) == 0
+    return torch.as_tensor(_each(value, count, name, shared), dtype=torch.float64)
 
 
 def _check_networks(networks: list[nn.Module]) -> None:
