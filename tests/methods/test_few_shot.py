@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -263,3 +264,34 @@ def test_wrong_arguments_are_named():
         n2g.adapt_classes(network(4), (torch.ones_like(x), y))
     with pytest.raises(InputError, match=r"one-hot codes, not of logits"):
         n2g.adapt_classes(network(4), (x, y)).predict(x, likelihood=n2g.Categorical())
+
+
+@pytest.mark.parametrize("way", ["network", "kernel"])
+def test_a_classifier_is_saved_whole(way, tmp_path):
+    x, y = task()
+    source = network(4) if way == "network" else n2g.RBF(1.3)
+    posterior = n2g.adapt_classes(source, (x, y), num_classes=5)
+    n2g.save(posterior, tmp_path / "classes.safetensors")
+    fresh = copy.deepcopy(network(4))
+    nn.utils.vector_to_parameters(torch.randn(10_000, dtype=DOUBLE), fresh.parameters())
+    again = n2g.load(tmp_path / "classes.safetensors", fresh if way == "network" else None)
+    assert isinstance(again, n2g.ClassPosterior)
+    z = points(7, seed=5)
+    assert torch.equal(again.predict(z).probs, posterior.predict(z).probs)
+    assert torch.equal(again.log_marginal_likelihood(), posterior.log_marginal_likelihood())
+    if way == "network":
+        with pytest.raises(InputError, match="another architecture"):
+            n2g.load(tmp_path / "classes.safetensors", nn.Linear(2, 4))
+        other = nn.Sequential(*[nn.ReLU() if isinstance(m, nn.Tanh) else m for m in fresh])
+        with pytest.raises(InputError, match="computes something else"):
+            n2g.load(tmp_path / "classes.safetensors", other.eval())
+
+
+def test_a_classifier_moves_to_another_precision():
+    x, y = task()
+    posterior = n2g.adapt_classes(network(4), (x, y))
+    moved = posterior.to(dtype=torch.float32)
+    z = points(7, seed=5)
+    found = moved.predict(z.float()).probs
+    assert found.dtype == torch.float32
+    assert_close(found.double(), posterior.predict(z).probs, 1e-4)

@@ -2,7 +2,7 @@
 
 from net2gp.methods.adapt import adapt, adapt_tasks
 from net2gp.methods.dual import Dual, dual
-from net2gp.methods.few_shot import ClassPosterior, Standardized, adapt_classes
+from net2gp.methods.few_shot import adapt_classes
 from net2gp.methods.flow import Flow, gradient_flow, max_learning_rate
 from net2gp.methods.flow_modes import NeverLearned, Relative
 from net2gp.methods.flow_ode import LossFlow, loss_flow
@@ -25,7 +25,6 @@ __all__ = [
     "VOGGN",
     "VOGN",
     "Adam",
-    "ClassPosterior",
     "Dual",
     "Evidence",
     "Fit",
@@ -37,7 +36,6 @@ __all__ = [
     "Schedule",
     "Selection",
     "Split",
-    "Standardized",
     "Summed",
     "Swag",
     "Traced",

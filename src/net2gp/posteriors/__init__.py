@@ -1,5 +1,6 @@
 """Posteriors: condition, tune, save; in function space and in weight space."""
 
+from net2gp.posteriors.codes import ClassPosterior, Standardized
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.laws import prior
@@ -35,6 +36,7 @@ from net2gp.posteriors.weight_space import WeightPosterior
 __all__ = [
     "CG",
     "Cholesky",
+    "ClassPosterior",
     "Diagonal",
     "Exact",
     "Full",
@@ -50,6 +52,7 @@ __all__ = [
     "PivotedCholesky",
     "Sampled",
     "Spectrum",
+    "Standardized",
     "Subnetwork",
     "Variational",
     "WeightGaussian",

@@ -28,6 +28,7 @@ from net2gp.linear.linearized import Linearized, Output
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 from net2gp.posteriors import (
+    codes,
     conditioned,
     covariances,
     drawn,
@@ -43,7 +44,7 @@ from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.weight_gaussian import WeightGaussian, evaluating
 from net2gp.posteriors.weight_space import WeightPosterior
 
-Saved = FunctionPosterior | WeightPosterior | WeightGaussian
+Saved = FunctionPosterior | WeightPosterior | WeightGaussian | codes.ClassPosterior
 
 FORMAT = 1
 KIND = "net2gp posterior"
@@ -117,6 +118,8 @@ _CLASSES: dict[str, type] = {
         FunctionPosterior,
         WeightPosterior,
         WeightGaussian,
+        codes.Standardized,
+        codes.ClassPosterior,
     )
 }
 _NAMES = {cls: name for name, cls in _CLASSES.items()}
@@ -205,7 +208,9 @@ def _network_value(posterior: Saved) -> Tensor | None:
 
     In eval mode, as it was linearized: training it further changes nothing of the posterior.
     """
+    posterior = posterior.process if isinstance(posterior, codes.ClassPosterior) else posterior
     kernel: Any = None if isinstance(posterior, WeightGaussian) else posterior.kernel
+    kernel = kernel.kernel if isinstance(kernel, codes.Standardized) else kernel
     kernel = kernel.kernel if isinstance(kernel, kernels.IndependentOutputs) else kernel
     kernel = kernel.tangent if isinstance(kernel, TraceKernel) else kernel
     if isinstance(kernel, LimitKernel):
