@@ -122,7 +122,7 @@ def main() -> None:
     x = worker.inputs["test"][: job["peer_test"]]
     stages["predict"], probs = stage(lambda: worker.predict(posterior, x), lambda: None, options)
     results["test"] = probs.numpy()
-    if job["problem"] == "digits" and stages["predict"]["cpu_s"] < float(patience):
+    if job["problem"] == "digits" and not probs.isnan().any():
         for name in ("rotated", "noise"):
             results[name] = worker.predict(posterior, worker.inputs[name]).numpy()
     np.savez(stored, **results)

@@ -159,7 +159,10 @@ def test_a_wide_prior_of_a_last_layer_needs_no_jitter_in_float32():
         warnings.simplefilter("error", n2g.errors.JitterAdded)
         warnings.simplefilter("ignore", n2g.errors.EmptyClass)
         warnings.simplefilter("ignore", n2g.errors.NotStationary)
-        structure = n2g.LastLayer(n2g.Full())
-        n2g.laplace(
-            module, (x, y), n2g.Categorical(n2g.Probit()), prior_var=1e6, structure=structure
-        )
+        options = {"prior_var": 1e6, "structure": n2g.LastLayer(n2g.Full())}
+        likelihood = n2g.Categorical(n2g.Probit())
+        found = n2g.laplace(module, (x, y), likelihood, **options).marginal(x[:20]).variance
+        exact = n2g.laplace(module.double(), (x.double(), y), likelihood, **options)
+    torch.testing.assert_close(
+        found.double(), exact.marginal(x[:20].double()).variance, rtol=1e-3, atol=0
+    )
