@@ -184,7 +184,7 @@ def scores(found: dict[str, np.ndarray], arrays: dict[str, np.ndarray]) -> dict[
     """Accuracy, NLL, calibration; and how well entropy tells what is no digit, where it was predicted."""
     y = torch.from_numpy(arrays["y_test"])
     result: dict[str, float] = {}
-    for suffix in ("", "_sampled"):
+    for suffix in ("", "_default"):
         if len(found.get("test" + suffix, ())) != len(y):
             continue
         probs = torch.from_numpy(found["test" + suffix]).double()

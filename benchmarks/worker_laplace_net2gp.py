@@ -70,14 +70,17 @@ def main() -> None:
         results["variances"] = covariance.diagonal(dim1=1, dim2=2).flatten()[:100].numpy()
     stages["tuned"], posterior = stage(lambda: fit(None), lambda: None, options)
 
-    def predict(name: str = "test", link: n2g.Categorical = likelihood) -> np.ndarray:
-        return posterior.predict(inputs[name], likelihood=link).probs.numpy()
+    def predict(name: str = "test") -> np.ndarray:
+        return posterior.predict(inputs[name]).probs.numpy()
 
     stages["predict"], results["test"] = stage(predict, predict, options)
     names = ("test", "rotated", "noise") if job["problem"] == "digits" else ()
     for name in names:
         results[name] = predict(name)
-        results[f"{name}_sampled"] = predict(name, n2g.Categorical())
+    if names:
+        default = n2g.laplace(module, data, n2g.Categorical(), structure=kind)
+        for name in names:
+            results[f"{name}_default"] = default.predict(inputs[name]).probs.numpy()
     np.savez(stored, **results)
     report = {
         "stages": stages,

@@ -7,7 +7,7 @@ The trained ResNet-20 (269,722 parameters) and CIFAR-10: the posterior over all 
 images is drawn from by preconditioned conjugate gradients (`Sampled`), where neither the matrix of parameters
 nor that of 500,000 latent values could be stored. Beside it the bare network, its temperature, and Laplace
 posteriors of the last layer and of Kronecker factors. The temperature, and one number of each posterior (the
-prior variance; of the tempered last layer and of all parameters the factor of `tempered`) are chosen on the
+prior variance; where it says tempered, and for all parameters, the factor of `tempered`) are chosen on the
 same 1000 held-out images; "by training data" are the defaults of `laplace`, which see no held-out images.
 Strangers, for AUROC of the predictive entropy, are Fashion-MNIST, notMNIST and noise.
 
@@ -47,6 +47,7 @@ METHODS = [
     "last layer, tempered",
     "Kron, by training data",
     "Kron",
+    "Kron, tempered",
     "all parameters",
 ]
 Data = tuple[Tensor, Tensor]
@@ -118,12 +119,10 @@ def tempered(posterior: n2g.WeightGaussian, held_out: Data) -> Predict:
     return predictor(posterior.tempered(best))
 
 
-def last_layer(network: nn.Module, train: Data, held_out: Data) -> Predict:
-    """The last layer with the prior variance of the evidence, its scale from held-out images."""
+def by_evidence(network: nn.Module, train: Data, structure: Structure, held_out: Data) -> Predict:
+    """Laplace with the prior variance of the evidence, its scale from held-out images."""
     likelihood = n2g.Categorical(n2g.Contrast())
-    posterior = n2g.laplace(
-        network, train, likelihood, structure=n2g.LastLayer(), tuning=n2g.Evidence()
-    )
+    posterior = n2g.laplace(network, train, likelihood, structure=structure, tuning=n2g.Evidence())
     return tempered(posterior, held_out)
 
 
@@ -191,9 +190,10 @@ def run(options: argparse.Namespace) -> list[dict[str, object]]:
         "last layer": lambda: posterior_of(
             network, train, n2g.LastLayer(), n2g.Validation(held_out, grid=WIDE)
         ),
-        "last layer, tempered": lambda: last_layer(network, train, held_out),
+        "last layer, tempered": lambda: by_evidence(network, train, n2g.LastLayer(), held_out),
         "Kron, by training data": lambda: posterior_of(network, train, n2g.Kron(), None),
         "Kron": lambda: posterior_of(network, train, n2g.Kron(), validation),
+        "Kron, tempered": lambda: by_evidence(network, train, n2g.Kron(), held_out),
         "all parameters": lambda: all_parameters(
             network, train, held_out, options.prior_var, sampled
         ),
