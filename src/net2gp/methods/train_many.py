@@ -29,8 +29,8 @@ class Adam:
     """Adam, with a learning rate that is multiplied by `factor` wherever the objective stands still.
 
     It stands still if for more than `patience` steps it was not below its best by `threshold` of that
-    best's size, as in torch.optim.lr_scheduler.ReduceLROnPlateau, which never reduces the rate of an
-    objective below zero, however. A factor of 1 keeps the learning rate.
+    best's size. That is torch.optim.lr_scheduler.ReduceLROnPlateau where the objective is positive; below
+    zero that one takes standing still for progress. A factor of 1 keeps the learning rate.
 
     Reference: Kingma & Ba, Adam: a method for stochastic optimization, ICLR 2015.
     """

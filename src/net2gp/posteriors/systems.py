@@ -115,7 +115,7 @@ class DenseSystem:
         """Cholesky of I + SᵀKS, whose eigenvalues are at least one."""
         S = psd_root(sites.curvature.detach()) if sites.root is None else sites.root
         inner = block_matmul(S.mT, block_matmul(S.mT, self.K).mT)
-        inner = inner + torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+        inner.diagonal().add_(1.0)
         return CurvatureFactor(cholesky(inner, what="I + SᵀKS"), S)
 
     def covariances(self, state: State) -> Tensor:
@@ -133,7 +133,8 @@ class DenseSystem:
     def _shifted(self, curvature: Tensor) -> Tensor:
         """I + ΛK."""
         inner = block_matmul(curvature, self.K)
-        return inner + torch.eye(len(inner)).to(inner)
+        inner.diagonal().add_(1.0)
+        return inner
 
     def quadratic(self, f: Tensor, dual: Tensor) -> Tensor:
         """fᵀα."""
