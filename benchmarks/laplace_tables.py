@@ -40,7 +40,9 @@ while they wait (`OMP_WAIT_POLICY=PASSIVE`). Memory is the peak above the proces
 imports and inputs. Outside: area under the ROC curve of the predictive entropy between {NUM_TEST} test
 digits and the same turned by 90°, or uniform noise. Scores are by the probit link with the prior variance
 of the evidence, for both libraries; "its own default" is `laplace(network, data, Categorical(),
-structure=...)`, which also finds its link from the training data. Made by `python benchmarks/laplace_torch.py`."""
+structure=...)`, which also finds its link from the training data.
+
+Made by `python benchmarks/laplace_torch.py`."""
 
 Row = dict[str, Any]
 

@@ -103,18 +103,36 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
         )
 
 
-def check_count(value: int, name: str, *, example: int = 10) -> None:
-    """Raise unless `value` is a whole number of at least 1.
+def check_count(value: int, name: str, *, example: int = 10, zero: bool = False) -> None:
+    """Raise unless `value` is a whole number of at least 1 (or zero, if `zero`).
 
     >>> check_count(0, "num_samples")
     Traceback (most recent call last):
     ...
     net2gp.errors.InputError: num_samples must be a positive whole number, but is 0. Try num_samples=10.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < (0 if zero else 1):
+        wanted = "zero or a positive" if zero else "a positive"
         raise InputError(
-            f"{name} must be a positive whole number, but is {value!r}. Try {name}={example}."
+            f"{name} must be {wanted} whole number, but is {value!r}. Try {name}={example}."
         )
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise unless there is such a device here.
+
+    >>> check_device("gpu")
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: there is no device 'gpu' here. Pass device="cpu" ...
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f'there is no device {str(device)!r} here. Pass device="cpu" ({reason}).'
+        ) from None
 
 
 def check_dtype_and_device(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:

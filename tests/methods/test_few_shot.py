@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -295,3 +296,21 @@ def test_a_classifier_moves_to_another_precision():
     found = moved.predict(z.float()).probs
     assert found.dtype == torch.float32
     assert_close(found.double(), posterior.predict(z).probs, 1e-4)
+
+
+def test_classes_without_labels_are_said_unless_they_are_meant():
+    x, y = task()
+    with pytest.warns(n2g.errors.EmptyClass, match="labels go up to 7, but only 3 of these 8"):
+        n2g.adapt_classes(network(4), (x, y + 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        n2g.adapt_classes(network(4), (x, y + 5), num_classes=8)
+    with pytest.raises(InputError, match="labels must be 0, 1, …, but the smallest is -1"):
+        n2g.adapt_classes(network(4), (x, y - 1))
+
+
+def test_codes_are_not_split():
+    posterior = n2g.adapt_classes(network(4), task())
+    for likelihood in (None, n2g.Categorical()):
+        with pytest.raises(InputError, match="a ClassPosterior is of one-hot codes"):
+            n2g.split(posterior, points(3), likelihood=likelihood)

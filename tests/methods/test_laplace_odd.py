@@ -166,3 +166,17 @@ def test_a_wide_prior_of_a_last_layer_needs_no_jitter_in_float32():
     torch.testing.assert_close(
         found.double(), exact.marginal(x[:20].double()).variance, rtol=1e-3, atol=0
     )
+
+
+def test_a_subnetwork_is_of_weights_that_matter():
+    x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
+    x[:, 3:] = 0  # the weights of three inputs have no curvature, and are the least known
+    y = (x[:, 0] > 0).long()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = n2g.laplace(
+            module, (x, y), n2g.Categorical(), prior_var=1.0, structure=n2g.Subnetwork(10)
+        )
+    assert float(found.marginal(x).variance.sum(1).min()) > 0

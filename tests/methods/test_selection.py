@@ -149,20 +149,69 @@ def test_training_says_what_is_wrong_with_its_arguments():
         train_many([], data, likelihood)
     with pytest.raises(NetworkError, match="one architecture, but the parameters of network 1 are"):
         train_many([build(5), build(6)], data, likelihood)
-    with pytest.raises(
-        InputError, match="prior_var must be one for all 2 networks or one for each"
-    ):
-        train_many([build(), build()], data, likelihood, prior_var=[1.0])
+    for wrong in ([1.0], None, "ab", torch.ones(2, 1), {"0.*": 1.0, "2.*": 2.0}):
+        with pytest.raises(InputError, match="prior_var must be a number for all 2 networks, or a"):
+            train_many([build(), build()], data, likelihood, prior_var=wrong)
     with pytest.raises(InputError, match="prior_var must be positive and finite, but 0 was given"):
         train_many([build()], data, likelihood, prior_var=0.0)
     with pytest.raises(InputError, match="must be pairs of tensors of one shape"):
         train_many([build(), build()], [points(0, 5), points(0, 6)], likelihood)
     with pytest.raises(NetworkError, match=r"Call network\.eval\(\) first"):
         train_many([build().train()], data, likelihood)
-    with pytest.raises(InputError, match=r"factor in \(0, 1\], but they are 10 and 2"):
+    with pytest.raises(InputError, match=r"factor must be in \(0, 1\].*, but they are 2"):
         Adam(num_steps=10, factor=2.0)
+    with pytest.raises(InputError, match="patience must be zero or a positive whole number"):
+        Adam(patience=-1)
+    with pytest.raises(InputError, match="optimizer must be net2gp's own Adam"):
+        train_many([build()], data, likelihood, optimizer=torch.optim.Adam(build().parameters()))
+    with pytest.raises(InputError, match=r"a list of networks: pass \[network\]"):
+        train_many(build(), data, likelihood)
+    with pytest.raises(InputError, match=r"likelihood must be e\.g\. Gaussian"):
+        train_many([build()], data, n2g.Gaussian)
+    with pytest.raises(InputError, match=r"x is torch\.float32, but the network is torch\.float64"):
+        train_many([build()], (data[0].float(), data[1]), likelihood)
+    with pytest.raises(InputError, match="objective of the networks at their start must be finite"):
+        train_many([build()], (data[0], 1e200 * data[1]), likelihood)
+    with pytest.raises(InputError, match=r"list\(trained\)\[:3\]"):
+        train_many([build()], data, likelihood, optimizer=Adam(num_steps=1))[:2]
     with pytest.raises(IndexError, match="there are 1 networks, but number 3 was asked for"):
         train_many([build()], data, likelihood, optimizer=Adam(num_steps=1))[3]
+
+
+def test_the_first_network_must_compute_what_the_others_do():
+    data, likelihood = points(0), n2g.Gaussian(0.1)
+    other = nn.Sequential(*[nn.ReLU() if isinstance(m, nn.Tanh) else m for m in build()]).eval()
+    with pytest.raises(NetworkError, match="network 1 computes something else than the first"):
+        train_many([build(), other], data, likelihood)
+    normed = [nn.Sequential(build(), nn.BatchNorm1d(1).double()).eval() for _ in range(2)]
+    normed[1][1].running_mean += 1
+    with pytest.raises(NetworkError, match="statistics of batch norm"):
+        train_many(normed, data, likelihood)
+    normed[0][1].running_mean += 1
+    both = train_many(normed, data, likelihood, optimizer=OPTIMIZER)
+    assert torch.equal(both[1][1].running_mean, normed[1][1].running_mean)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "likelihood", "match"),
+    [
+        (3, torch.full((12,), 0.5).double(), n2g.Categorical(), "integer class indices"),
+        (3, torch.full((12,), 3), n2g.Categorical(), r"labels must be in 0\.\.2"),
+        (1, torch.zeros(12).long(), n2g.Categorical(), "two outputs or more"),
+        (1, torch.full((12, 1), 5.0).double(), n2g.Bernoulli(), "labels must be 0 or 1"),
+        (1, torch.zeros(12, 2).double(), n2g.Gaussian(0.1), r"y must have shape \(12, 1\)"),
+    ],
+)
+def test_targets_must_suit_their_likelihood(outputs, labels, likelihood, match):
+    with pytest.raises(InputError, match=match):
+        train_many([build(outputs=outputs)], (points(0)[0], labels), likelihood)
+
+
+def test_training_needs_no_gradients_switched_on():
+    with torch.no_grad():
+        found = train_many([build()], points(0), n2g.Gaussian(0.1), optimizer=OPTIMIZER, finish=5)
+    expected = train_many([build()], points(0), n2g.Gaussian(0.1), optimizer=OPTIMIZER, finish=5)
+    assert torch.equal(found.objective, expected.objective)
 
 
 def regression(lengthscale, y):

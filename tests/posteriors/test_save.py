@@ -25,6 +25,7 @@ from net2gp import (
     laplace,
     linearize,
     load,
+    nngp,
     save,
 )
 from net2gp.errors import FileFormatError, InputError
@@ -196,6 +197,46 @@ def test_the_network_must_be_given_and_of_the_same_architecture(tmp_path):
         load(tmp_path / "file", network(1, hidden=7))
     with pytest.raises(InputError, match=r"'0.bias' has shape None here and \(5,\) in the file"):
         load(tmp_path / "file", nn.Linear(2, 1))
+
+
+def test_a_linearization_may_be_given_for_its_network(tmp_path):
+    path, pick = tmp_path / "posterior.safetensors", lambda out: 2 * out
+    posterior = with_network(output=pick)
+    save(posterior, path)
+    x = unseen_points()
+    loaded = load(path, linearize(network(1), output=pick))
+    assert torch.equal(loaded.marginal(x).mean, posterior.marginal(x).mean)
+    with pytest.raises(InputError, match="network must be the module itself, but is a dict"):
+        load(path, dict(network(1).named_parameters()))
+
+
+def test_what_is_no_device_or_dtype_here_is_said(tmp_path):
+    path, posterior = tmp_path / "posterior.safetensors", small()
+    save(posterior, path)
+    with pytest.raises(InputError, match="there is no device 'cud' here"):
+        load(path, device="cud")
+    with pytest.raises(InputError, match="there is no device 'cud' here"):
+        posterior.to("cud")
+    with pytest.raises(InputError, match=r"Pass posterior\.to\(dtype=torch\.float64\)"):
+        posterior.to(torch.float64)
+    with pytest.raises(InputError, match=r"dtype must be torch\.float32 or torch\.float64"):
+        posterior.to(dtype=torch.int64)
+
+
+def test_a_limit_is_not_loaded_into_a_deeper_network(tmp_path):
+    path, x = tmp_path / "posterior.safetensors", points(4)
+    layers = [nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 1)]
+    kernel = nngp(nn.Sequential(*layers[:2], layers[-1]).eval())
+    save(condition(kernel, (x, real_targets(x, 1)), Gaussian(0.1)), path)
+    with pytest.raises(InputError, match="another architecture than the saved one: it has no part"):
+        load(path, nn.Sequential(*layers).eval())
+
+
+def test_what_is_no_posterior_or_no_file_is_not_saved(tmp_path):
+    with pytest.raises(InputError, match="save takes a posterior of net2gp, but got of type str"):
+        save("posterior", tmp_path / "posterior.safetensors")
+    with pytest.raises(InputError, match="is a folder"):
+        save(small(), tmp_path)
 
 
 def test_code_is_never_saved(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from net2gp.errors import InputError, check_memory
+from net2gp.errors import EmptyClass, InputError, check_memory
 from net2gp.inputs import describe, gather, num_rows
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import Linearized, linearize
@@ -66,6 +67,13 @@ def adapt_classes(
     """
     x, y = gather(data)
     classes = _check_labels(x, y, num_classes)
+    if num_classes is None and len(torch.unique(y)) < classes:
+        warnings.warn(
+            f"labels go up to {classes - 1}, but only {len(torch.unique(y))} of these {classes} classes have "
+            "any. Pass num_classes if that is meant, or torch.unique(y, return_inverse=True)[1] as y.",
+            EmptyClass,
+            stacklevel=2,
+        )
     if isinstance(network, nn.Module):
         network = linearize(network)
     if not isinstance(network, Linearized) and prior_var != 1.0:
@@ -96,6 +104,11 @@ def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
     if y.dim() > 1 and y.shape[-1] > 1:
         raise InputError(
             f"y must be labels (N,), but is {describe(y)}. For one-hot codes pass y.argmax(1)."
+        )
+    if y.numel() and not y.is_floating_point() and int(y.min()) < 0:
+        raise InputError(
+            f"labels must be 0, 1, …, but the smallest is {int(y.min())}. Number them anew: "
+            "torch.unique(y, return_inverse=True)[1]."
         )
     least = max(2, int(y.max()) + 1) if y.numel() and not y.is_floating_point() else 2
     if num_classes is not None and (type(num_classes) is not int or num_classes < least):

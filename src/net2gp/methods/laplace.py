@@ -295,11 +295,16 @@ def curvature_of(
 def _subnetwork_curvature(
     task: Task, structure: Subnetwork, prior_var: PriorVar | None, temperature: float
 ) -> SubsetCurvature:
-    """Of the parameters with the largest variance v/(1 + v·h), whose order is the same for any common v."""
+    """Of the parameters with the largest variance v/(1 + v·h), whose order is the same for any common v.
+
+    Those without curvature, such as the weights of inputs that are always zero, are the least known of all
+    and matter at none of the data: they come last.
+    """
     source = Source(task.linearized, task.x, task.y, task.likelihood)
     prior = expand_prior(1.0 if prior_var is None else prior_var, task.params)
     v = prior_vector(prior, task.params)
-    variance = v / (1 + v * diagonal_curvature(source).diagonal / temperature)
+    h = diagonal_curvature(source).diagonal / temperature
+    variance = torch.where(h > 0, v / (1 + v * h), 0.0)
     count = min(structure.num_weights, task.linearized.num_params)
     return subset_curvature(source, torch.topk(variance, count).indices.sort().values)
 

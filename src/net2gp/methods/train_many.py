@@ -14,9 +14,10 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from net2gp.errors import InputError, NetworkError, check_positive
+from net2gp.errors import InputError, NetworkError, check_count, check_finite, check_positive
 from net2gp.inputs import describe, gather
 from net2gp.likelihoods import Gaussian
+from net2gp.linear import linearize
 from net2gp.linear.evaluation import check_eval_mode, differentiable
 from net2gp.progress import progress
 from net2gp.types import Likelihood, Params
@@ -44,10 +45,12 @@ class Adam:
 
     def __post_init__(self) -> None:
         check_positive(self.learning_rate, "learning_rate")
-        if self.num_steps < 1 or not 0 < self.factor <= 1:
+        check_count(self.num_steps, "num_steps")
+        check_count(self.patience, "patience", zero=True)
+        if not 0 < self.factor <= 1 or not self.threshold >= 0:
             raise InputError(
-                f"num_steps must be at least 1 and factor in (0, 1], but they are {self.num_steps} and "
-                f"{self.factor}. Pass for example Adam(num_steps=1000, factor=0.8)."
+                f"factor must be in (0, 1] and threshold at least 0, but they are {self.factor} and "
+                f"{self.threshold}. Pass for example Adam(num_steps=1000, factor=0.8)."
             )
 
 
@@ -55,8 +58,8 @@ class Adam:
 class Trained:
     """S trained networks of one architecture: `params` have a leading axis S.
 
-    Indexing gives one of them as a module in eval mode. `objective` (S,) is what was minimized, at
-    the end, and `gradient` (S,) the norm of its gradient there: how near a stationary point is.
+    Indexing gives one of them as a new module in eval mode, each time. `objective` (S,) is what was
+    minimized, at the end, and `gradient` (S,) the norm of its gradient there: how near a stationary point is.
     """
 
     network: nn.Module = field(repr=False)
@@ -68,6 +71,11 @@ class Trained:
         return len(self.objective)
 
     def __getitem__(self, index: int) -> nn.Module:
+        if not isinstance(index, int):
+            raise InputError(
+                f"a trained network is chosen by its number, but got {describe(index)}. For some of them "
+                "pass list(trained)[:3]."
+            )
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} networks, but number {index} was asked for.")
         network = copy.deepcopy(self.network)
@@ -96,9 +104,10 @@ def train_many(
     Each one minimizes −Σ_n log p(y_n | f(x_n; θ)) + ‖θ‖² / (2 prior_var) + offset over all of its data
     in every step, from where it stands: a network, a data set, a likelihood, a prior variance and an
     offset for each, or one for all. What one network sees never depends on the others, nothing is
-    random, and the dtype is kept: the results are those of S single trainings. `finish` adds up to so
-    many iterations of L-BFGS, network by network, for those who need the stationary point itself (in
-    float64).
+    random, and the dtype is kept: the results are those of S single trainings. All parameters are
+    trained, whatever their `requires_grad`; buffers, such as the statistics of batch norm, stay, and must
+    be the same for all. `finish` adds up to so many iterations of L-BFGS, network by network, for those
+    who need the stationary point itself (in float64).
 
     An offset moves no minimum, but where `Adam.threshold`, a share of the objective, sees it stand
     still: with that of the prior's density, P log(2π prior_var) / 2, wide networks stop early.
@@ -115,19 +124,28 @@ def train_many(
     >>> len(trained), bool((trained[2](x) - x.sin()).abs().max() < 0.2)
     (3, True)
     """
-    networks = list(networks)
-    _check_networks(networks)
+    networks = _check_networks(networks)
     S = len(networks)
-    pairs = [gather(pair) for pair in _each(data, S, "data", isinstance(data, tuple))]
+    shared = isinstance(data, tuple) and not isinstance(data[0], tuple)
+    pairs = [gather(pair) for pair in _each(data, S, "data", shared)]
     _check_pairs(pairs)
     single = not isinstance(likelihood, Sequence)
     likelihoods = _each(likelihood, S, "likelihood", single)
+    _check_outputs(networks, pairs, likelihoods)
     variances = _numbers(prior_var, S, "prior_var")
     check_positive(variances, "prior_var")
     offsets = _numbers(offset, S, "offset")
     if not offsets.isfinite().all():
         raise InputError("offset must be finite. Leave it out, or pass a number for each network.")
-    size, optimizer = at_once or S, optimizer or Adam()
+    optimizer = Adam() if optimizer is None else optimizer
+    if not isinstance(optimizer, Adam):
+        raise InputError(
+            f"optimizer must be net2gp's own Adam, but is {describe(optimizer)}. Pass "
+            "net2gp.Adam(learning_rate=0.01)."
+        )
+    size = S if at_once is None else at_once
+    check_count(size, "at_once")
+    check_count(finish, "finish", zero=True)
     parts = []
     with progress("networks", optimizer.num_steps * math.ceil(S / size)) as advance:
         for start in range(0, S, size):
@@ -207,9 +225,11 @@ def _descend(
     best = theta.new_full((len(theta),), math.inf)
     waited = torch.zeros(len(theta), dtype=torch.long, device=theta.device)
     b1, b2 = optimizer.decays
-    with differentiable(objective.network):
+    with differentiable(objective.network), torch.enable_grad():
         for step in range(1, optimizer.num_steps + 1):
             value, gradient = objective(theta)
+            if step == 1:
+                check_finite(value, "the objective of the networks at their start")
             first.lerp_(gradient, 1 - b1)
             second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
             scale = second.sqrt().div_((1 - b2**step) ** 0.5).add_(1e-8)
@@ -235,7 +255,7 @@ def _finish(
         return float(value), gradient[0].double().cpu().numpy()
 
     options = {"maxiter": max_iterations, "maxfun": 2 * max_iterations, "ftol": 0.0, "gtol": 1e-9}
-    with differentiable(objective.network):
+    with differentiable(objective.network), torch.enable_grad():
         start = theta.double().cpu().numpy()
         found = minimize(at, start, jac=True, method="L-BFGS-B", options={**options, "maxcor": 30})
         end = torch.as_tensor(found.x).to(theta)[None]
@@ -271,30 +291,76 @@ def _each(value: Any, count: int, name: str, shared: bool) -> Any:
     """One for each network: `value` repeated, or as it is if there are as many."""
     if shared:
         return [value] * count
-    if len(value) != count:
+    if not isinstance(value, Sequence) or len(value) != count:
+        found = len(value) if isinstance(value, Sequence) else describe(value)
         raise InputError(
-            f"{name} must be one for all {count} networks or one for each, but there are {len(value)}."
+            f"{name} must be one for all {count} networks, or a list of one for each, but got {found}."
         )
     return value
 
 
 def _numbers(value: float | Sequence[float] | Tensor, count: int, name: str) -> Tensor:
     """(count,) in float64: a number repeated, or one for each network."""
-    shared = isinstance(value, float | int) or getattr(value, "ndim", 1) == 0
-    return torch.as_tensor(_each(value, count, name, shared), dtype=torch.float64)
+    try:
+        found = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is not None and found.dim() == 0:
+        return found.expand(count)
+    if found is None or found.shape != (count,):
+        raise InputError(
+            f"{name} must be a number for all {count} networks, or a list of one for each, but is "
+            f"{describe(value)}."
+        )
+    return found
 
 
-def _check_networks(networks: list[nn.Module]) -> None:
+def _check_networks(networks: Sequence[nn.Module]) -> list[nn.Module]:
+    """A list of modules in eval mode with parameters of the same names, shapes and dtype."""
+    if isinstance(networks, nn.Module):
+        raise InputError("train_many trains a list of networks: pass [network].")
+    networks = list(networks)
     if not networks:
         raise InputError("train_many needs networks: pass [build() for _ in range(10)].")
-    shapes = [[(name, p.shape) for name, p in n.named_parameters()] for n in networks]
-    for index, (network, shape) in enumerate(zip(networks, shapes, strict=True)):
+    kinds = [[(name, p.shape, p.dtype) for name, p in n.named_parameters()] for n in networks]
+    if not kinds[0]:
+        raise NetworkError("the networks have no parameters to train. Pass others.")
+    for index, (network, kind) in enumerate(zip(networks, kinds, strict=True)):
         check_eval_mode(network)
-        if shape != shapes[0]:
+        if kind != kinds[0]:
+            shapes, first = ({n: (*s, d) for n, s, d in one} for one in (kind, kinds[0]))
             raise NetworkError(
                 f"the networks must have one architecture, but the parameters of network {index} are "
-                f"{dict(shape)} and those of the first {dict(shapes[0])}. Train the others apart."
+                f"{shapes} and those of the first {first}. Train the others apart."
             )
+    return networks
+
+
+@torch.no_grad()
+def _check_outputs(
+    networks: list[nn.Module], pairs: list[Any], likelihoods: Sequence[Likelihood]
+) -> None:
+    """Targets suit their likelihood, and the first network computes what each of them does.
+
+    For it computes for all, with their parameters: another activation or other statistics would be lost.
+    """
+    first, seen = networks[0], set()
+    check = linearize(first).check
+    for index, (network, (x, y), one) in enumerate(zip(networks, pairs, likelihoods, strict=True)):
+        if isinstance(one, type) or not isinstance(one, Likelihood):
+            raise InputError(f"likelihood must be e.g. Gaussian(0.1), but is {describe(one)}.")
+        check(x)
+        own = network(x[:3])
+        params: Params = dict(network.named_parameters())
+        if not torch.allclose(functional_call(first, params, (x[:3],)), own, equal_nan=True):
+            raise NetworkError(
+                f"the networks must have one architecture, but network {index} computes something else than "
+                "the first does with its parameters: another activation, or buffers such as the statistics "
+                "of batch norm. Train the others apart."
+            )
+        if (id(y), id(one)) not in seen:
+            seen.add((id(y), id(one)))
+            one.check(own.new_zeros(len(x), *own.shape[1:]).flatten(1), y)
 
 
 def _check_pairs(pairs: list[Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from net2gp.errors import InputError, check_device
 from net2gp.inputs import map_inputs
 
 T = TypeVar("T")
@@ -19,6 +20,12 @@ def move(value: T, device: torch.device | str | None, dtype: torch.dtype | None)
 
     Factors and dual vectors stay in float64, in which they were computed.
     """
+    if isinstance(device, torch.dtype):
+        raise InputError(f"the first argument is a device. Pass posterior.to(dtype={device}).")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise InputError(f"dtype must be torch.float32 or torch.float64, but is {dtype}.")
+    if device is not None:
+        check_device(device)
     return _move(value, device, dtype)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from net2gp import kernels, likelihoods
 from net2gp._version import __version__
-from net2gp.errors import FileFormatError, InputError
-from net2gp.inputs import rows
+from net2gp.errors import FileFormatError, InputError, check_device
+from net2gp.inputs import describe, rows
 from net2gp.limits.kernels import InfiniteWidth, LimitKernel
 from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
@@ -133,10 +133,16 @@ def save(posterior: Saved, path: str | os.PathLike) -> None:
     change with it. The file is written beside `path` first and then moved, so that an interrupted save
     leaves an older file whole.
     """
+    if not isinstance(posterior, Saved):
+        raise InputError(f"save takes a posterior of net2gp, but got {describe(posterior)}.")
     path = Path(path)
     if not path.parent.is_dir():
         raise InputError(
             f"there is no folder {path.parent} to save in. Create it, or pass another path."
+        )
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder. Pass a file in it: {path / 'posterior.safetensors'}."
         )
     tensors: dict[str, Tensor] = {}
     tree = _encode(posterior, tensors, {})
@@ -161,17 +167,25 @@ def save(posterior: Saved, path: str | os.PathLike) -> None:
 
 def load(
     path: str | os.PathLike,
-    network: nn.Module | None = None,
+    network: nn.Module | Linearized | None = None,
     *,
     output: Output | None = None,
     device: torch.device | str = "cpu",
 ) -> Saved:
     """Read a posterior that `save` wrote. Nothing in the file is executed.
 
-    `network` is a module of the architecture that was saved (its own weights do not matter), and
-    `output` the function that was given to `linearize`, if any.
+    `network` is a module of the architecture that was saved (its own weights do not matter), or its
+    linearization, and `output` the function that was given to `linearize`, if any.
     """
     path = Path(path)
+    check_device(device)
+    if isinstance(network, Linearized):
+        output = output or network.output
+        network = network.network
+    if not isinstance(network, nn.Module | None):
+        raise InputError(
+            f"network must be the module itself, but is {describe(network)}. Pass load(path, build())."
+        )
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}. Pass the path that was given to save.")
     try:
@@ -227,7 +241,13 @@ def _network_value(posterior: Saved) -> Tensor | None:
 
 def _check_value(posterior: Saved, saved: Tensor | None) -> None:
     """A network with the same parameters may still compute something else: another activation, say."""
-    value = _network_value(posterior)
+    try:
+        value = _network_value(posterior)
+    except KeyError as error:  # a node of the saved limit that the network does not have
+        raise InputError(
+            f"the network is of another architecture than the saved one: it has no part {error}. Pass one "
+            "of the same."
+        ) from None
     if value is None or saved is None:
         return
     if value.shape != saved.shape or not torch.allclose(value, saved, rtol=1e-3, atol=1e-3):

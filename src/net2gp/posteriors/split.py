@@ -12,6 +12,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from net2gp.posteriors.codes import ClassPosterior
 from net2gp.posteriors.problem import predictive
 from net2gp.types import Inputs, Likelihood, Posterior
 
@@ -60,6 +61,11 @@ def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = No
     References: Kendall and Gal, What uncertainties do we need in Bayesian deep learning, NeurIPS 2017;
     Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
+    if isinstance(posterior, ClassPosterior):
+        raise InputError(
+            "a ClassPosterior is of one-hot codes, whose variance is not split. Use condition("
+            "linearize(network).trace_kernel(), data, Categorical()), which is of logits."
+        )
     own = getattr(posterior, "likelihood", None)
     if own is None and likelihood is None:
         raise InputError(
