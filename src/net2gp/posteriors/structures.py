@@ -79,8 +79,8 @@ class LastLayer:
 class Subnetwork:
     """The whole precision of the `num_weights` parameters that are least known; all others are fixed.
 
-    Least known are those with the largest variance under `Diagonal()`. To choose parameters by name, pass
-    only= instead.
+    Least known are those with the largest variance under `Diagonal()`, of those that the data depend on. To
+    choose parameters by name, pass only= instead.
 
     Reference: Daxberger et al., Bayesian deep learning via subnetwork inference, ICML 2021.
     """
