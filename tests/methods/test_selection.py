@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import net2gp as n2g
 from net2gp.errors import InputError, NetworkError
@@ -205,6 +206,18 @@ def test_the_first_network_must_compute_what_the_others_do():
 def test_targets_must_suit_their_likelihood(outputs, labels, likelihood, match):
     with pytest.raises(InputError, match=match):
         train_many([build(outputs=outputs)], (points(0)[0], labels), likelihood)
+
+
+def test_data_are_one_set_for_all_or_one_for_each_in_any_form():
+    pair, likelihood = points(0), n2g.Gaussian(0.1)
+    loader = DataLoader(TensorDataset(*pair), batch_size=5)
+    expected = train_many([build()] * 2, pair, likelihood, optimizer=OPTIMIZER).objective
+    for data in (loader, [pair, pair], (pair, pair), [loader, pair]):
+        found = train_many([build()] * 2, data, likelihood, optimizer=OPTIMIZER).objective
+        assert torch.equal(found, expected)
+    for wrong in (None, (), [pair] * 3):
+        with pytest.raises(InputError, match="data must be"):
+            train_many([build()] * 2, wrong, likelihood)
 
 
 def test_training_needs_no_gradients_switched_on():

@@ -126,8 +126,9 @@ def train_many(
     """
     networks = _check_networks(networks)
     S = len(networks)
-    shared = isinstance(data, tuple) and not isinstance(data[0], tuple)
-    pairs = [gather(pair) for pair in _each(data, S, "data", shared)]
+    pairs_inside = isinstance(data, tuple) and any(isinstance(one, tuple) for one in data[:1])
+    several = isinstance(data, list) or pairs_inside
+    pairs = [gather(pair) for pair in _each(data, S, "data", not several)]
     _check_pairs(pairs)
     single = not isinstance(likelihood, Sequence)
     likelihoods = _each(likelihood, S, "likelihood", single)
