@@ -110,7 +110,7 @@ def tempered(posterior: n2g.WeightGaussian, held_out: Data) -> Predict:
         variances = torch.cat([posterior.contrast(part) for part in x.split(500)])
     losses = {
         factor: float(cross_entropy(link.shrink(f, factor * variances), y))
-        for factor in torch.logspace(-2, 4, 49).tolist()
+        for factor in torch.logspace(-6, 4, 81).tolist()
     }
     best = min(losses, key=lambda factor: losses[factor])
     print(f"  factor {best:.3g}, held-out NLL {losses[best]:.4f}", flush=True)
