@@ -40,9 +40,7 @@ while they wait (`OMP_WAIT_POLICY=PASSIVE`). Memory is the peak above the proces
 imports and inputs. Outside: area under the ROC curve of the predictive entropy between {NUM_TEST} test
 digits and the same turned by 90°, or uniform noise. Scores are by the probit link with the prior variance
 of the evidence, for both libraries; "its own default" is `laplace(network, data, Categorical(),
-structure=...)`, which also finds its link from the training data.
-
-Made by `python benchmarks/laplace_torch.py`."""
+structure=...)`, which also finds its link from the training data."""
 
 Row = dict[str, Any]
 
@@ -241,7 +239,7 @@ def report(folder: Path, console: Console) -> int:
     cores, load = machine["cores"], machine["load"]
     where = f"{machine['processor']}, {cores} cores, at least {machine['repeats']} runs, load average {load}"
     where += ": others computed at the same time." if load > cores + 1 else "."
-    where = " ".join(filter(None, (where, machine.get("note", ""))))
+    where = " ".join(filter(None, (where, machine.get("made_by", ""), machine.get("note", ""))))
     lines = ["# Laplace posteriors, side by side", "", where, "", EXPLANATION]
     for heading, columns, body in tables(results):
         table = Table(title=heading, title_justify="left")

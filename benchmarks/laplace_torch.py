@@ -35,7 +35,7 @@ from net2gp import metrics
 from networks import network
 from peers import PEERS, NotInstalled, ensure
 from problems import read
-from run import HERE, NUM_CORES, RESULTS, environment, pin, processor
+from run import HERE, NUM_CORES, RESULTS, environment, made_by, pin, processor
 
 WORKERS = {OURS: "worker_laplace_net2gp.py", THEIRS: "worker_laplace_torch.py"}
 BACK_ENDS = ("BackPACK", "default")
@@ -292,6 +292,7 @@ def store(measurements: Sequence[Measurement], options: argparse.Namespace) -> N
         "python": platform.python_version(),
         "load": round(os.getloadavg()[2], 1),
         "repeats": options.repeats,
+        "made_by": made_by(),
     }
     content = {"machine": machine, "measurements": [asdict(m) for m in measurements]}
     (folder / "laplace.json").write_text(json.dumps(content, indent=1) + "\n")

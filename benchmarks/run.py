@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -178,6 +179,25 @@ def environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **threads, **quiet, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path}
+
+
+def made_by() -> str:
+    """The command line of this run and the revision of its code, for the head of a result file."""
+    line = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    try:
+        revision = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--", "*.py")
+    except (OSError, subprocess.SubprocessError):
+        return f"Made by `{line}`, revision unknown."
+    return f"Made by `{line}` at revision {revision}{', with changes' if changed else ''}."
+
+
+def git(*arguments: str) -> str:
+    """What git says of the folder that holds this project."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
 
 
 def pin() -> None:

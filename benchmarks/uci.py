@@ -30,7 +30,7 @@ import net2gp as n2g
 from net2gp import metrics
 from net2gp.progress import progress
 from peers import PEERS, NotInstalled, ensure
-from run import HERE, NUM_CORES, RESULTS, environment, pin, processor
+from run import HERE, NUM_CORES, RESULTS, environment, made_by, pin, processor
 from uci_networks import DECAYS, STEPS, TRIAL_STEPS, Splits, module_of, splits, train
 
 TABLES = {
@@ -217,7 +217,8 @@ def scored(
 
 def store(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"machine": {"processor": processor(), "cores": NUM_CORES}, "rows": rows}
+    machine = {"processor": processor(), "cores": NUM_CORES, "made_by": made_by()}
+    content = {"machine": machine, "rows": rows}
     (folder / "uci.json").write_text(json.dumps(content) + "\n")
 
 
@@ -278,7 +279,7 @@ def report(folder: Path, console: Console) -> int:
     stored = json.loads((folder / "uci.json").read_text())
     rows, machine = stored["rows"], stored["machine"]
     lines = ["# Regression tables", "", f"{machine['processor']}, {machine['cores']} cores."]
-    lines += [machine["note"]] if "note" in machine else []
+    lines += [machine[key] for key in ("made_by", "note") if key in machine]
     lines += ["", EXPLANATION]
     found = [("Test negative log likelihood", *cells(rows, "nll"))]
     found += [(f"The same, minus that of {PEER}, split by split", *paired(rows))]
