@@ -37,6 +37,7 @@ import snelson
 import studies
 import toy
 import variational
+import widths
 import wine
 from studies import Row, expected_of
 
@@ -193,30 +194,32 @@ def vi_rows(found: Selection, expected: Selection, every: int) -> list[Row]:
 
 
 def toy_widths(options: argparse.Namespace) -> list[Row]:
-    """The curve over width."""
-    name = "dnn2gp_toy_width_original"
-    count = min(5, options.sets)
-    widths = [int(v) for v in toy.stored(name)["params"] if v <= options.largest]
+    """The curve over width, means over starts."""
+    count, starts = min(5, options.sets), options.starts
+    values = [int(v) for v in toy.stored(widths.STORED)["params"] if v <= options.largest]
+    sets = toy.problems(count, widths.STORED)
     table = kept(
-        options.out / f"khan2019_toy_width_{count}_{options.largest}.npz",
-        lambda: toy.width_selection(widths, toy.problems(count, name), device=options.device),
+        options.out / f"khan2019_toy_width_{count}_{starts}_{options.largest}.npz",
+        lambda: widths.selection(values, sets, seeds=range(starts), device=options.device),
     )
-    theirs = as_stored(name, table)
+    found = widths.averaged(table, starts)
+    theirs = as_stored(widths.STORED, found)
     draw_sweeps(
-        {"width, stored": theirs, "width, here": table}, options.out, "khan2019_toy_width.png"
+        {"width, stored": theirs, "width, here": found}, options.out, "khan2019_toy_width.png"
     )
-    return width_rows(table, theirs)
+    return width_rows(table, theirs, starts)
 
 
-def width_rows(found: Selection, expected: Selection) -> list[Row]:
-    """The optima, and the curves where the networks are trained to the end."""
-    setting, gap = EXPECTED["width"], found.evidence - expected.evidence
-    alone = float(gap[0].abs().max())
+def width_rows(table: Selection, expected: Selection, starts: int) -> list[Row]:
+    """The optima of the means over starts, and how far the curves are apart."""
+    setting, found = EXPECTED["width"], widths.averaged(table, starts)
+    alone = float((found.evidence[0] - expected.evidence[0]).abs().max())
     rows = [Row("toy width 1: evidence, largest gap", 0.0, alone, setting["alone"], f"{alone:.1e}")]
-    trained = [i for i, value in enumerate(found.values) if value <= setting["trained"]]
-    apart = float(gap[trained].mean(1).abs().max())
-    title = f"toy width ≤ {setting['trained']}: evidence, largest gap of means"
-    rows.append(Row(title, 0.0, apart, setting["apart"]))
+    errors = widths.apart(table, starts, expected.evidence)[1:].abs()
+    worst = int(errors.argmax())
+    title = "toy width from 2 on: evidence, deviations of a start apart"
+    note = f"at {found.values[1 + worst]:g} units"
+    rows.append(Row(title, 0.0, float(errors[worst]), setting["errors"], note, at_most=True))
     return [*rows, *compare("toy width", found, expected)]
 
 
@@ -371,6 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sets", type=int, default=10, help="toy data sets, at most 10")
     parser.add_argument("--splits", type=int, default=20, help="splits of wine, at most 20")
     parser.add_argument("--largest", type=int, default=1000, help="largest width on toy data")
+    parser.add_argument("--starts", type=int, default=10, help="of each width, at least 3")
     parser.add_argument("--every", type=int, default=1, help="of the δ by VI, each so-manieth")
     parser.add_argument("--steps", type=int, default=5000, help="of VI")
     parser.add_argument("--device", default="cpu", help="where networks train")

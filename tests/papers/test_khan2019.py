@@ -40,6 +40,7 @@ def load(name):
 
 run = load("run")
 toy, variational, wine, snelson = run.toy, run.variational, run.wine, run.snelson
+widths = run.widths
 SHORT = Adam(learning_rate=0.1, num_steps=40, factor=0.9)
 
 
@@ -99,22 +100,49 @@ def test_a_grid_has_the_networks_where_it_says():
 
 def test_widths_are_trained_one_after_the_other_at_one_precision():
     problems = [toy.generate(0), toy.generate(1)]
-    table = toy.width_selection([1, 20], problems, SHORT)
-    same = toy.train_grid([toy.DELTA], problems, SHORT)
+    table = widths.selection([1, 20], problems, SHORT, [toy.SEED])
+    same = toy.train_grid([widths.DELTA], problems, SHORT)
     assert table.values == (1, 20)
     torch.testing.assert_close(table.evidence[1], same.selection().evidence[0])
     assert float(table.losses["train loss"][0].mean()) > float(table.losses["train loss"][1].mean())
 
 
+def test_columns_of_a_sweep_are_the_data_sets_of_each_start():
+    problems = [toy.generate(0), toy.generate(1)]
+    table = widths.selection([2, 5], problems, SHORT, [3, 4, 5])
+    for index, seed in enumerate((3, 4, 5)):
+        alone = widths.selection([2, 5], problems, SHORT, [seed])
+        found = widths.by_start(table, 3, EVIDENCE)[index]
+        torch.testing.assert_close(found, alone.evidence, rtol=1e-9, atol=1e-9)
+    means = widths.averaged(table, 3)
+    assert means.evidence.shape == (2, 2)
+    torch.testing.assert_close(means.mean(EVIDENCE), table.mean(EVIDENCE))
+
+
+def test_what_was_drawn_is_most_probable_under_the_law_that_drew_it():
+    generator = torch.Generator().manual_seed(0)
+    laws = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64)
+    draws = laws[:, None] + 0.3 * torch.randn(2, 11, 4, 5, generator=generator, dtype=torch.float64)
+    table = [
+        [widths.log_density(draws[i, 1:], draws[j, 0].numpy()) for j in range(2)] for i in range(2)
+    ]
+    assert table[0][0] > table[1][0] + 20
+    assert table[1][1] > table[0][1] + 20
+    # one more draw of the same law is Student's t, and its scores are of order one, each
+    columns = draws[0, 1:].transpose(0, 1).reshape(4, -1)
+    scores = widths.apart(Selection("width", tuple(range(4)), {EVIDENCE: columns}), 10, draws[0, 0])
+    assert scores.abs().max() < 4
+
+
 def test_a_padded_network_is_the_same_function_and_trains_as_it_would_alone():
     problem, narrow = toy.generate(0), toy.network(3)
-    wide = toy.padded(narrow, 20)
+    wide = widths.padded(narrow, 20)
     torch.testing.assert_close(wide(problem.x), narrow(problem.x), rtol=1e-12, atol=1e-12)
     ends = [
         train_many([one], problem.data, toy.NOISE, prior_var=2.0, optimizer=SHORT)[0]
         for one in (narrow, wide)
     ]
-    again = toy.narrowed(ends[1], 3)
+    again = widths.narrowed(ends[1], 3)
     assert not bool(ends[1][2].weight[0, 3:].any())
     for one, other in zip(ends[0].parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
@@ -123,8 +151,8 @@ def test_a_padded_network_is_the_same_function_and_trains_as_it_would_alone():
 @pytest.mark.gpu
 def test_widths_at_once_on_a_gpu_are_those_of_one_after_the_other():
     problems = [toy.generate(0), toy.generate(1)]
-    alone = toy.width_selection([1, 5], problems, SHORT)
-    together = toy.width_selection([1, 5], problems, SHORT, device="cuda")
+    alone = widths.selection([1, 5, 120], problems, SHORT, [0, 1])
+    together = widths.selection([1, 5, 120], problems, SHORT, [0, 1], device="cuda")
     torch.testing.assert_close(alone.evidence, together.evidence, rtol=1e-6, atol=1e-6)
 
 
@@ -206,7 +234,7 @@ def test_inference_of_a_linear_model_finds_its_diagonal_posterior():
 
 def table_of(values, evidence, loss):
     columns = {EVIDENCE: evidence, "test loss": loss, "train loss": loss}
-    return Selection("δ", values, {k: torch.tensor(v).double() for k, v in columns.items()})
+    return Selection("δ", values, {k: torch.as_tensor(v).double() for k, v in columns.items()})
 
 
 def test_comparison_counts_cells_between_optima():
@@ -222,18 +250,21 @@ def test_comparison_counts_cells_between_optima():
     assert (far.agrees, near.agrees) == (False, True)
 
 
-def test_widths_are_compared_by_optima_and_by_means_where_networks_are_trained():
-    losses = [[1.0, 1.0], [0.5, 0.6], [0.6, 0.7]]
-    evidence = [[-112.0, -110.0], [-111.5, -109.5], [-130.0, -120.0]]
-    found = table_of((1, 72, 1000), evidence, losses)
-    stored = table_of((1, 72, 1000), [*evidence[:2], [-150.0, -140.0]], losses)
-    assert all(row.agrees for row in run.width_rows(found, stored))
-    moved = table_of((1, 72, 1000), [evidence[0], [-112.5, -110.5], evidence[2]], losses)
-    assert [row.agrees for row in run.width_rows(found, moved)] == [True, False, True, True]
-    rows = [evidence[0], [-113.0, -111.0]]
-    wide = table_of((1, 72, 1000), [*rows, [-100.0, -100.0]], losses)
-    narrow = table_of((1, 72, 1000), [*rows, [-150.0, -150.0]], losses)
-    assert [row.agrees for row in run.width_rows(wide, narrow)] == [True, True, False, True]
+def test_widths_are_compared_by_optima_and_by_means_over_starts():
+    losses = torch.tensor([[1.0], [0.5], [0.6]]).expand(3, 6)
+    noise = torch.tensor([-0.2, 0.1, 0.3, 0.1, -0.1, -0.2])  # three starts, two data sets each
+    means = torch.tensor([[-112.0, -110.0], [-111.0, -109.0], [-130.0, -120.0]])
+    scale = torch.tensor([[0.0], [1.0], [10.0]])
+    found = table_of((1, 72, 1000), means.repeat(1, 3) + scale * noise, losses)
+
+    def agrees(evidence):
+        stored = table_of((1, 72, 1000), evidence, losses[:, :2])
+        return [row.agrees for row in run.width_rows(found, stored, 3)]
+
+    assert agrees(means + torch.tensor([[0.0], [0.1], [1.0]])) == [True, True, True, True]
+    assert agrees(means + torch.tensor([[0.1], [0.0], [0.0]])) == [False, True, True, True]
+    assert agrees(means - torch.tensor([[0.0], [0.9], [0.0]])) == [True, False, True, True]
+    assert agrees(means + torch.tensor([[0.0], [0.0], [60.0]])) == [True, False, True, True]
 
 
 def test_tables_are_kept(tmp_path):
