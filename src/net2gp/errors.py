@@ -89,10 +89,20 @@ def check_finite(tensor: Tensor, name: str) -> None:
 
 
 def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> None:
-    """Raise unless every entry of `value` is finite and positive (or zero, if `zero`)."""
-    tensor = torch.as_tensor(
-        value, dtype=None if isinstance(value, Tensor) else torch.float64
-    ).detach()
+    """Raise unless every entry of `value` is finite and positive (or zero, if `zero`).
+
+    >>> check_positive("small", "tol")
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: tol must be a number, but is 'small'. Pass for example tol=0.1.
+    """
+    kind = None if isinstance(value, Tensor) else torch.float64
+    try:
+        tensor = torch.as_tensor(value, dtype=kind).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"{name} must be a number, but is {value!r}. Pass for example {name}=0.1."
+        ) from None
     good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
     if not bool(good.all()):
         wanted = "zero or positive" if zero else "positive"

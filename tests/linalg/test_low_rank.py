@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.linalg import LowRankPlusIdentity, nystrom, pivoted_cholesky
+from net2gp.linalg import LowRankPlusIdentity, nystrom, pivoted_cholesky, pivots
 from net2gp.linalg.low_rank import orthonormal
 
 NUM = 120
@@ -244,3 +244,25 @@ def test_dependent_columns_fall_back_to_reflections() -> None:
     columns = torch.ones(600, 3, dtype=torch.float64)
     Q = orthonormal(columns)
     torch.testing.assert_close(Q.mT @ Q, torch.eye(3).double(), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("block", [1, 7, 200])
+def test_pivots_stop_where_every_entry_that_remains_is_small_enough(block: int) -> None:
+    K = kernel()
+    found = pivots(K.diagonal(), lambda i: K[:, i], NUM, block=block, largest=1e-4)
+    rest = K - found.L @ found.L.mT
+    assert 0 < len(found.index) < NUM
+    assert float(rest.diagonal().max()) <= 1e-4
+    torch.testing.assert_close(found.remaining, rest.diagonal(), rtol=0, atol=1e-12)
+    own = found.L[found.index]
+    torch.testing.assert_close(own, own.tril(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(own @ own.mT, K[found.index][:, found.index])
+
+
+def test_a_block_of_pivots_needs_few_more_than_the_greedy_rule() -> None:
+    K = kernel(lengthscale=0.1)
+    sizes = [
+        len(pivots(K.diagonal(), lambda i: K[:, i], NUM, block=b, largest=1e-2).index)
+        for b in (1, 32)
+    ]
+    assert sizes[1] <= 1.15 * sizes[0]

@@ -12,12 +12,13 @@ from net2gp.linalg.cg import Preconditioner, Solution, block_cg
 from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.linalg.cholesky import Cholesky, cholesky
 from net2gp.linalg.lanczos import Tridiagonal, inverse_root, lanczos, log_det_quadrature
-from net2gp.linalg.low_rank import LowRankPlusIdentity, nystrom, pivoted_cholesky
+from net2gp.linalg.low_rank import LowRankPlusIdentity, Pivots, nystrom, pivoted_cholesky, pivots
 
 __all__ = [
     "Checkpoint",
     "Cholesky",
     "LowRankPlusIdentity",
+    "Pivots",
     "Preconditioner",
     "Solution",
     "Tridiagonal",
@@ -32,6 +33,7 @@ __all__ = [
     "log_det_quadrature",
     "nystrom",
     "pivoted_cholesky",
+    "pivots",
     "psd_root",
     "softmax_root",
 ]

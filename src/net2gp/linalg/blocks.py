@@ -56,8 +56,10 @@ def diagonal_blocks(K: Tensor, C: int) -> Tensor:
     return _on_the_diagonal(K, C).clone(memory_format=torch.contiguous_format)
 
 
-def psd_root(blocks: Tensor) -> Tensor:
+def psd_root(blocks: Tensor, *, symmetric: bool = True) -> Tensor:
     """The symmetric root S of each block, S Sᵀ = S² = block: (…, C, C) in float64, in O(N C³).
+
+    If not `symmetric`, S = V √λ: its columns are orthogonal, those of small eigenvalues small.
 
     By eigendecomposition, S = V √λ Vᵀ, so it is exact for singular blocks too, such as the
     curvature diag(p) − p pᵀ of a softmax, whose null space stays null: eigenvalues that are zero up
@@ -86,7 +88,8 @@ def psd_root(blocks: Tensor) -> Tensor:
     roots = torch.where(small, 0.0, values.where(~small, torch.ones_like(values)).sqrt())
     if vectors is None:
         return roots.unsqueeze(-1)
-    return (vectors * roots.unsqueeze(-2)) @ vectors.mT
+    columns = vectors * roots.unsqueeze(-2)
+    return columns @ vectors.mT if symmetric else columns
 
 
 def kron_identity(K: Tensor, C: int) -> Tensor:

@@ -72,7 +72,7 @@ def pivoted_cholesky(
     when the remaining trace is at most `tol` times the trace of K, or is rounding only.
     `columns(indices)` gives K[:, indices], (n, k); with `block` > 1 it is asked for that many
     candidates at a time, which is cheaper for kernels. Of these, the ones that fell below half of
-    the largest remaining entry because an earlier one explains them are not used, so the quality
+    the largest entry outside because an earlier one explains them are not used, so the quality
     per rank stays near that of the greedy rule. O(n r²) beside the columns; float64.
 
     Reference: Harbrecht, Peters & Schneider, On the low-rank approximation by the pivoted Cholesky
@@ -83,42 +83,81 @@ def pivoted_cholesky(
     tensor([[2.],
             [1.]], dtype=torch.float64)
     """
+    enough = tol * float(diag.to(torch.float64).sum())
+    return pivots(diag, columns, rank, block=block, trace=enough).L
+
+
+@dataclass(frozen=True, eq=False)
+class Pivots:
+    """L (n, r), the r rows that are pivots, in order, and the diagonal (n,) of K − L Lᵀ.
+
+    The pivots' own rows of L are lower triangular: the Cholesky factor of K among them.
+    """
+
+    L: Tensor
+    index: Tensor
+    remaining: Tensor
+
+
+@torch.no_grad()
+def pivots(
+    diag: Tensor,
+    columns: Callable[[Tensor], Tensor],
+    rank: int,
+    *,
+    block: int = 1,
+    trace: float = 0.0,
+    largest: float = 0.0,
+) -> Pivots:
+    """The pivots of `pivoted_cholesky`, until trace or largest entry of what remains are small enough."""
     n = diag.shape[0]
     if rank < 0 or block < 1:
         raise InputError(f"rank must be ≥ 0 and block ≥ 1, but rank={rank} and block={block} came.")
     remaining = diag.to(torch.float64, copy=True)
     rank = min(rank, n)
-    rows = remaining.new_empty(rank, n)  # Lᵀ, so that a new vector is contiguous
-    enough, floor = tol * remaining.sum(), 0.0
-    size = 0
-    while size < rank and remaining.sum() > enough and remaining.max() > floor:
-        picked = remaining.topk(min(block, n)).indices
-        panel = columns(picked)
-        floor = n * torch.finfo(panel.dtype).eps * float(diag.max())
-        panel = panel.to(torch.float64).mT - rows[:size, picked].mT @ rows[:size]
-        before, size = size, _add_pivots(rows, size, panel, picked, remaining, floor)
-        if size == before:
+    rows = remaining.new_empty(min(rank, 4 * block), n)  # Lᵀ, so that a new vector is contiguous
+    index = torch.empty(rank, dtype=torch.long, device=diag.device)
+    floor, size = largest, 0
+    while size < rank and remaining.sum() > trace and remaining.max() > floor:
+        candidates = remaining.topk(min(block + 1, n))
+        chosen, outside = candidates.indices[:block], float(candidates.values[-1])
+        panel = columns(chosen)
+        floor = max(largest, n * torch.finfo(panel.dtype).eps * float(diag.max()))
+        panel = panel.to(torch.float64).mT - rows[:size, chosen].mT @ rows[:size]
+        least = max(floor, 0.5 * outside if n > block else 0.0)
+        order, T = _small_cholesky(panel[:, chosen], least, rank - size)
+        if not len(order):
             break
-    return rows[:size].mT.clone() if size < rank else rows.mT
+        new = torch.linalg.solve_triangular(T, panel[order], upper=False)
+        if size + len(order) > len(rows):
+            room = rows.new_empty(min(rank, 2 * len(rows) + block), n)
+            room[:size] = rows[:size]
+            rows = room
+        rows[size : size + len(order)] = new
+        index[size : size + len(order)] = chosen[order]
+        remaining -= new.square().sum(0)
+        remaining[chosen[order]] = 0.0
+        size += len(order)
+    return Pivots(rows[:size].mT, index[:size], remaining.clamp_(min=0.0))
 
 
-def _add_pivots(
-    rows: Tensor, size: int, panel: Tensor, picked: Tensor, remaining: Tensor, floor: float
-) -> int:
-    """Append to `rows` what the residual columns, `panel` (b, n), give; returns the new size."""
-    while size < rows.shape[0]:
-        pivots = remaining[picked]
-        best = int(pivots.argmax())
-        index = picked[best]
-        if pivots[best] < 0.5 * remaining.max() or not panel[best, index] > floor:
+def _small_cholesky(A: Tensor, least: float, most: int) -> tuple[Tensor, Tensor]:
+    """The pivots of a small matrix, greedily down to `least`, and the lower factor of A among them."""
+    A = A.clone()
+    k = len(A)
+    L, order = A.new_zeros(k, k), []
+    left = A.diagonal().clone()
+    for step in range(min(k, most)):
+        best = int(left.argmax())
+        if not left[best] > least:
             break
-        vector = panel[best] / panel[best, index].sqrt()
-        rows[size] = vector
-        size += 1
-        panel.addr_(vector[picked], vector, alpha=-1.0)
-        remaining -= vector.square()
-        remaining[index] = 0.0
-    return size
+        column = A[:, best] - L[:, :step] @ L[best, :step]
+        L[:, step] = column / column[best].sqrt()
+        left -= L[:, step].square()
+        left[best] = -torch.inf
+        order.append(best)
+    chosen = torch.tensor(order, dtype=torch.long, device=A.device)
+    return chosen, L[chosen, : len(order)].tril()
 
 
 @torch.no_grad()

@@ -167,27 +167,30 @@ def with_bias(weight: Outer, bias_variance: Tensor) -> Outer:
     return replace(weight, a=torch.cat([weight.a, constant], -1))
 
 
-def accumulate(K: Tensor, left: Factor, right: Factor, C: int) -> None:
-    """K += J_left J_rightᵀ in place, K of shape (B·C, M·C).
+def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = None) -> None:
+    """K += J_left J_rightᵀ in place, K of shape (B·C, M·D), D = C unless said otherwise.
 
     If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest.
     """
+    D = C if D is None else D
     if isinstance(left, Outer) and isinstance(right, Outer) and left.by_gram and right.by_gram:
         pairs = [(one, other) for one in left.slices() for other in right.slices()]
-        for n, m in _tiles(K, C, left is right):
+        for n, m in _tiles(K, C, D, left is right):
             for (a, g), (b, h) in pairs:
-                _add_gram(K[_rows(n, C), _rows(m, C)], a[n], g[_rows(n, C)], b[m], h[_rows(m, C)])
+                _add_gram(K[_rows(n, C), _rows(m, D)], a[n], g[_rows(n, C)], b[m], h[_rows(m, D)])
         return
     for J, H in _gradient_pairs(left, right):
-        for n, m in _tiles(K, C, left is right):
-            K[_rows(n, C), _rows(m, C)].addmm_(J[_rows(n, C)], H[_rows(m, C)].mT)
+        for n, m in _tiles(K, C, D, left is right):
+            K[_rows(n, C), _rows(m, D)].addmm_(J[_rows(n, C)], H[_rows(m, D)].mT)
 
 
 def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
     """K += (a bᵀ ⊗ 1) ∘ (g hᵀ) for one tile: points' inner products times outputs' inner products."""
-    B, M, C = len(a), len(b), len(g) // len(a)
-    weights = (a @ b.mT).repeat_interleave(C, 1)[:, None, :]
-    K.unflatten(0, (B, C)).addcmul_((g @ h.mT).reshape(B, C, M * C), weights)
+    B, M = len(a), len(b)
+    C, D = len(g) // B, len(h) // M
+    weights = a @ b.mT
+    weights = weights if D == 1 else weights.repeat_interleave(D, 1)
+    K.unflatten(0, (B, C)).addcmul_((g @ h.mT).reshape(B, C, M * D), weights[:, None, :])
 
 
 def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -212,13 +215,14 @@ def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tenso
         yield jacobian(left).flatten(0, 1), jacobian(right).flatten(0, 1)
 
 
-def _tiles(K: Tensor, C: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
+def _tiles(K: Tensor, C: int, D: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
     """Tiles of K as slices of points."""
-    B, M = K.shape[0] // C, K.shape[1] // C
-    size = max(1, (TILE_ROWS if K.device.type == "cpu" else GPU_TILE_ROWS) // C)
+    B, M = K.shape[0] // C, K.shape[1] // D
+    rows = TILE_ROWS if K.device.type == "cpu" else GPU_TILE_ROWS
+    size, width = max(1, rows // C), max(1, rows // D)
     for start in range(0, B, size):
-        for other in range(start if symmetric else 0, M, size):
-            yield slice(start, min(B, start + size)), slice(other, min(M, other + size))
+        for other in range(start if symmetric else 0, M, width):
+            yield slice(start, min(B, start + size)), slice(other, min(M, other + width))
 
 
 def _rows(points: slice, C: int) -> slice:
@@ -227,9 +231,27 @@ def _rows(points: slice, C: int) -> slice:
 
 def mirror(K: Tensor, C: int) -> None:
     """Fill what is below the diagonal tiles of K (B·C, B·C) from what is above."""
-    for n, m in _tiles(K, C, symmetric=True):
+    for n, m in _tiles(K, C, C, symmetric=True):
         if m.start > n.start:
             K[_rows(m, C), _rows(n, C)] = K[_rows(n, C), _rows(m, C)].mT
+
+
+def mixed(factor: Factor, mix: Tensor) -> Factor:
+    """The gradients of Σ_c mix_bck f_c, for mix (B, C, K): a factor with K outputs."""
+    if isinstance(factor, Direct):
+        return Direct(mix.mT.to(factor.J) @ factor.J)
+    g = mix.mT.to(factor.g) @ factor.g.flatten(2)
+    return replace(factor, g=g.unflatten(2, factor.g.shape[2:]))
+
+
+def picked(factor: Factor, points: Tensor, rows: Tensor) -> Factor:
+    """Some rows n·C + c of a factor, each as a point of one output; `points` are their n."""
+    if isinstance(factor, Direct):
+        return Direct(factor.J.flatten(0, 1)[rows][:, None])
+    g = factor.g.flatten(0, 1)[rows][:, None]
+    if isinstance(factor, Lookup):
+        return replace(factor, ids=factor.ids[points], g=g)
+    return replace(factor, a=factor.a[points], g=g)
 
 
 def add_blocks(blocks: Tensor, factor: Factor) -> None:

@@ -20,6 +20,7 @@ from net2gp.linear.factors import (
     add_blocks,
     in_dtype,
     mirror,
+    mixed,
     scaled,
     with_bias,
 )
@@ -273,6 +274,21 @@ class TangentKernel:
             groups[-1].append(name)
             room -= size
         return groups
+
+    def points_at_once(self, x: Inputs) -> int:
+        """How many points like those in `x` have their factors fit into the memory budget."""
+        return self._points(self._plan(x))
+
+    def factors(self, x: Inputs, mix: Tensor | None = None) -> list[Factor] | None:
+        """All scaled factors at `x`, or None where they do not fit into the memory budget.
+
+        With `mix` (N, C, K) they are those of the combinations Σ_c mix_nck f_c(x_n) in place of the outputs.
+        """
+        if num_rows(x) > self.points_at_once(x):
+            return None
+        pieces = self._pieces(x, self._plan(x), traced=False)
+        found = [*pieces.factors, *(pieces.jacobian(names) for names in pieces.leftover)]
+        return found if mix is None else [mixed(factor, mix) for factor in found]
 
     def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:
         """All scaled factors at `x`, those without structure too."""

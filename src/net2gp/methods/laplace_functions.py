@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError, check_memory
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods import of_points
+from net2gp.likelihoods import Bernoulli, Categorical, of_points
 from net2gp.linalg import block_matmul, psd_root
 from net2gp.linear.curvature import (
     DiagonalCurvature,
@@ -19,11 +21,14 @@ from net2gp.linear.curvature import (
     kron_curvature,
 )
 from net2gp.linear.linearized import PriorVar, expand_prior
+from net2gp.linear.tangent import TangentKernel
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_tuning import Evidence, LogDet, Matched, Task, Tuned, Tuning
 from net2gp.methods.matching import Build, has_open_link, match_link, some_points
+from net2gp.posteriors.covariances import Covariance, DiagonalCovariance
 from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.precision import common_variance, covariance, log_det
+from net2gp.posteriors.pivoted import Pivoted, RowSystem, row_system
+from net2gp.posteriors.precision import common_variance, covariance, log_det, prior_vector
 from net2gp.posteriors.solvers import Cholesky, Laplace
 from net2gp.posteriors.structures import FunctionSpace
 from net2gp.posteriors.systems import DenseSystem, Sites
@@ -33,42 +38,105 @@ from net2gp.types import Params
 SPECTRUM_ROWS = 3000
 """Rows up to which the prior is tuned on the eigenvalues of the Gram matrix; beyond, on Kronecker factors."""
 
+CLASSIFIER_TOL, EXACT_ROWS = 1e-3, 1000
+"""What rows of a classifier's data must tell to be kept, and the number of rows up to which all are."""
+
 
 def function_space(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
 ) -> WeightGaussian:
     """f(x; θ*) + GP(0, k) conditioned on Λ at the data, with k = J diag(prior_var) Jᵀ.
 
-    Cost: a Gram matrix of N·C rows and its Cholesky factor, (N·C)³/3 operations. Reference: Immer, Korzepa,
-    Bauer, Improving predictions of Bayesian neural nets via local linearization, AISTATS 2021.
+    Cost: a Gram matrix of N·C rows and its Cholesky factor, (N·C)³/3 operations; with a `tol`, of n rows
+    whose variance is above it and r pivots among them, n·r entries of the Gram matrix and 2nr² operations.
+    Reference: Immer, Korzepa, Bauer, Improving predictions of Bayesian neural nets via local linearization,
+    AISTATS 2021.
     """
     structure = task.structure
     assert isinstance(structure, FunctionSpace)
     part = _subset(task, structure)
-    curvature = part.likelihood.curvature(part.f)
-    with torch.no_grad():
-        K = _gram(part, 1.0 if prior_var is None else prior_var)
+    process = _Process(part, _tolerance(structure, part), prior_var)
 
     def build(found: Tuned) -> WeightGaussian:
-        if prior_var is not None:
-            gram = K
-        elif isinstance(found.prior_var, float):
-            gram = K * found.prior_var
-        else:
-            gram = _gram(part, found.prior_var)
-        posterior = _around_network(part, found, gram, curvature * found.scale)
-        return replace(posterior, temperature=temperature)
+        return replace(process.posterior(found), temperature=temperature)
 
     if prior_var is None and not (
-        part is task and len(K) <= SPECTRUM_ROWS and not _per_layer(tuning)
+        part is task and part.f.numel() <= SPECTRUM_ROWS and not _per_layer(tuning)
     ):
         # on all the data, and without a factorization of all rows for each prior variance
         found = tuned(task, *by_factors(task), prior_var, tuning, temperature)
         return with_own_link(build(found), part, tuning)
     determinant: LogDet = _nothing
     if prior_var is None or part.open_noise:
-        determinant = _spectral(K, curvature, unit=prior_var is None)
+        determinant = process.determinant()
     return build(tuned(part, determinant, build, prior_var, tuning, temperature))
+
+
+def _tolerance(structure: FunctionSpace, part: Task) -> float:
+    if structure.tol is not None:
+        return structure.tol
+    classifier = isinstance(part.likelihood, Categorical | Bernoulli)
+    return CLASSIFIER_TOL if classifier and part.f.numel() > EXACT_ROWS else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Process:
+    """The Gaussian process of a task, at any prior: by its pivots, or by all rows."""
+
+    part: Task
+    tol: float
+    prior_var: PriorVar | None
+
+    @cached_property
+    def curvature(self) -> Tensor:
+        """Λ at the data, (N, C, C)."""
+        return self.part.likelihood.curvature(self.part.f)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """k(X, X) at the prior that was given, else at prior variance 1."""
+        return _gram(self.part, 1.0 if self.prior_var is None else self.prior_var)
+
+    def posterior(self, found: Tuned) -> WeightGaussian:
+        """The posterior at what was chosen, around the network's own mean."""
+        kernel, curvature = (
+            self.part.linearized.kernel(found.prior_var),
+            self.curvature * found.scale,
+        )
+        if self.tol > 0:
+            S = psd_root(curvature, symmetric=False)
+            system = row_system(kernel.precise(), self.part.x, S, self.tol)
+            if system is not None:
+                return _by_pivots(self.part, found, kernel, S, system)
+        if self.prior_var is not None:
+            gram = self.gram
+        elif isinstance(found.prior_var, float):
+            gram = self.gram * found.prior_var
+        else:
+            gram = _gram(self.part, found.prior_var)
+        return _around_network(self.part, found, gram, curvature)
+
+    def determinant(self) -> LogDet:
+        """log|I + scale·ΛK| from the eigenvalues of SᵀKS."""
+        S = psd_root(self.curvature, symmetric=False)
+        rest: Callable[[Tensor], Tensor] = torch.zeros_like
+        system = None
+        if self.tol > 0:
+            kernel = self.part.linearized.kernel(1.0 if self.prior_var is None else self.prior_var)
+            system = row_system(kernel.precise(), self.part.x, S, self.tol)
+        if system is not None:
+            inner, rest = system.inner, system.rest
+        else:
+            inner = block_matmul(S.mT, block_matmul(S.mT, self.gram).mT)
+        values = torch.linalg.eigvalsh(inner).clamp(min=0)
+
+        def determinant(prior: Params, scale: Tensor) -> Tensor:
+            one = common_variance(prior) if self.prior_var is None else 1.0
+            assert one is not None
+            whole = torch.as_tensor(scale * one)
+            return torch.log1p(whole * values).sum() + rest(whole)
+
+        return determinant
 
 
 def with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) -> WeightGaussian:
@@ -111,20 +179,6 @@ def _per_layer(tuning: Tuning | None) -> bool:
     return isinstance(tuning, Evidence) and tuning.per_layer
 
 
-def _spectral(K: Tensor, curvature: Tensor, unit: bool) -> LogDet:
-    """log|I + scale·ΛK| from the eigenvalues of SᵀKS; K is that of prior variance 1 if `unit`."""
-    S = psd_root(curvature)
-    inner = block_matmul(S.mT, block_matmul(S.mT, K).mT)
-    values = torch.linalg.eigvalsh(inner).clamp(min=0)
-
-    def determinant(prior: Params, scale: Tensor) -> Tensor:
-        one = common_variance(prior) if unit else 1.0
-        assert one is not None
-        return torch.log1p(scale * one * values).sum()
-
-    return determinant
-
-
 def by_factors(task: Task) -> tuple[LogDet, Build]:
     """Determinant and posterior of the Kronecker factors of all the data, or of the diagonal without them."""
     source = Source(task.linearized, task.x, task.y, task.likelihood)
@@ -144,19 +198,28 @@ def by_factors(task: Task) -> tuple[LogDet, Build]:
     return lambda prior, scale: log_det(found, prior, task.params, scale), build
 
 
+def _by_pivots(
+    part: Task, found: Tuned, kernel: TangentKernel, S: Tensor, system: RowSystem
+) -> WeightGaussian:
+    """The posterior from the rows that tell something; the prior itself if none does."""
+    Sigma: Covariance
+    if len(system.index):
+        Sigma = Pivoted.of(kernel, part.x, S, system)
+        log_det = Sigma.log_det() + system.rest()
+    else:
+        Sigma = DiagonalCovariance(prior_vector(kernel.prior_var, part.params).double())
+        log_det = system.rest()
+    assert isinstance(part.structure, FunctionSpace)
+    structure = replace(part.structure, tol=system.tol)
+    return _weights(part, found, Sigma, _evidence(part, found, kernel, log_det), structure)
+
+
 def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> WeightGaussian:
-    """The posterior whose mean is the network's own, and its evidence on the points that it uses."""
+    """The posterior from all rows."""
     kernel = part.linearized.kernel(found.prior_var)
     sites = Sites(torch.zeros_like(part.f), curvature)
     factor = DenseSystem(K).factorize(sites)
-    noise = None
-    if part.open_noise:
-        noise = torch.as_tensor(found.likelihood.noise_var, dtype=torch.float64)  # type: ignore[attr-defined]
-    distance = sum(
-        float((value.double().square() / kernel.prior_var[name].double()).sum())
-        for name, value in part.params.items()
-    )
-    evidence = part.log_likelihood(noise) - 0.5 * distance - 0.5 * factor.cholesky.log_det()
+    evidence = _evidence(part, found, kernel, factor.cholesky.log_det())
     process = FunctionPosterior(
         kernel=kernel,
         mean=None,
@@ -172,13 +235,38 @@ def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> W
         sites=sites,
         gram=K,
     )
+    assert isinstance(part.structure, FunctionSpace)
+    structure = replace(part.structure, tol=0.0) if part.structure.tol else part.structure
+    return _weights(part, found, process, evidence, structure)
+
+
+def _evidence(part: Task, found: Tuned, kernel: TangentKernel, log_det: Tensor) -> Tensor:
+    """Laplace's evidence on the points that are used."""
+    noise = None
+    if part.open_noise:
+        noise = torch.as_tensor(found.likelihood.noise_var, dtype=torch.float64)  # type: ignore[attr-defined]
+    distance = sum(
+        float((value.double().square() / kernel.prior_var[name].double()).sum())
+        for name, value in part.params.items()
+    )
+    return part.log_likelihood(noise) - 0.5 * distance - 0.5 * log_det
+
+
+def _weights(
+    part: Task,
+    found: Tuned,
+    covariance: Covariance | FunctionPosterior,
+    evidence: Tensor,
+    structure: FunctionSpace,
+) -> WeightGaussian:
+    """The Gaussian around the network's own mean."""
     return WeightGaussian(
         linearized=part.linearized,
         likelihood=found.likelihood,
-        covariance=process,
+        covariance=covariance,
         x=part.x,
         y=part.y,
         prior_var=found.prior_var,
         evidence=evidence,
-        structure=part.structure,
+        structure=structure,
     )

@@ -1,0 +1,189 @@
+"""The covariance of parameters from the rows of the data that tell something: the others are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import available_memory
+from net2gp.inputs import chunks, num_rows, rows
+from net2gp.linalg import cholesky, pivots
+from net2gp.linear.factors import Factor, accumulate, add_blocks, picked
+from net2gp.linear.linearized import Linearized
+from net2gp.linear.tangent import TangentKernel
+from net2gp.posteriors.precision import prior_vector
+from net2gp.posteriors.rooted import normal
+from net2gp.types import Inputs
+
+BLOCK = 256
+"""Candidates for pivots whose rows of the kernel are computed together."""
+
+SHARE = 0.5
+"""Pivots beyond this share of the rows are no gain: a Cholesky factor of all rows is as fast."""
+
+TEST_BYTES = 2**27
+"""What the cross-covariances of one chunk of test points may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowSystem:
+    """A = SᵀKS over all rows n·K + k of the data, Σ_c S_nck f_c(x_n), by the pivots among them.
+
+    With Λ = SSᵀ each row is observed with unit noise, so one whose variance given others is d tells at most
+    log(1 + d)/2 more than they do. Rows are left out where d ≤ tol.
+    """
+
+    L: Tensor  # (n, r), of the rows that have more than tol before anything is known
+    T: Tensor  # (r, r), lower triangular: the pivots' own rows of L
+    index: Tensor  # (r,), the pivots
+    missed: float  # the trace of A − LLᵀ
+    num_rows: int
+    tol: float
+
+    @cached_property
+    def inner(self) -> Tensor:
+        """LᵀL (r, r)."""
+        return self.L.mT @ self.L
+
+    def rest(self, scale: Tensor | float = 1.0) -> Tensor:
+        """What the rows left out add to log|I + scale·A|, at most: as if all of them told the same."""
+        count = max(1, self.num_rows - len(self.index))
+        return count * torch.log1p(torch.as_tensor(scale * self.missed / count))
+
+
+@torch.no_grad()
+def row_system(kernel: TangentKernel, x: Inputs, S: Tensor, tol: float) -> RowSystem | None:
+    """The pivots of SᵀKS, S (N, C, K); None if they are most of the rows, or gradients do not fit.
+
+    Cost: one forward and C backward passes over the data; with n rows above tol and r pivots, n·r
+    entries of the kernel and 2nr² operations.
+    """
+    factors = kernel.factors(x, S)
+    if factors is None:
+        return None
+    N, _, K = S.shape
+    blocks = torch.zeros(N, K, K, dtype=torch.float64, device=S.device)
+    for factor in factors:
+        add_blocks(blocks, factor)
+    diagonal = blocks.diagonal(dim1=1, dim2=2).reshape(-1)
+    kept = (diagonal > tol).nonzero()[:, 0]
+    mine = [picked(factor, kept // K, kept) for factor in factors]
+    del factors
+
+    def columns(index: Tensor) -> Tensor:
+        panel = torch.zeros(len(kept), len(index), dtype=torch.float64, device=S.device)
+        for factor in mine:  # whose rows are points of one output
+            accumulate(panel, factor, picked(factor, index, index), 1)
+        return panel
+
+    room = available_memory(S.device) // (32 * max(1, len(kept)))
+    most = min(int(SHARE * len(diagonal)), room)
+    found = pivots(diagonal[kept], columns, most, block=BLOCK, largest=tol)
+    if len(found.index) == most and bool((found.remaining > tol).any()):
+        return None
+    missed = float(diagonal.sum() - diagonal[kept].sum() + found.remaining.sum())
+    T = found.L[found.index].tril()
+    return RowSystem(found.L, T, kept[found.index], missed, len(diagonal), tol)
+
+
+@dataclass(frozen=True, eq=False)
+class Pivoted:
+    """Σ = V − V^½ Φᵀ T⁻ᵀ (I − B⁻¹) T⁻¹ Φ V^½, Φ (r, P) being the whitened gradients of r rows of the data.
+
+    T is the Cholesky factor of ΦΦᵀ, so T⁻¹Φ has orthonormal rows, along which B = I + LᵀL = RRᵀ is the
+    posterior precision. The rows are the entries `index` (n·K + k) of Σ_c mix_nck f_c(x_n). Directions
+    that they do not span keep the prior.
+
+    Reference: Bach, Jordan, Predictive low-rank decomposition for kernel methods, ICML 2005.
+    """
+
+    kernel: TangentKernel
+    x: Inputs = field(repr=False)
+    mix: Tensor = field(repr=False)
+    index: Tensor = field(repr=False)
+    T: Tensor = field(repr=False)
+    R: Tensor = field(repr=False)
+
+    @classmethod
+    def of(cls, kernel: TangentKernel, x: Inputs, S: Tensor, system: RowSystem) -> Pivoted:
+        """The posterior under all rows of a system, with the points that have a pivot."""
+        K = S.shape[2]
+        used, place = torch.unique(system.index // K, return_inverse=True)
+        eye = torch.eye(len(system.T), dtype=system.T.dtype, device=system.T.device)
+        R = cholesky(eye + system.inner, what="I + LᵀL").L
+        index = place * K + system.index % K
+        return cls(kernel, rows(x, used), S[used], index, system.T, R)
+
+    def log_det(self) -> Tensor:
+        """log|B|."""
+        return 2 * self.R.diagonal().log().sum()
+
+    def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """J_n Σ J_nᵀ for each point: (N, C, C)."""
+        parts = []
+        for prior, less in self._parts(x):
+            by_point = less.unflatten(1, prior.shape[:2])
+            parts.append(prior - torch.einsum("rnc,rnd->ncd", by_point, by_point))
+        found = torch.cat(parts)
+        negative = found.diagonal(dim1=1, dim2=2).clamp(max=0.0)
+        return (found - torch.diag_embed(negative)).to(self.kernel.linearized.example.dtype)
+
+    def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """The diagonals of the blocks: (N, C)."""
+        parts = []
+        for prior, less in self._parts(x):
+            variances = prior.diagonal(dim1=1, dim2=2)
+            parts.append(variances - less.square().sum(0).reshape(variances.shape))
+        return torch.cat(parts).clamp(min=0.0).to(self.kernel.linearized.example.dtype)
+
+    def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """J Σ Jᵀ over all points: (N·C, N·C)."""
+        less = torch.cat([part for _, part in self._parts(x)], 1)
+        return self.kernel.precise()(x) - less.mT @ less
+
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """V^½ (w − Qᵀ(Qw − R⁻ᵀz)) with Q = T⁻¹Φ, of standard normal w and z: (P, S)."""
+        kernel, mix = self.kernel.precise(), self.mix
+        prior = prior_vector(kernel.prior_var, kernel.linearized.params).double()
+        w, z = (normal(like, num_samples, generator) for like in (prior, self.T.diagonal()))
+        solve = torch.linalg.solve_triangular
+        outputs = kernel.apply(self.x, w).unflatten(0, mix.shape[:2])
+        along = (mix.mT @ outputs).flatten(0, 1)[self.index]
+        along = solve(self.T, along, upper=False) - solve(self.R.mT, z, upper=True)
+        back = outputs.new_zeros(mix.shape[0] * mix.shape[2], num_samples)
+        back[self.index] = solve(self.T.mT, along, upper=True)
+        sides = mix @ back.unflatten(0, (mix.shape[0], mix.shape[2]))
+        return prior.sqrt()[:, None] * (w - kernel.adjoint(self.x, sides.flatten(0, 1)))
+
+    @cached_property
+    def _rows(self) -> list[Factor]:
+        """The gradients of the rows, each a point of one output."""
+        found, K = self.kernel.precise().factors(self.x, self.mix), self.mix.shape[2]
+        if found is None:
+            raise MemoryError("the gradients of the training points do not fit into memory.")
+        return [picked(factor, self.index // K, self.index) for factor in found]
+
+    @cached_property
+    def _less(self) -> Tensor:
+        """E (r, r) with EᵀE = T⁻ᵀ(I − B⁻¹)T⁻¹: one product in place of two solves for each test row."""
+        eye = torch.eye(len(self.T), dtype=self.T.dtype, device=self.T.device)
+        root = cholesky(eye - torch.cholesky_inverse(self.R), what="I − B⁻¹").L
+        return torch.linalg.solve_triangular(self.T.mT, root, upper=True).mT.contiguous()
+
+    @torch.no_grad()
+    def _parts(self, x: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
+        """For chunks of points the prior's blocks (n, C, C) and E k(rows, x), (r, n·C)."""
+        kernel, C, r = self.kernel.precise(), self.mix.shape[1], len(self.T)
+        size = min(kernel.points_at_once(x), max(1, TEST_BYTES // (8 * C * r)))
+        for part in chunks(x, size):
+            n, factors = num_rows(part), kernel.factors(part)
+            assert factors is not None
+            prior, cross = self.T.new_zeros(n, C, C), self.T.new_zeros(r, n * C)
+            for one, other in zip(self._rows, factors, strict=True):
+                add_blocks(prior, other)
+                accumulate(cross, one, other, 1, C)
+            yield prior, self._less @ cross
