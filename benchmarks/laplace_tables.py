@@ -33,8 +33,8 @@ the probit link, from the prepared posterior. Of laplace-torch the back-end is s
 CPU time in all; the others are in a table below. Its functional posterior keeps only the diagonal of each
 likelihood curvature, multiplies the prior variance by the share of the training points that it uses, and
 visits these points again for each prediction. net2gp's, `FunctionSpace(num_points)`, leaves rows of the data
-out that would tell less than 0.0005 nats more (its `tol` of 1e-3); a column below has its variances over
-those of all rows. ≈: measured on fewer points,
+out whose precision is at most .01 of what there is (its default `tol`); a column below has its variances
+over those of all rows. ≈: measured on fewer points,
 one at a time, and scaled up; all at once need more memory than there is.
 
 Best of the runs (one where they take minutes), each library in a process of its own; OpenMP threads sleep

@@ -10,6 +10,17 @@ from architectures import ARCHITECTURES, Apply, points
 from net2gp import errors
 from net2gp.errors import InputError, TooLarge
 from net2gp.linear import TangentKernel, factors, linearize
+from net2gp.linear.factors import (
+    Direct,
+    Lookup,
+    Outer,
+    accumulate,
+    jacobian,
+    mixed,
+    picked,
+    pulled,
+    pushed,
+)
 from net2gp.types import FeatureKernel, Kernel
 from reference.jacobians import brute_force_jacobian, flat
 
@@ -305,3 +316,30 @@ def test_precise_products_keep_a_single_precision_kernel_positive(name: str, pri
     torch.testing.assert_close(kernel.matmul(single, single, v), K @ v, **exactly)
     features = kernel.features(single).flatten(0, 1)
     torch.testing.assert_close(features @ features.T, K, rtol=0, atol=1e-6 * scale)
+
+
+def test_products_with_factors_are_those_with_their_jacobians():
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+    ids = torch.randint(-1, 5, (4, 6), generator=generator)
+    some = [
+        Direct(draw(4, 3, 7)),
+        Outer(draw(4, 2, 5, 3), draw(4, 3, 2, 4, 5), torch.tensor(1.0)),
+        Outer(draw(4, 2, 5, 3), draw(4, 3, 2, 4, 5), draw(2, 4, 3)),
+        Lookup(ids, draw(4, 3, 6, 2), torch.tensor(1.0), 5),
+    ]
+    v, mix = draw(4, 3), draw(4, 3, 2)
+    rows = torch.tensor([0, 3, 5, 7, 7])
+    for factor in some:
+        J = jacobian(factor)
+        w = draw(J.shape[-1])
+        torch.testing.assert_close(pushed(factor, w), J @ w)
+        torch.testing.assert_close(pulled(factor, v), torch.einsum("bcp,bc->p", J, v))
+        combined = mixed(factor, mix)
+        torch.testing.assert_close(jacobian(combined), mix.mT @ J)
+        chosen = picked(combined, rows // 2, rows)
+        torch.testing.assert_close(jacobian(chosen)[:, 0], (mix.mT @ J).flatten(0, 1)[rows])
+        cross = torch.zeros(5, 12, dtype=torch.float64)
+        accumulate(cross, chosen, factor, 1, 3)
+        expected = jacobian(chosen)[:, 0] @ J.flatten(0, 1).mT
+        torch.testing.assert_close(cross, expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,22 +143,24 @@ def pivots(
 
 
 def _small_cholesky(A: Tensor, least: float, most: int) -> tuple[Tensor, Tensor]:
-    """The pivots of a small matrix, greedily down to `least`, and the lower factor of A among them."""
-    A = A.clone()
-    k = len(A)
-    L, order = A.new_zeros(k, k), []
-    left = A.diagonal().clone()
-    for step in range(min(k, most)):
+    """The pivots of a small matrix, greedily down to `least`, and the lower factor of A among them.
+
+    In NumPy and without BLAS: for so few numbers the calls, and threads that wait, would cost the most.
+    """
+    values = A.cpu().numpy()
+    left, order = values.diagonal().copy(), []
+    rows = np.zeros_like(values)  # Lᵀ
+    for step in range(min(len(values), most)):
         best = int(left.argmax())
         if not left[best] > least:
             break
-        column = A[:, best] - L[:, :step] @ L[best, :step]
-        L[:, step] = column / column[best].sqrt()
-        left -= L[:, step].square()
-        left[best] = -torch.inf
+        row = values[best] - np.einsum("s,sk->k", rows[:step, best], rows[:step])
+        rows[step] = row / np.sqrt(row[best])
+        left -= rows[step] ** 2
+        left[best] = -np.inf
         order.append(best)
-    chosen = torch.tensor(order, dtype=torch.long, device=A.device)
-    return chosen, L[chosen, : len(order)].tril()
+    factor = torch.from_numpy(np.tril(rows[: len(order), order].T)).to(A.device)
+    return torch.tensor(order, dtype=torch.long, device=A.device), factor
 
 
 @torch.no_grad()

@@ -236,6 +236,25 @@ def mirror(K: Tensor, C: int) -> None:
             K[_rows(m, C), _rows(n, C)] = K[_rows(n, C), _rows(m, C)].mT
 
 
+def pulled(factor: Factor, v: Tensor) -> Tensor:
+    """Jᵀv for v (B, C): (p,)."""
+    if not isinstance(factor, Outer):
+        return jacobian(factor).flatten(0, 1).mT @ v.flatten()
+    g = (v[:, None] @ factor.g.flatten(2)).reshape(len(v), *factor.g.shape[2:])  # (B, S, O, T)
+    g = g.permute(1, 2, 0, 3).flatten(2)
+    return ((g @ factor.a.transpose(0, 1).flatten(1, 2)) * factor.scale).flatten()
+
+
+def pushed(factor: Factor, w: Tensor) -> Tensor:
+    """J w for w (p,): (B, C)."""
+    if not isinstance(factor, Outer):
+        return jacobian(factor) @ w
+    weight = w.reshape(factor.g.shape[2], factor.g.shape[3], -1) * factor.scale
+    a = factor.a.transpose(0, 1)  # (S, B, T, I): one product for all points and places
+    moved = (a.flatten(1, 2) @ weight.mT).unflatten(1, a.shape[1:3]).permute(1, 0, 3, 2)
+    return (factor.g.flatten(2) @ moved.flatten(1)[..., None])[..., 0]
+
+
 def mixed(factor: Factor, mix: Tensor) -> Factor:
     """The gradients of Σ_c mix_bck f_c, for mix (B, C, K): a factor with K outputs."""
     if isinstance(factor, Direct):

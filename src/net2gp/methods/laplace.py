@@ -84,9 +84,9 @@ def laplace(
     N(0, prior_var) and the likelihood's curvature Λ: the network's outputs stay what they are, and get the
     covariance J Σ Jᵀ. `structure` says what of Σ⁻¹ is kept: `Full()`, `Diagonal()`, `Kron()`,
     `LowRank(rank)`, `LastLayer()`, `Subnetwork(num_weights)`, or `FunctionSpace()`, which has all of it
-    without ever forming it. Left out, it is the first that is exact and small: `Full()`,
-    `FunctionSpace()`, else `Kron()`; the result's `structure` says which. `only` chooses parameters by
-    name, as in `linearize`.
+    (large classifiers: all but some per cent) without ever forming it. Left out, it is the first of these
+    that is small: `Full()`, `FunctionSpace()`, else `Kron()`; the result's `structure` says which. `only`
+    chooses parameters by name, as in `linearize`.
 
     `prior_var` and the noise of `Gaussian()` are tuned where they are left open, by `tuning`:
     `Evidence()`, the Laplace approximation of the marginal likelihood
@@ -246,7 +246,7 @@ def _linearized(
 def _default(
     linearized: Linearized, data: tuple[Inputs, Tensor], likelihood: Likelihood, f: Tensor
 ) -> Structure:
-    """The first structure that is exact and small, else `Kron()`, or `Diagonal()` without factors."""
+    """The first structure that has all of it and is small, else `Kron()`, or `Diagonal()` without factors."""
     small = linearized.num_params <= (SMALL_FULL if linearized.num_params <= f.numel() else 1000)
     if small:
         return Full()

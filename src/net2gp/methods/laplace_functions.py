@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -38,8 +37,8 @@ from net2gp.types import Params
 SPECTRUM_ROWS = 3000
 """Rows up to which the prior is tuned on the eigenvalues of the Gram matrix; beyond, on Kronecker factors."""
 
-CLASSIFIER_TOL, EXACT_ROWS = 1e-3, 1000
-"""What rows of a classifier's data must tell to be kept, and the number of rows up to which all are."""
+CLASSIFIER_TOL, EXACT_ROWS = 1e-2, 1000
+"""What may be missed of a classifier's data, and the number of rows up to which nothing is."""
 
 
 def function_space(
@@ -87,6 +86,12 @@ class _Process:
     tol: float
     prior_var: PriorVar | None
 
+    @property
+    def structure(self) -> FunctionSpace:
+        """What was asked for."""
+        assert isinstance(self.part.structure, FunctionSpace)
+        return self.part.structure
+
     @cached_property
     def curvature(self) -> Tensor:
         """Λ at the data, (N, C, C)."""
@@ -105,36 +110,30 @@ class _Process:
         )
         if self.tol > 0:
             S = psd_root(curvature, symmetric=False)
-            system = row_system(kernel.precise(), self.part.x, S, self.tol)
+            system = row_system(kernel, self.part.x, S, self.tol)
             if system is not None:
-                return _by_pivots(self.part, found, kernel, S, system)
+                structure = replace(self.structure, tol=self.tol)
+                return _by_pivots(replace(self.part, structure=structure), found, kernel, S, system)
         if self.prior_var is not None:
             gram = self.gram
         elif isinstance(found.prior_var, float):
             gram = self.gram * found.prior_var
         else:
             gram = _gram(self.part, found.prior_var)
-        return _around_network(self.part, found, gram, curvature)
+        structure = replace(self.structure, tol=0.0) if self.tol > 0 else self.structure
+        return _around_network(replace(self.part, structure=structure), found, gram, curvature)
 
     def determinant(self) -> LogDet:
-        """log|I + scale·ΛK| from the eigenvalues of SᵀKS."""
-        S = psd_root(self.curvature, symmetric=False)
-        rest: Callable[[Tensor], Tensor] = torch.zeros_like
-        system = None
-        if self.tol > 0:
-            kernel = self.part.linearized.kernel(1.0 if self.prior_var is None else self.prior_var)
-            system = row_system(kernel.precise(), self.part.x, S, self.tol)
-        if system is not None:
-            inner, rest = system.inner, system.rest
-        else:
-            inner = block_matmul(S.mT, block_matmul(S.mT, self.gram).mT)
+        """log|I + scale·ΛK| from the eigenvalues of SᵀKS, of all rows: what tells little may tell much
+        at a wider prior."""
+        S = psd_root(self.curvature)
+        inner = block_matmul(S.mT, block_matmul(S.mT, self.gram).mT)
         values = torch.linalg.eigvalsh(inner).clamp(min=0)
 
         def determinant(prior: Params, scale: Tensor) -> Tensor:
             one = common_variance(prior) if self.prior_var is None else 1.0
             assert one is not None
-            whole = torch.as_tensor(scale * one)
-            return torch.log1p(whole * values).sum() + rest(whole)
+            return torch.log1p(scale * one * values).sum()
 
         return determinant
 
@@ -209,9 +208,7 @@ def _by_pivots(
     else:
         Sigma = DiagonalCovariance(prior_vector(kernel.prior_var, part.params).double())
         log_det = system.rest()
-    assert isinstance(part.structure, FunctionSpace)
-    structure = replace(part.structure, tol=system.tol)
-    return _weights(part, found, Sigma, _evidence(part, found, kernel, log_det), structure)
+    return _weights(part, found, Sigma, _evidence(part, found, kernel, log_det))
 
 
 def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> WeightGaussian:
@@ -235,9 +232,7 @@ def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> W
         sites=sites,
         gram=K,
     )
-    assert isinstance(part.structure, FunctionSpace)
-    structure = replace(part.structure, tol=0.0) if part.structure.tol else part.structure
-    return _weights(part, found, process, evidence, structure)
+    return _weights(part, found, process, evidence)
 
 
 def _evidence(part: Task, found: Tuned, kernel: TangentKernel, log_det: Tensor) -> Tensor:
@@ -257,7 +252,6 @@ def _weights(
     found: Tuned,
     covariance: Covariance | FunctionPosterior,
     evidence: Tensor,
-    structure: FunctionSpace,
 ) -> WeightGaussian:
     """The Gaussian around the network's own mean."""
     return WeightGaussian(
@@ -268,5 +262,5 @@ def _weights(
         y=part.y,
         prior_var=found.prior_var,
         evidence=evidence,
-        structure=structure,
+        structure=part.structure,
     )

@@ -11,19 +11,22 @@ from torch import Tensor
 
 from net2gp.errors import available_memory
 from net2gp.inputs import chunks, num_rows, rows
-from net2gp.linalg import cholesky, pivots
-from net2gp.linear.factors import Factor, accumulate, add_blocks, picked
+from net2gp.linalg import cholesky, lanczos, pivots
+from net2gp.linear.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.precision import prior_vector
 from net2gp.posteriors.rooted import normal
 from net2gp.types import Inputs
 
-BLOCK = 256
+BLOCK = 192
 """Candidates for pivots whose rows of the kernel are computed together."""
 
 SHARE = 0.5
 """Pivots beyond this share of the rows are no gain: a Cholesky factor of all rows is as fast."""
+
+PROBES, ATTEMPTS = 4, 8
+"""Lanczos steps that find the direction of which most is missed; and how often more rows are asked for."""
 
 TEST_BYTES = 2**27
 """What the cross-covariances of one chunk of test points may take."""
@@ -33,61 +36,134 @@ TEST_BYTES = 2**27
 class RowSystem:
     """A = SᵀKS over all rows n·K + k of the data, Σ_c S_nck f_c(x_n), by the pivots among them.
 
-    With Λ = SSᵀ each row is observed with unit noise, so one whose variance given others is d tells at most
-    log(1 + d)/2 more than they do. Rows are left out where d ≤ tol.
+    With Λ = SSᵀ each row is observed with unit noise. L has what the pivots explain of the rows `kept`.
     """
 
-    L: Tensor  # (n, r), of the rows that have more than tol before anything is known
+    L: Tensor  # (n, r)
     T: Tensor  # (r, r), lower triangular: the pivots' own rows of L
+    kept: Tensor  # (n,)
     index: Tensor  # (r,), the pivots
     missed: float  # the trace of A − LLᵀ
     num_rows: int
-    tol: float
 
     @cached_property
-    def inner(self) -> Tensor:
-        """LᵀL (r, r)."""
-        return self.L.mT @ self.L
+    def R(self) -> Tensor:
+        """The Cholesky factor of B = I + LᵀL."""
+        B = self.L.mT @ self.L
+        B.diagonal().add_(1.0)
+        return cholesky(B, what="I + LᵀL").L
 
-    def rest(self, scale: Tensor | float = 1.0) -> Tensor:
-        """What the rows left out add to log|I + scale·A|, at most: as if all of them told the same."""
+    def rest(self) -> Tensor:
+        """What the rest adds to log|I + A|, at most: as if all of the other rows told the same."""
         count = max(1, self.num_rows - len(self.index))
-        return count * torch.log1p(torch.as_tensor(scale * self.missed / count))
+        return count * torch.log1p(torch.tensor(self.missed / count, dtype=torch.float64))
 
 
 @torch.no_grad()
 def row_system(kernel: TangentKernel, x: Inputs, S: Tensor, tol: float) -> RowSystem | None:
-    """The pivots of SᵀKS, S (N, C, K); None if they are most of the rows, or gradients do not fit.
+    """Rows of SᵀKS, S (N, C, K), such that no direction of the parameters misses more than tol.
 
-    Cost: one forward and C backward passes over the data; with n rows above tol and r pivots, n·r
-    entries of the kernel and 2nr² operations.
+    The whitened gradients Φ of all rows give the posterior precision M = I + ΦᵀΦ. Of rows with less than a
+    level nothing is kept, and of others what the pivots down to that level explain: Φ̂, and M̂ = I + Φ̂ᵀΦ̂.
+    The level is lowered until λ, the largest eigenvalue of M̂^(−½) DᵀD M̂^(−½) with D = Φ − Φ̂, is at most
+    tol. As M − M̂ = Φ̂ᵀD + DᵀΦ̂ + DᵀD, variances are then right to about 2√λ of themselves in the worst
+    direction; in most, where Φ̂ and D have nothing to do with each other, to λ.
+
+    None if the pivots are most of the rows, or the gradients do not fit into memory. Cost: one forward and C
+    backward passes over the data; with n rows kept and r pivots, n·r entries of the kernel and 2nr²
+    operations.
     """
-    factors = kernel.factors(x, S)
-    if factors is None:
+    found = _Rows.of(kernel, x, S)
+    if found is None:
         return None
-    N, _, K = S.shape
-    blocks = torch.zeros(N, K, K, dtype=torch.float64, device=S.device)
-    for factor in factors:
-        add_blocks(blocks, factor)
-    diagonal = blocks.diagonal(dim1=1, dim2=2).reshape(-1)
-    kept = (diagonal > tol).nonzero()[:, 0]
-    mine = [picked(factor, kept // K, kept) for factor in factors]
-    del factors
+    level = tol / 8
+    for _ in range(ATTEMPTS):
+        system = found.explained(level)
+        if system is None:
+            return None
+        missed = found.most_missed(system)
+        if missed <= tol:
+            return system
+        level *= min(0.3, 0.5 * tol / missed)
+    return None
 
-    def columns(index: Tensor) -> Tensor:
-        panel = torch.zeros(len(kept), len(index), dtype=torch.float64, device=S.device)
-        for factor in mine:  # whose rows are points of one output
-            accumulate(panel, factor, picked(factor, index, index), 1)
-        return panel
 
-    room = available_memory(S.device) // (32 * max(1, len(kept)))
-    most = min(int(SHARE * len(diagonal)), room)
-    found = pivots(diagonal[kept], columns, most, block=BLOCK, largest=tol)
-    if len(found.index) == most and bool((found.remaining > tol).any()):
-        return None
-    missed = float(diagonal.sum() - diagonal[kept].sum() + found.remaining.sum())
-    T = found.L[found.index].tril()
-    return RowSystem(found.L, T, kept[found.index], missed, len(diagonal), tol)
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The gradients of all rows."""
+
+    kernel: TangentKernel
+    x: Inputs
+    S: Tensor
+    factors: list[Factor]
+    diagonal: Tensor
+
+    @classmethod
+    def of(cls, kernel: TangentKernel, x: Inputs, S: Tensor) -> _Rows | None:
+        factors = kernel.precise().factors(x, S)
+        if factors is None:
+            return None
+        N, _, K = S.shape
+        blocks = torch.zeros(N, K, K, dtype=torch.float64, device=S.device)
+        for factor in factors:
+            add_blocks(blocks, factor)
+        return cls(kernel, x, S, factors, blocks.diagonal(dim1=1, dim2=2).reshape(-1))
+
+    def explained(self, level: float) -> RowSystem | None:
+        """The pivots down to a level, of the rows above it."""
+        diagonal = self.diagonal
+        kept = (diagonal > level).nonzero()[:, 0]
+        K = self.S.shape[2]
+        mine = [picked(factor, kept // K, kept) for factor in self.factors]
+
+        def columns(index: Tensor) -> Tensor:
+            panel = diagonal.new_zeros(len(kept), len(index))
+            for factor in mine:  # whose rows are points of one output
+                accumulate(panel, factor, picked(factor, index, index), 1)
+            return panel
+
+        room = available_memory(diagonal.device) // (32 * max(1, len(kept)))
+        most = min(int(SHARE * len(diagonal)), room)
+        found = pivots(diagonal[kept], columns, most, block=BLOCK, largest=level)
+        if len(found.index) == most and bool((found.remaining > level).any()):
+            return None
+        missed = float(diagonal.sum() - diagonal[kept].sum() + found.remaining.sum())
+        T = found.L[found.index].tril()
+        return RowSystem(found.L, T, kept, kept[found.index], missed, len(diagonal))
+
+    def most_missed(self, system: RowSystem) -> float:
+        """The largest eigenvalue of D M̂⁻¹ Dᵀ, by Lanczos.
+
+        With D = Φ − Φ̂ and Q = T⁻¹Φ_Z, of the pivots Z: Φ̂ = LQ at the rows kept, M̂⁻¹ = I − Qᵀ(I − B⁻¹)Q.
+        """
+        solve, kept = torch.linalg.solve_triangular, system.kept
+
+        def product(v: Tensor) -> Tensor:
+            along = solve(system.T.mT, system.L.mT @ v[kept], upper=True)
+            rows = self._gram(v.index_add(0, system.index, along, alpha=-1.0))
+            along = solve(system.T, rows[system.index], upper=False)
+            known = torch.cholesky_solve(along, system.R)
+            # of the rows kept it is Φw − LQw; of the others what M̂⁻¹ leaves of Φw
+            back = torch.zeros_like(v)
+            back[system.index] = solve(system.T.mT, along - known, upper=True)
+            less = self._gram(back)
+            less[kept] = system.L @ along
+            return rows - less
+
+        if not system.missed > 0.0:
+            return 0.0
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(system.num_rows, generator=generator, dtype=torch.float64)
+        found = lanczos(product, start.to(self.S), min(PROBES, system.num_rows))
+        return float(torch.linalg.eigvalsh(found.T)[-1])
+
+    def _gram(self, v: Tensor) -> Tensor:
+        """ΦΦᵀv for v (N·K, 1)."""
+        by_point = v.reshape(self.S.shape[0], self.S.shape[2])
+        rows = torch.zeros_like(by_point)
+        for factor in self.factors:
+            rows += pushed(factor, pulled(factor, by_point))
+        return rows.reshape(-1, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +189,8 @@ class Pivoted:
         """The posterior under all rows of a system, with the points that have a pivot."""
         K = S.shape[2]
         used, place = torch.unique(system.index // K, return_inverse=True)
-        eye = torch.eye(len(system.T), dtype=system.T.dtype, device=system.T.device)
-        R = cholesky(eye + system.inner, what="I + LᵀL").L
         index = place * K + system.index % K
-        return cls(kernel, rows(x, used), S[used], index, system.T, R)
+        return cls(kernel, rows(x, used), S[used], index, system.T, system.R)
 
     def log_det(self) -> Tensor:
         """log|B|."""

@@ -97,12 +97,12 @@ class FunctionSpace:
 
     `num_points` conditions on a random subset of so many points of the data instead of on all.
 
-    The data are N·C rows, combinations of a point's outputs by the root of its curvature, each observed
-    with unit noise. A classifier is sure of most of them beforehand. `tol` leaves out rows whose variance,
-    given those that are kept, is at most so much: they would tell log(1 + tol)/2 more. Predicted variances
-    then change by a few `tol` of themselves (digits, 64-256-256-10, 500 points, tol=1e-3: by .1 %, at
-    most .3 %), in a small part of the time. With 0 all rows are kept. By default it is
-    1e-3 for classifiers with more than 1000 rows, else 0; the `structure` of the posterior says which.
+    A classifier is sure of most of its data, which then tell little. With `tol` rows of the Gram matrix are
+    left out as long as the precision that they would add is, in every direction of the parameters, at most
+    `tol` times the prior's. It takes a fraction of the time. Variances are right to about `tol` of
+    themselves (digits, 64-256-256-10, 500 points: .1 %, .4 % at most), in the worst case to 2√tol. With 0
+    all rows are kept. By default it is 0.01 for classifiers with more than 1000 rows, else 0; the
+    `structure` of the posterior says which.
     """
 
     num_points: int | None = None
@@ -113,6 +113,10 @@ class FunctionSpace:
         if self.num_points is not None:
             check_count(self.num_points, "num_points", example=500)
         if self.tol is not None:
+            if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
+                raise InputError(
+                    f"tol must be a number, but is {_shown(self.tol)}. Pass for example tol=0.001."
+                )
             check_positive(self.tol, "tol", zero=True)
 
 
