@@ -63,6 +63,7 @@ class Measurement:
 
 def main() -> int:
     options = parse(sys.argv[1:])
+    made_by()
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, **threads, **quiet, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path}
 
 
+@cache
 def made_by() -> str:
-    """The command line of this run and the revision of its code, for the head of a result file."""
+    """The command line of this run and the revision of its code as it began, for the head of a result."""
     line = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     try:
         revision = git("rev-parse", "--short", "HEAD")

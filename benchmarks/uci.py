@@ -104,6 +104,7 @@ PEERS_STRUCTURES["laplace-torch last layer"] = "last layer"
 
 def main() -> int:
     options = parse(sys.argv[1:])
+    made_by()
     torch.set_num_threads(NUM_CORES)
     console = Console()
     if not console.is_terminal:

@@ -102,7 +102,8 @@ def draw_sweeps(sweeps: dict[str, Selection], out: Path, name: str) -> None:
     drawn: dict[str, list[Any]] = {}
     for ax, (title, table) in zip(np.atleast_1d(axes), sweeps.items(), strict=True):
         plot_selection(ax, table, losses=["test loss", "train loss"])
-        ax.legend(handles=ax.get_legend().legend_handles, frameon=False, fontsize=7)
+        handles = ax.get_legend().legend_handles
+        ax.legend(handles=handles, frameon=False, fontsize=7, loc="upper center")
         ax.set_title(title, fontsize=9)
         drawn.setdefault(table.name, []).append(ax)
     for same in drawn.values():
