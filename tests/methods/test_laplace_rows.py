@@ -294,6 +294,15 @@ def test_many_rows_that_tell_little_together_tell_much(logit):
     )
 
 
+def test_rows_are_sought_once_for_a_posterior_whose_link_is_matched(monkeypatch):
+    calls, seek = [], pivoted.row_system
+    counted = lambda *arguments: calls.append(arguments[-1]) or seek(*arguments)
+    monkeypatch.setattr("net2gp.methods.laplace_functions.row_system", counted)
+    data = (X, labels(n2g.Categorical()))
+    quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, structure=n2g.FunctionSpace(tol=0.1))
+    assert calls == [0.1]
+
+
 def test_a_prior_that_is_tuned_is_tuned_on_all_rows():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 3)).double().eval()

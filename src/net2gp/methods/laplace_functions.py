@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,7 @@ class _Process:
     part: Task
     tol: float
     prior_var: PriorVar | None
+    systems: dict[Any, RowSystem | None] = field(default_factory=dict)
 
     @property
     def structure(self) -> FunctionSpace:
@@ -110,7 +112,7 @@ class _Process:
         )
         if self.tol > 0:
             S = psd_root(curvature, symmetric=False)
-            system = row_system(kernel, self.part.x, S, self.tol)
+            system = self._rows(kernel, S, found)
             if system is not None:
                 structure = replace(self.structure, tol=self.tol)
                 return _by_pivots(replace(self.part, structure=structure), found, kernel, S, system)
@@ -122,6 +124,16 @@ class _Process:
             gram = _gram(self.part, found.prior_var)
         structure = replace(self.structure, tol=0.0) if self.tol > 0 else self.structure
         return _around_network(replace(self.part, structure=structure), found, gram, curvature)
+
+    def _rows(self, kernel: TangentKernel, S: Tensor, found: Tuned) -> RowSystem | None:
+        """The rows at what was chosen, kept: a link is matched at a posterior that is then built again."""
+        key = (found.prior_var, found.scale)
+        if not isinstance(found.prior_var, float):
+            return row_system(kernel, self.part.x, S, self.tol)
+        if key not in self.systems:
+            self.systems.clear()
+            self.systems[key] = row_system(kernel, self.part.x, S, self.tol)
+        return self.systems[key]
 
     def determinant(self) -> LogDet:
         """log|I + scale·ΛK| from the eigenvalues of SᵀKS, of all rows: what tells little may tell much

@@ -61,13 +61,14 @@ class RowSystem:
 
 @torch.no_grad()
 def row_system(kernel: TangentKernel, x: Inputs, S: Tensor, tol: float) -> RowSystem | None:
-    """Rows of SᵀKS, S (N, C, K), such that no direction of the parameters misses more than tol.
+    """Rows of SᵀKS, S (N, C, K), such that no direction of the parameters misses much more than tol.
 
     The whitened gradients Φ of all rows give the posterior precision M = I + ΦᵀΦ. Of rows with less than a
     level nothing is kept, and of others what the pivots down to that level explain: Φ̂, and M̂ = I + Φ̂ᵀΦ̂.
     The level is lowered until λ, the largest eigenvalue of M̂^(−½) DᵀD M̂^(−½) with D = Φ − Φ̂, is at most
-    tol. As M − M̂ = Φ̂ᵀD + DᵀΦ̂ + DᵀD, variances are then right to about 2√λ of themselves in the worst
-    direction; in most, where Φ̂ and D have nothing to do with each other, to λ.
+    tol, as far as a few Lanczos steps tell, which find it from below. As M − M̂ = Φ̂ᵀD + DᵀΦ̂ + DᵀD,
+    variances are then right to about 2√λ of themselves in the worst direction; in most, where Φ̂ and D have
+    nothing to do with each other, to λ.
 
     None if the pivots are most of the rows, or the gradients do not fit into memory. Cost: one forward and C
     backward passes over the data; with n rows kept and r pivots, n·r entries of the kernel and 2nr²

@@ -99,10 +99,10 @@ class FunctionSpace:
 
     A classifier is sure of most of its data, which then tell little. With `tol` rows of the Gram matrix are
     left out as long as the precision that they would add is, in every direction of the parameters, at most
-    `tol` times the prior's. It takes a fraction of the time. Variances are right to about `tol` of
-    themselves (digits, 64-256-256-10, 500 points: .1 %, .4 % at most), in the worst case to 2√tol. With 0
-    all rows are kept. By default it is 0.01 for classifiers with more than 1000 rows, else 0; the
-    `structure` of the posterior says which.
+    about `tol` of what there is (a few Lanczos steps look for the direction). It takes a fraction of the
+    time. Variances are right to about `tol` of themselves (digits, 64-256-256-10, 500 points: .1 %, .4 % at
+    most), in the worst case to 2√tol. With 0 all rows are kept. By default it is 0.01 for classifiers with
+    more than 1000 rows, else 0; the `structure` of the posterior says which.
     """
 
     num_points: int | None = None
