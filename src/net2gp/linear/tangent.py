@@ -286,8 +286,7 @@ class TangentKernel:
         """
         if num_rows(x) > self.points_at_once(x):
             return None
-        pieces = self._pieces(x, self._plan(x), traced=False)
-        found = [*pieces.factors, *(pieces.jacobian(names) for names in pieces.leftover)]
+        found = list(self._factors(x, self._plan(x)))
         return found if mix is None else [mixed(factor, mix) for factor in found]
 
     def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:

@@ -106,10 +106,8 @@ class _Process:
 
     def posterior(self, found: Tuned) -> WeightGaussian:
         """The posterior at what was chosen, around the network's own mean."""
-        kernel, curvature = (
-            self.part.linearized.kernel(found.prior_var),
-            self.curvature * found.scale,
-        )
+        kernel = self.part.linearized.kernel(found.prior_var)
+        curvature = self.curvature * found.scale
         if self.tol > 0:
             S = psd_root(curvature, symmetric=False)
             system = self._rows(kernel, S, found)
@@ -136,8 +134,10 @@ class _Process:
         return self.systems[key]
 
     def determinant(self) -> LogDet:
-        """log|I + scale·ΛK| from the eigenvalues of SᵀKS, of all rows: what tells little may tell much
-        at a wider prior."""
+        """log|I + scale·ΛK| from the eigenvalues of SᵀKS.
+
+        Of all rows: one that tells little may tell much at a wider prior.
+        """
         S = psd_root(self.curvature)
         inner = block_matmul(S.mT, block_matmul(S.mT, self.gram).mT)
         values = torch.linalg.eigvalsh(inner).clamp(min=0)

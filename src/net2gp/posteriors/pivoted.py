@@ -91,13 +91,11 @@ def row_system(kernel: TangentKernel, x: Inputs, S: Tensor, tol: float) -> RowSy
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The gradients of all rows."""
+    """The gradients of all rows n·K + k, as factors with K outputs, and the diagonal of ΦΦᵀ."""
 
-    kernel: TangentKernel
-    x: Inputs
-    S: Tensor
     factors: list[Factor]
     diagonal: Tensor
+    K: int
 
     @classmethod
     def of(cls, kernel: TangentKernel, x: Inputs, S: Tensor) -> _Rows | None:
@@ -108,14 +106,13 @@ class _Rows:
         blocks = torch.zeros(N, K, K, dtype=torch.float64, device=S.device)
         for factor in factors:
             add_blocks(blocks, factor)
-        return cls(kernel, x, S, factors, blocks.diagonal(dim1=1, dim2=2).reshape(-1))
+        return cls(factors, blocks.diagonal(dim1=1, dim2=2).reshape(-1), K)
 
     def explained(self, level: float) -> RowSystem | None:
         """The pivots down to a level, of the rows above it."""
         diagonal = self.diagonal
         kept = (diagonal > level).nonzero()[:, 0]
-        K = self.S.shape[2]
-        mine = [picked(factor, kept // K, kept) for factor in self.factors]
+        mine = [picked(factor, kept // self.K, kept) for factor in self.factors]
 
         def columns(index: Tensor) -> Tensor:
             panel = diagonal.new_zeros(len(kept), len(index))
@@ -155,12 +152,12 @@ class _Rows:
             return 0.0
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(system.num_rows, generator=generator, dtype=torch.float64)
-        found = lanczos(product, start.to(self.S), min(PROBES, system.num_rows))
+        found = lanczos(product, start.to(self.diagonal), min(PROBES, system.num_rows))
         return float(torch.linalg.eigvalsh(found.T)[-1])
 
     def _gram(self, v: Tensor) -> Tensor:
         """ΦΦᵀv for v (N·K, 1)."""
-        by_point = v.reshape(self.S.shape[0], self.S.shape[2])
+        by_point = v.reshape(-1, self.K)
         rows = torch.zeros_like(by_point)
         for factor in self.factors:
             rows += pushed(factor, pulled(factor, by_point))
