@@ -45,16 +45,20 @@ class Outer:
 
     @property
     def by_gram(self) -> bool:
-        """Whether Σ_ts (a_t·a_s)(g_t·g_s) is cheaper than forming the gradients."""
-        O, T = self.g.shape[3:]
+        """Whether Σ_ts (a_t·a_s)(g_t·g_s) is cheaper than forming the gradients.
+
+        Never for several groups: each has weights of its own, few enough that one product of the
+        gradients of all groups is the fastest way.
+        """
+        S, O, T = self.g.shape[2:]
         I = self.a.shape[-1]
-        return not self.scale.dim() and T * T * (2 * O + ELEMENTWISE) <= 2 * O * I
+        return S == 1 and not self.scale.dim() and T * T * (2 * O + ELEMENTWISE) <= 2 * O * I
 
     def slices(self) -> list[tuple[Tensor, Tensor]]:
-        """For each group and place: inputs (B, I) and output gradients (B·C, O)."""
-        B, C, S, O, T = self.g.shape
-        g = self.g.permute(2, 4, 0, 1, 3).reshape(S, T, B * C, O)
-        return [(self.a[:, s, t], g[s, t]) for s in range(S) for t in range(T)]
+        """For each place of a layer without groups: inputs (B, I) and output gradients (B·C, O)."""
+        B, C, _, O, T = self.g.shape
+        g = self.g[:, :, 0].permute(3, 0, 1, 2).reshape(T, B * C, O)
+        return [(self.a[:, 0, t], g[t]) for t in range(T)]
 
     def gradients(self, step: int) -> Iterator[Tensor]:
         """The gradients (B·C, p), for `step` outputs of the layer at a time."""
