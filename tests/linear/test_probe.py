@@ -134,32 +134,20 @@ def test_layers_that_sort_their_points_are_left_over() -> None:
         torch.testing.assert_close(linearized.kernel()(x), J @ J.T, rtol=1e-10, atol=1e-12)
 
 
-def test_points_that_take_different_ways_are_refused() -> None:
-    def forward(self, x):
-        out = self.everywhere(x)
-        some = x[:, 0] > 0
-        return out.index_add(0, some.nonzero()[:, 0], self.somewhere(x[some]))
-
-    network = Apply(forward, everywhere=nn.Linear(2, 2), somewhere=nn.Linear(2, 2)).eval()
-    x = torch.randn(7, 2)
-    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0])
-    with pytest.raises(
-        NetworkError, match=r"Linear.* gets 5 rows for 7 points: .*treats all points"
-    ):
-        linearize(network).kernel()(x)
-
-
-def test_layers_that_are_called_for_some_batches_only_are_refused() -> None:
+def test_a_layer_that_the_number_of_points_decides_on_is_refused() -> None:
     def forward(self, x):
         h = self.layer(x)
         return self.layer(h) if len(x) > 3 else h
 
     network = Apply(forward, layer=nn.Linear(2, 2)).eval()
-    with pytest.raises(NetworkError, match="calls other layers for some inputs than for others"):
+    with pytest.raises(
+        NetworkError,
+        match=r"gradients of layer\.weight, layer\.bias at a point depend on the other points of its batch",
+    ):
         linearize(network).kernel()(torch.randn(5, 2))
 
 
-def test_a_plan_is_remembered_until_inputs_or_parameters_change(
+def test_a_plan_is_remembered_for_inputs_of_the_same_shape_until_the_parameters_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
@@ -168,19 +156,58 @@ def test_a_plan_is_remembered_until_inputs_or_parameters_change(
     network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).eval()
     linearized, x = linearize(network), torch.randn(5, 2)
     plan(linearized, x)
-    assert plan(linearized, x) == plan(linearized, x)
-    assert len(calls) == 1
+    assert plan(linearized, x) == plan(linearized, x[1:]) == plan(linearized, x.clone())
     x.mul_(2.0)
     plan(linearized, x)
+    assert len(calls) == 1
+    plan(linearized, x[:, None])
     assert len(calls) == 2
-    plan(linearized, x.clone())
-    assert len(calls) == 3
     with torch.no_grad():
         next(iter(linearized.params.values())).mul_(2.0)
     plan(linearized, x)
-    assert len(calls) == 4
+    assert len(calls) == 3
     plan(linearize(network), x)
-    assert len(calls) == 5
+    assert len(calls) == 4
+
+
+def test_points_of_a_known_shape_are_still_looked_at_unless_they_are_the_same_points() -> None:
+    sizes: list[int] = []
+
+    def forward(self, x):
+        sizes.append(len(x))
+        return self.layer(x)
+
+    linearized = linearize(Apply(forward, layer=nn.Linear(2, 2)).eval())
+    x = torch.randn(8, 2)
+    plan(linearized, x)
+    sizes.clear()
+    for same in (x, x[:], x[2:5], x[:1]):
+        plan(linearized, same)
+    assert sizes == []
+    plan(linearized, x.clone())
+    assert sizes == [3, 2]
+    x.mul_(2.0)
+    plan(linearized, x)
+    assert sizes == [3, 2, 3, 2]
+
+
+def test_points_of_a_known_shape_that_see_each_other_are_refused() -> None:
+    def forward(self, x):
+        return self.layer(torch.where(x.abs().max() > 10, x - x.mean(0), x))
+
+    linearized = linearize(Apply(forward, layer=nn.Linear(2, 2)).eval())
+    x = torch.randn(8, 2)
+    linearized.kernel()(x)
+    with pytest.raises(NetworkError, match="couples the points of a batch"):
+        linearized.kernel()(x * 100)
+
+
+def test_points_of_a_known_shape_without_finite_outputs_are_refused() -> None:
+    network = Apply(lambda self, x: self.layer(x).exp(), layer=nn.Linear(2, 2)).eval()
+    linearized, x = linearize(network), torch.randn(8, 2)
+    linearized.kernel()(x)
+    with pytest.raises(NetworkError, match="NaN or infinite values on the given inputs"):
+        linearized.kernel()(x * 1e4)
 
 
 def test_a_hook_or_a_flag_makes_a_new_plan() -> None:

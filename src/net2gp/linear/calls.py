@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from net2gp.inputs import map_inputs
-from net2gp.linear.evaluation import LOCK
+from net2gp.linear.evaluation import LOCK, accepts
 from net2gp.linear.layers import Rule, find_rule
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
+
+Key = tuple[str, ...]
+"""A layer by its kind and the network's names of its chosen parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,11 @@ class Call:
     version: int
     shape: torch.Size
     edge: GradientEdge | None = field(repr=False)
+
+    @property
+    def key(self) -> Key:
+        """Which layer was called."""
+        return (type(self.module).__name__, *self.names.values())
 
 
 @contextlib.contextmanager
@@ -55,7 +63,9 @@ def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
         }
 
 
-def forward(linearized: Linearized, leaves: Params, x: Inputs) -> tuple[list[Call], Tensor]:
+def forward(
+    linearized: Linearized, leaves: Params, x: Inputs, given: Inputs | None = None
+) -> tuple[list[Call], Tensor]:
     """The calls of all layers that have a rule and chosen parameters, and the outputs with a graph."""
     calls: list[Call] = []
     with LOCK, contextlib.ExitStack() as stack:
@@ -72,9 +82,14 @@ def forward(linearized: Linearized, leaves: Params, x: Inputs) -> tuple[list[Cal
                 hook = _recorder(calls, rule, names)
                 handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
                 stack.callback(handle.remove)
-        with recording():
-            out = linearized.evaluate(leaves, recordable(x))
+        out = run(linearized, leaves, x, given)
     return calls, out
+
+
+def run(linearized: Linearized, params: Params, x: Inputs, given: Inputs | None = None) -> Tensor:
+    """f(x; θ) with a graph of plain autograd; what the network raises comes with what was `given`."""
+    with recording(), accepts(x if given is None else given):
+        return linearized.evaluate(params, recordable(x))
 
 
 def _recorder(calls: list[Call], rule: Rule, names: dict[str, str]) -> Any:

@@ -7,19 +7,25 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, vmap
 
-from net2gp.errors import NetworkError
-from net2gp.inputs import map_inputs, num_rows, rows
-from net2gp.linear.calls import Call, forward, fresh_leaves, recordable, recording
-from net2gp.linear.evaluation import without_vmap_warnings
-from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian
+from net2gp.inputs import num_rows
+from net2gp.linear.calls import forward, fresh_leaves
+from net2gp.linear.factors import Direct, Factor, Outer, jacobian
 from net2gp.linear.linearized import Linearized
-from net2gp.linear.probe import Layout, Plan, plan
-from net2gp.progress import progress
+from net2gp.linear.loops import leftover_jacobian
+from net2gp.linear.probe import Plan, demote, plan
+from net2gp.linear.uses import find_uses
 from net2gp.types import Inputs, Params
 
-__all__ = ["Plan", "Seeds", "capture", "each_output", "leftover_jacobian", "plan"]
+__all__ = [
+    "Plan",
+    "Seeds",
+    "capture",
+    "each_output",
+    "gradients_apart",
+    "leftover_jacobian",
+    "plan",
+]
 
 Seeds = Callable[[Tensor], Tensor]
 """From a network's outputs (B, C) to the K combinations of them (B, C, K) that are differentiated."""
@@ -32,16 +38,18 @@ def capture(
     seeds: Seeds | None = None,
     *,
     compress: bool = True,
+    check: bool = True,
 ) -> dict[str, Factor]:
     """The gradients of all outputs at `x` for each structured parameter, as unscaled factors.
 
     `seeds` asks for the gradients of combinations of the outputs instead. With `compress` a weight that
-    is used at many places comes as its gradient, where that is smaller than what it is made of.
+    is used at many places comes as its gradient, where that is smaller than what it is made of. With
+    `check` the gradients are compared with plain reverse mode at these points, at two more passes.
 
     Cost: one forward pass, and C (or K) backward passes that skip the weights.
     """
     gradients: _Gradients | None = None
-    for c, count, found in each_output(linearized, x, plan, seeds):
+    for c, count, found in each_output(linearized, x, plan, seeds, check=check):
         gradients = gradients or _Gradients(count, compress)
         for name, factor in found.items():
             gradients.add(name, c, factor)
@@ -49,40 +57,48 @@ def capture(
 
 
 def each_output(
-    linearized: Linearized, x: Inputs, plan: Plan, seeds: Seeds | None = None
+    linearized: Linearized,
+    x: Inputs,
+    plan: Plan,
+    seeds: Seeds | None = None,
+    *,
+    check: bool = True,
 ) -> Iterator[tuple[int, int, dict[str, Factor]]]:
-    """c, C and the gradients of output c alone, output by output: nothing is kept of those before."""
+    """c, C and the gradients of output c alone, output by output: nothing is kept of those before.
+
+    Parameters that these points use in another way than the plan says come as their gradients, made in
+    the way that is right for any network. With `check`, two backward passes find them.
+    """
     if not plan.structured:
         return
-    calls, out = forward(linearized, fresh_leaves(linearized, plan.structured), x)
-    if len(calls) != len(plan.layouts):
-        raise NetworkError(
-            "the network calls other layers for some inputs than for others: its control flow depends "
-            "on the data. Use a network that calls the same layers for every input."
-        )
-    kept = [
-        (call, layout)
-        for call, layout in zip(calls, plan.layouts, strict=True)
-        if layout is not None and set(call.names.values()) & set(plan.structured)
-    ]
-    repeats = [_rows_per_point(call, layout, num_rows(x)) for call, layout in kept]
-    edges = [call.edge for call, _ in kept]
+    leaves = fresh_leaves(linearized, plan.structured)
+    calls, out = forward(linearized, leaves, x)
+    uses = find_uses(calls, plan.layers, plan.layouts, plan.structured, num_rows(x))
+    if check:
+        uses = uses.without(uses.differing(out, leaves))
     chosen = None if seeds is None else seeds(out.detach()).to(out)
     count = out.shape[1] if chosen is None else chosen.shape[2]
+    other = tuple(name for name in plan.structured if name not in uses.names)
+    demote(linearized, other)
+    apart = gradients_apart(linearized, x, other, chosen)
     for c in range(count):
         seed = torch.zeros_like(out) if chosen is None else chosen[:, :, c]
         if chosen is None:
             seed[:, c] = 1.0
-        keep = c < count - 1
-        grads = torch.autograd.grad(out, edges, seed, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
-        uses: dict[str, list[Factor]] = {name: [] for name in plan.structured}
-        for (call, layout), g, repeat in zip(kept, grads, repeats, strict=True):
-            g = linearized.example.new_zeros(call.shape) if g is None else g
-            a, g = _points_first(call.a, layout), _points_first(g, layout)[:, None]
-            for suffix, factor in call.rule.factors(call.module, a, g).items():
-                if call.names.get(suffix) in uses:
-                    uses[call.names[suffix]].append(_regroup(factor, repeat))
-        yield c, count, {name: _merge(factors) for name, factors in uses.items()}
+        found = uses.factors(out, seed, keep=c < count - 1) if uses.names else {}
+        found |= {name: Direct(J[:, c : c + 1]) for name, J in apart.items()}
+        yield c, count, {name: found[name] for name in plan.structured}
+
+
+def gradients_apart(
+    linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
+) -> Params:
+    """The gradients (B, C, p) of each of the parameters `names`, or of the combinations `mix` (B, C, K)."""
+    if not names:
+        return {}
+    J = leftover_jacobian(linearized, x, names, mix)
+    sizes = [linearized.params[name].numel() for name in names]
+    return dict(zip(names, J.split(sizes, -1), strict=True))
 
 
 class _Gradients:
@@ -108,94 +124,3 @@ class _Gradients:
             )
         whole = self.factors[name]
         (whole.J if isinstance(whole, Direct) else whole.g)[:, c] = part[:, 0]
-
-
-def _rows_per_point(call: Call, layout: Layout, num_points: int) -> int:
-    """How many rows of a layer's input belong to one point, checked against the plan."""
-    if call.a._version != call.version:
-        raise NetworkError(
-            f"the input of {call.module} was changed in place after its use. "
-            "Replace the in-place operation (inplace=True or +=) behind it."
-        )
-    repeat, rest = divmod(call.a.shape[layout.axis], num_points)
-    if rest or (repeat == 1) != (layout.repeat == 1):
-        raise NetworkError(
-            f"{call.module} gets {call.a.shape[layout.axis]} rows for {num_points} points: the network "
-            "sends only some of its points through it. Use a network that treats all points alike."
-        )
-    return repeat
-
-
-def leftover_jacobian(linearized: Linearized, x: Inputs, names: Sequence[str]) -> Tensor:
-    """The gradients (B, C, p) of the parameters `names`, one example at a time: right for any network.
-
-    Vectorized over examples where the network's operations allow it, else in a loop.
-    """
-    others = {name: value for name, value in linearized.params.items() if name not in names}
-    chosen = {name: linearized.params[name] for name in names}
-    x = map_inputs(x, lambda value: value.detach())
-
-    def single(params: Params, point: Inputs) -> Tensor:
-        return linearized.evaluate({**others, **params}, map_inputs(point, lambda v: v[None]))[0]
-
-    try:
-        with without_vmap_warnings():
-            parts = vmap(jacrev(single), in_dims=(None, 0))(chosen, x)
-    except (RuntimeError, NotImplementedError, ValueError):
-        # data-dependent Python, in-place updates and unbatched operators cannot be vectorized
-        points = [rows(x, slice(n, n + 1)) for n in range(num_rows(x))]
-        with progress("per-example gradients", len(points)) as advance:
-            singles = []
-            for point in points:
-                singles.append(_looped_jacobian(linearized, chosen, others, point))
-                advance()
-        return torch.stack(singles)
-    return torch.cat([parts[name].reshape(*parts[name].shape[:2], -1) for name in names], -1)
-
-
-def _looped_jacobian(
-    linearized: Linearized, chosen: Params, others: Params, point: Inputs
-) -> Tensor:
-    with recording():
-        leaves = {name: value.detach().requires_grad_() for name, value in chosen.items()}
-        out = linearized.evaluate({**others, **leaves}, recordable(point))[0]
-        values = list(leaves.values())
-        gradients = [
-            torch.autograd.grad(value, values, retain_graph=True, materialize_grads=True)
-            for value in out
-        ]
-    return torch.stack([torch.cat([g.reshape(-1) for g in grads]) for grads in gradients])
-
-
-def _points_first(value: Tensor, layout: Layout) -> Tensor:
-    return value.movedim(layout.axis, 0) if layout.axis else value
-
-
-def _regroup(factor: Factor, repeat: int) -> Factor:
-    """Factors of B·repeat rows as factors of B points with `repeat` times as many places."""
-    if repeat == 1:
-        return factor
-    if isinstance(factor, Direct):
-        return Direct(factor.J.unflatten(0, (-1, repeat)).sum(1))
-    g = factor.g.unflatten(0, (-1, repeat))
-    if isinstance(factor, Lookup):
-        ids = factor.ids.reshape(-1, repeat * factor.ids.shape[1])
-        return replace(factor, ids=ids, g=g.transpose(1, 2).flatten(2, 3))
-    a = factor.a.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(2, 3)
-    return replace(factor, a=a, g=g.movedim(1, 4).flatten(4, 5))
-
-
-def _merge(parts: list[Factor]) -> Factor:
-    """One factor from a parameter's several uses: its gradient is the sum over all places of use."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, Direct):
-        return Direct(torch.stack([part.J for part in parts if isinstance(part, Direct)]).sum(0))
-    if isinstance(first, Lookup):
-        uses = [part for part in parts if isinstance(part, Lookup)]
-        ids, g = torch.cat([u.ids for u in uses], 1), torch.cat([u.g for u in uses], 2)
-        return replace(first, ids=ids, g=g)
-    outers = [part for part in parts if isinstance(part, Outer)]
-    a, g = torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 4)
-    return replace(first, a=a, g=g)

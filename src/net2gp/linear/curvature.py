@@ -17,7 +17,7 @@ from net2gp.errors import InputError, NetworkError, available_memory, check_memo
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Categorical, Gaussian, of_points
 from net2gp.linalg import psd_root, softmax_root
-from net2gp.linear.capture import Plan, Seeds, capture, each_output, leftover_jacobian, plan
+from net2gp.linear.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
 from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian
 from net2gp.linear.ggn import Fisher as GaussNewton
 from net2gp.linear.linearized import Linearized
@@ -197,11 +197,9 @@ class Source:
         """G_n of the parameters that are not structured."""
         if not layout.leftover:
             return {}
-        J = leftover_jacobian(self.linearized, x, layout.leftover)
-        mixed = torch.einsum("bck,bcp->bkp", seeds(self.linearized(x)), J)
-        sizes = [self.linearized.params[name].numel() for name in layout.leftover]
-        pieces = mixed.split(sizes, -1)
-        return {name: Direct(piece) for name, piece in zip(layout.leftover, pieces, strict=True)}
+        mix = seeds(self.linearized(x))
+        found = gradients_apart(self.linearized, x, layout.leftover, mix)
+        return {name: Direct(J) for name, J in found.items()}
 
 
 def low_rank_curvature(source: Source, rank: int, seed: int = 0) -> LowRankCurvature:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.func import jvp, vjp
+from torch.func import functional_call, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import Net2GPError, NetworkError
@@ -127,11 +127,12 @@ def without_vmap_warnings() -> Iterator[None]:
         yield
 
 
-def pushforward(function: Function, at: Params, v: Params) -> Tensor:
-    """J v by forward mode; where an operation lacks it, as the derivative of u ↦ Jᵀu along v."""
+def pushforward(function: Function, at: Params, v: Params, *, forward: bool = True) -> Tensor:
+    """J v by forward mode; without it, or where an operation lacks it, the derivative of u ↦ Jᵀu along v."""
     try:
-        with LOCK:  # the level of forward mode is one for all threads
-            return jvp(function, (at,), (v,))[1]
+        if forward:
+            with LOCK:  # the level of forward mode is one for all threads
+                return jvp(function, (at,), (v,))[1]
     except (NotImplementedError, RuntimeError) as error:
         if not _lacks_transform(error):
             raise
@@ -180,9 +181,14 @@ def pullback(
     return out.detach(), pull_back
 
 
+def is_wrapped(value: Tensor) -> bool:
+    """Whether a transform of torch.func is at work on a tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
 def _refuse_vmap(*values: Tensor) -> None:
     # a vectorized tensor does not tell whether it requires a gradient; the caller then loops
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in values):
+    if any(is_wrapped(value) for value in values):
         raise RuntimeError("plain autograd cannot be vectorized")
 
 
@@ -191,14 +197,51 @@ def _lacks_transform(error: Exception) -> bool:
     return any(word in str(error).lower() for word in ("forward", "jvp", "functorch", "torch.func"))
 
 
+def call(
+    network: nn.Module, values: Params, arguments: tuple[Tensor, ...], keywords: Params
+) -> Any:
+    """What the network returns with the parameters and buffers `values` in place of its own.
+
+    A network that differentiates inside its forward (forces, scores) needs a graph to do so, even where
+    the caller needs none.
+    """
+    try:
+        return functional_call(network, values, arguments, keywords)
+    except RuntimeError as error:
+        recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if recording or "does not require grad" not in str(error):
+            raise
+    with torch.inference_mode(False), torch.enable_grad():
+        copies = [{k: _usable(v) for k, v in part.items()} for part in (values, keywords)]
+        return functional_call(network, copies[0], tuple(map(_usable, arguments)), copies[1])
+
+
+def _usable(value: Tensor) -> Tensor:
+    return value.clone() if value.is_inference() else value
+
+
+@contextlib.contextmanager
+def differentiates() -> Iterator[None]:
+    """Within it, what torch says of an operation that it cannot differentiate is said of the network."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, Net2GPError | torch.OutOfMemoryError):
+            raise
+        raise NetworkError(
+            f"torch cannot differentiate the network in its parameters: {error}. Choose parameters behind "
+            'that operation, e.g. linearize(network, only="head.*"), or replace the operation.'
+        ) from error
+
+
 @contextlib.contextmanager
 def accepts(x: Inputs) -> Iterator[None]:
     """Within it, what a network says of inputs that it cannot take comes with what was given."""
     try:
         yield
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        if isinstance(error, Net2GPError | torch.OutOfMemoryError):
-            raise
+    except (Net2GPError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the network's own code raises
         raise NetworkError(
             f"the network cannot take x, {describe(x)}: {error}. "
             "Pass what network(x) takes, a batch first; a tuple is passed as *x and a dict as **x."

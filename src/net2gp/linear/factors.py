@@ -242,8 +242,13 @@ def mirror(K: Tensor, C: int) -> None:
 
 def pulled(factor: Factor, v: Tensor) -> Tensor:
     """Jᵀv for v (B, C): (p,)."""
-    if not isinstance(factor, Outer):
-        return jacobian(factor).flatten(0, 1).mT @ v.flatten()
+    if isinstance(factor, Direct):
+        return factor.J.flatten(0, 1).mT @ v.flatten()
+    if isinstance(factor, Lookup):
+        known = factor.ids >= 0
+        rows = (v[:, None] @ factor.g.flatten(2)).reshape(*factor.ids.shape, -1)[known]
+        table = rows.new_zeros(factor.num_embeddings, rows.shape[1])
+        return (table.index_add_(0, factor.ids[known], rows) * factor.scale).flatten()
     g = (v[:, None] @ factor.g.flatten(2)).reshape(len(v), *factor.g.shape[2:])  # (B, S, O, T)
     g = g.permute(1, 2, 0, 3).flatten(2)
     return ((g @ factor.a.transpose(0, 1).flatten(1, 2)) * factor.scale).flatten()

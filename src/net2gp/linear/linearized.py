@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
+from torch.func import jvp
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
 from net2gp.inputs import check_inputs, describe, num_rows, tensors
 from net2gp.linear.evaluation import (
     accepts,
+    call,
     check_eval_mode,
     differentiable,
-    pullback,
     pushforward,
 )
 from net2gp.types import Inputs, Params
@@ -78,7 +78,7 @@ class Linearized:
         arguments: tuple[Tensor, ...] = () if isinstance(x, dict) else tuple(tensors(x))
         keywords = x if isinstance(x, dict) else {}
         with differentiable(self.network):
-            out = functional_call(self.network, {**self.frozen, **params}, arguments, keywords)
+            out = call(self.network, {**self.frozen, **params}, arguments, keywords)
         out = self.output(out) if self.output is not None else out
         if not isinstance(out, Tensor):
             raise NetworkError(
@@ -90,7 +90,8 @@ class Linearized:
                 f"the network maps {num_rows(x)} points to {describe(out)}, but the first axis of the "
                 "output must count points. Pick or reshape the output with linearize(..., output=...)."
             )
-        return out.reshape(out.shape[0], -1)
+        out = out.reshape(out.shape[0], -1)
+        return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
 
     def jvp(self, x: Inputs, v: Params) -> Tensor:
         """J(x) v: (N, C), one forward-mode pass.
@@ -101,14 +102,18 @@ class Linearized:
                 [3.],
                 [3.]])
         """
+        from net2gp.linear.passes import pushed
+
         self.check(x)
         self._check_tangent(v)
-        return pushforward(lambda p: self.evaluate(p, x), self.params, v)
+        return pushed(self, x, v)
 
     def vjp(self, x: Inputs, u: Tensor) -> Params:
         """J(x)ᵀ u for u of shape (N, C): a value for each chosen parameter, one backward pass."""
+        from net2gp.linear.passes import pulling
+
         self.check(x)
-        out, pull = pullback(lambda p: self.evaluate(p, x), self.params)
+        out, pull = pulling(self, x)
         if u.shape != out.shape:
             raise InputError(
                 f"u must have the shape {tuple(out.shape)} of the output, but is {describe(u)}."
@@ -127,6 +132,8 @@ class Linearized:
         Σ_k dᵏf/dtᵏ f(x; θ* + t(θ − θ*))|₀ / k!, by nested forward-mode; order 1 is the linearized
         network itself, whose error is O(‖θ − θ*‖²).
         """
+        from net2gp.linear.passes import pushed
+
         self.check(x)
         self._check_tangent(params)
         if order < 0:
@@ -136,7 +143,8 @@ class Linearized:
         total, factorial = term(self.params), 1.0
         for k in range(1, order + 1):
             factorial *= k
-            total = total + pushforward(term, self.params, step) / factorial
+            slope = pushed(self, x, step) if k == 1 else pushforward(term, self.params, step)
+            total = total + slope / factorial
             term = _directional(term, step)
         return total
 

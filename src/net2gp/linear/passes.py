@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from net2gp.errors import InputError, available_memory
 from net2gp.inputs import chunks, describe, num_rows, rows, tensors
-from net2gp.linear.evaluation import pullback, pushforward, without_vmap_warnings
+from net2gp.linear.evaluation import (
+    accepts,
+    is_wrapped,
+    pullback,
+    pushforward,
+    without_vmap_warnings,
+)
 from net2gp.linear.linearized import Linearized
+from net2gp.linear.probe import once, plan
+from net2gp.linear.products import jacobian_times
+from net2gp.linear.proof import differing, plain_pullback, random_like
 from net2gp.types import Inputs, Params
 
 FEWEST_POINTS = 16
@@ -25,13 +37,82 @@ def points_at_once(num_points: int, num_columns: int, capacity: int) -> int:
     return max(1, min(num_points, capacity, max(FEWEST_POINTS, capacity // max(1, num_columns))))
 
 
+@dataclass(frozen=True)
+class Ways:
+    """How J v and Jᵀu are to be had: what a random vector showed to agree with plain reverse mode.
+
+    `push` is "forward" mode, "reverse" mode over reverse mode, or from the "rows" of J, for operations
+    that have neither; `functional` is whether torch.func gives Jᵀu, else plain autograd does.
+    """
+
+    push: str
+    functional: bool
+
+
+def ways(linearized: Linearized, x: Inputs) -> Ways:
+    """The fastest right ways at inputs such as `x`, which are also checked as `plan` checks them."""
+    if any(is_wrapped(value) for value in tensors(x)):  # a transform of the caller's has no values
+        return Ways("forward", functional=True)
+    plan(linearized, x, training=False)
+    return once(linearized, x, _find_ways)
+
+
+def _find_ways(linearized: Linearized, x: Inputs) -> Ways:
+    names = list(linearized.params)
+    u, wanted = plain_pullback(linearized, x, names)
+    v = {n: random_like(value, seed=i) for i, (n, value) in enumerate(linearized.params.items())}
+    terms = torch.stack([(wanted[name] * v[name]).sum() for name in names])
+    function = partial(_evaluate, linearized, x)
+
+    def pushes(forward: bool) -> bool:
+        with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
+            out = pushforward(function, linearized.params, v, forward=forward)
+            # compared with the size of what is summed
+            found, expected = terms.clone(), terms.clone()
+            found[0] += (u * out).sum() - terms.sum()
+            return not differing({"": found}, {"": expected}, slack=10.0)
+        return False
+
+    functional = False
+    with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
+        functional = not differing(pullback(function, linearized.params)[1](u), wanted)
+    push = "forward" if pushes(True) else "reverse" if pushes(False) else "rows"
+    return Ways(push, functional)
+
+
+def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
+    """J(x) v: (N, C)."""
+    way = ways(linearized, x)
+    if way.push == "rows":
+        product = _rows_times(linearized, x, linearized.flatten(v)[:, None])
+        return product.reshape(num_rows(x), -1)
+    function = partial(_evaluate, linearized, x)
+    return pushforward(function, linearized.params, v, forward=way.push == "forward")
+
+
+def pulling(linearized: Linearized, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params]]:
+    """f(x), and u ↦ J(x)ᵀu for u (N, C)."""
+    function = partial(_evaluate, linearized, x)
+    return pullback(function, linearized.params, twice=not ways(linearized, x).functional)
+
+
+def _rows_times(linearized: Linearized, x: Inputs, v: Tensor) -> Tensor:
+    layout = plan(linearized, x, training=False)
+    size = linearized.num_params * layout.num_outputs * v.element_size() + layout.bytes_per_point
+    points = max(1, memory_budget(v.device) // (2 * size))
+    return jacobian_times(linearized, x, layout, points, v)
+
+
 def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
     """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
     check_height(v, linearized.num_params, "v", "parameters")
+    way = ways(linearized, x)
+    if way.push == "rows":
+        return _rows_times(linearized, x, v)
     size = points_at_once(num_rows(x), v.shape[1], capacity)
     parts = []
     for part in chunks(x, size):
-        push = partial(_push_flat, linearized, part)
+        push = partial(_push_flat, linearized, part, way.push == "forward")
         columns = _each(push, v.mT.contiguous(), max(1, capacity // size))
         parts.append(columns.permute(1, 2, 0).flatten(0, 1))
     return torch.cat(parts)
@@ -45,7 +126,7 @@ def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int
     start = 0
     for part in chunks(x, size):
         stop = start + num_rows(part) * width
-        out, pull = pullback(partial(_evaluate, linearized, part), linearized.params)
+        out, pull = pulling(linearized, part)
         check_height(u, num_rows(x) * out.shape[1], "u", "outputs of the given points")
         pull_flat = partial(_pull_flat, linearized, pull, out)
         total += _each(pull_flat, u[start:stop].mT.contiguous(), max(1, capacity // size))
@@ -57,9 +138,9 @@ def _evaluate(linearized: Linearized, x: Inputs, params: Params) -> Tensor:
     return linearized.evaluate(params, x)
 
 
-def _push_flat(linearized: Linearized, x: Inputs, column: Tensor) -> Tensor:
-    tangent = linearized.unflatten(column)
-    return pushforward(partial(_evaluate, linearized, x), linearized.params, tangent)
+def _push_flat(linearized: Linearized, x: Inputs, forward: bool, column: Tensor) -> Tensor:
+    function, tangent = partial(_evaluate, linearized, x), linearized.unflatten(column)
+    return pushforward(function, linearized.params, tangent, forward=forward)
 
 
 def _pull_flat(
@@ -78,13 +159,21 @@ def check_height(value: Tensor, height: int, name: str, meaning: str) -> None:
 
 
 def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -> Tensor:
-    """`function` of each row of `columns`, vectorized where the network's operations allow it."""
+    """A linear function of each row of `columns`, vectorized where the network's operations allow it.
+
+    torch vectorizes some operations wrongly, for some sizes alone, so a random combination of the results
+    is compared with the function of that combination.
+    """
     if len(columns) > 1 and at_once > 1:
         with (
             contextlib.suppress(RuntimeError, NotImplementedError, ValueError),
             without_vmap_warnings(),
         ):
-            return vmap(function, chunk_size=at_once)(columns)
+            found = vmap(function, chunk_size=at_once)(columns)
+            weights = random_like(columns[:, 0])
+            once = function(weights @ columns)
+            if not differing({"": (weights @ found.flatten(1)).reshape(once.shape)}, {"": once}):
+                return found
     return torch.stack([function(column) for column in columns])
 
 
@@ -108,9 +197,34 @@ def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
 
     leaves = {name: value.detach().requires_grad_() for name, value in linearized.params.items()}
     own = sum(value.numel() * value.element_size() for value in leaves.values())
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
-        linearized.evaluate(leaves, rows(x, slice(0, 1)))
+    hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved)
+    point = rows(x, slice(0, 1))
+    with torch.enable_grad(), accepts(x):
+        try:
+            with hooks:
+                linearized.evaluate(leaves, point)
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            # torch.func inside a network does not let them be counted: all that is computed, then
+            with _Computed() as computed:
+                linearized.evaluate(leaves, point)
+            total = own + computed.total
     return max(1, memory_budget // (4 * max(total - own, 1)))
+
+
+class _Computed(TorchFunctionMode):
+    """Counts the bytes of all that torch functions return within it."""
+
+    total = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        out = function(*arguments, **(keywords or {}))
+        if isinstance(out, Tensor):
+            self.total += out.numel() * out.element_size()
+        return out
 
 
 def check_device(x: Inputs, linearized: Linearized) -> None:

@@ -4,67 +4,166 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import num_rows, rows, tensors
-from net2gp.linear.calls import Call, forward, fresh_leaves
+from net2gp.inputs import chunks, num_rows, rows, tensors
+from net2gp.linear.calls import Call, Key, forward, fresh_leaves, run
 from net2gp.linear.evaluation import accepts
+from net2gp.linear.layouts import Layout, find_layouts, is_structured, matched
 from net2gp.linear.linearized import Linearized
+from net2gp.linear.loops import leave_out
+from net2gp.linear.uses import find_uses
 from net2gp.types import Inputs, Params
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the points are in a layer's input: along `axis`, each taking `repeat` rows in a run."""
-
-    axis: int
-    repeat: int
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which parameters have structured gradients, and how their layers lay out the points."""
+    """Which parameters have structured gradients, and how their layers lay out the points.
+
+    `layers` are the calls in order, and `unreached` the parameters that no point looked at so far uses.
+    """
 
     num_outputs: int
     layouts: tuple[Layout | None, ...]
     structured: tuple[str, ...]
     leftover: tuple[str, ...]
     bytes_per_point: int
+    layers: tuple[Key, ...] = ()
+    unreached: tuple[str, ...] = ()
 
 
-def plan(linearized: Linearized, x: Inputs) -> Plan:
+def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
     """Run the network on the first, the middle and the last point of `x`, in batches of two and three.
 
-    A parameter is structured if every path from it to the output leads through a layer with a rule:
-    the edges that enter it in the autograd graph are as many as the calls of its layers. Raises
-    `NetworkError` if the network acts at random, couples the points of a batch, is not finite, or has
-    chosen parameters that do not reach the output. Asked for the same inputs again, it answers from memory.
+    A parameter is structured if every path from it to the output leads through a layer with a rule (the
+    edges that enter it in the autograd graph are as many as the calls of its layers), and if the rules
+    then give what plain reverse mode does. Raises `NetworkError` if the network acts at random, couples
+    the points of a batch, or is not finite; and, for points to be trained on, if it has chosen parameters
+    that none of them uses. The plan is remembered for inputs of the same shapes, until the network or its
+    parameters change; points that were not seen before are still looked at, in two passes over three.
     """
-    values = [*tensors(x), *linearized.params.values()]
-    if any(value.is_inference() for value in values):  # it does not tell whether it was changed
-        return _probed(linearized, x)
-    known = _KNOWN.setdefault(linearized, OrderedDict())
-    key = (*((id(value), value._version) for value in values), *_signature(linearized.network))
-    kept, found = known.get(key, ([], None))
-    if found is None or any(one() is not value for one, value in zip(kept, values, strict=True)):
+    known = _KNOWN.setdefault(linearized, _Known())
+    if (key := _key(linearized, x)) is None:
         found = _probed(linearized, x)
-        known[key] = [weakref.ref(value) for value in values], found
-        if len(known) > NUM_KNOWN:
-            known.popitem(last=False)
-    return found
+    else:
+        found = known.plans.get(key) or _probed(linearized, x)
+        if key in known.plans and not known.has_seen(x):
+            _check_points(linearized, x)
+        known.remember(key, found, x)
+    if training:
+        _check_reached(linearized, x, found.unreached)
+    return _demoted(found, known.demoted)
 
 
-NUM_KNOWN = 4
-"""Inputs of a network whose plans are remembered: training and test points, in a posterior's two dtypes."""
+NUM_KNOWN = 8
+"""Kinds of inputs, and inputs, of a network that are remembered: training and test points in two dtypes."""
 
-_Known = OrderedDict[tuple[Any, ...], tuple[list[weakref.ref[Tensor]], Plan | None]]
+
+@dataclass(eq=False)
+class _Known:
+    """What was found out about a linearized network."""
+
+    plans: OrderedDict[tuple[Any, ...], Plan] = field(default_factory=OrderedDict)
+    seen: list[list[_Span]] = field(default_factory=list)
+    demoted: set[str] = field(default_factory=set)
+    ways: OrderedDict[tuple[Any, ...], Any] = field(default_factory=OrderedDict)
+
+    def has_seen(self, x: Inputs) -> bool:
+        spans = [_Span.of(value) for value in tensors(x)]
+        return any(
+            len(old) == len(spans) and all(o.covers(s) for o, s in zip(old, spans, strict=True))
+            for old in self.seen
+        )
+
+    def remember(self, key: tuple[Any, ...], plan: Plan, x: Inputs) -> None:
+        self.plans[key] = plan
+        self.plans.move_to_end(key)
+        if len(self.plans) > NUM_KNOWN:
+            self.plans.popitem(last=False)
+        if not any(value.is_inference() for value in tensors(x)) and not self.has_seen(x):
+            self.seen = [*self.seen, [_Span.of(value) for value in tensors(x)]][-NUM_KNOWN:]
+
+
+@dataclass(frozen=True, eq=False)
+class _Span:
+    """A part of a storage, at one version of its values: views of the same points are the same points."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    version: int
+    start: int
+    stop: int
+
+    @staticmethod
+    def of(value: Tensor) -> _Span:
+        reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+        start, version = int(value.storage_offset()), -1 if value.is_inference() else value._version
+        return _Span(weakref.ref(value.untyped_storage()), version, start, start + reach + 1)
+
+    def covers(self, other: _Span) -> bool:
+        own = self.storage()
+        return (
+            own is not None
+            and own is other.storage()
+            and self.version == other.version >= 0
+            and self.start <= other.start
+            and other.stop <= self.stop
+        )
+
+
 _KNOWN: weakref.WeakKeyDictionary[Linearized, _Known] = weakref.WeakKeyDictionary()
+_REACHED: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+
+
+def once(linearized: Linearized, x: Inputs, find: Callable[[Linearized, Inputs], Found]) -> Found:
+    """What `find` says of the first, the middle and the last point, remembered as plans are."""
+    key, ways = _key(linearized, x), _KNOWN.setdefault(linearized, _Known()).ways
+    if key is None:
+        return find(linearized, _pick(x, *_looked_at(x)))
+    key = (find.__name__, *key)
+    if key not in ways:
+        ways[key] = find(linearized, _pick(x, *_looked_at(x)))
+        if len(ways) > NUM_KNOWN:
+            ways.popitem(last=False)
+    return ways[key]
+
+
+def _key(linearized: Linearized, x: Inputs) -> tuple[Any, ...] | None:
+    """What a plan depends on beside the values of `x`; None if that cannot be told."""
+    params = list(linearized.params.values())
+    if any(value.is_inference() for value in params):  # it does not tell whether it was changed
+        return None
+    return (*_shapes(x), *((id(p), p._version) for p in params), *_signature(linearized.network))
+
+
+def demote(linearized: Linearized, names: Sequence[str]) -> None:
+    """Take the parameters `names` from the structured ones in later plans: some points use them otherwise."""
+    _KNOWN.setdefault(linearized, _Known()).demoted.update(names)
+
+
+def trust(linearized: Linearized) -> None:
+    """Take it that training points use all of the chosen parameters, as for a posterior that was kept."""
+    _REACHED.setdefault(linearized.network, set()).update(linearized.params)
+
+
+def _demoted(plan: Plan, names: set[str]) -> Plan:
+    if not names & set(plan.structured):
+        return plan
+    structured = tuple(name for name in plan.structured if name not in names)
+    moved = tuple(name for name in plan.structured if name in names)
+    return replace(plan, structured=structured, leftover=plan.leftover + moved)
+
+
+def _shapes(x: Inputs) -> tuple[Any, ...]:
+    keys = tuple(x) if isinstance(x, dict) else ()
+    return (*keys, *((value.shape[1:], value.dtype) for value in tensors(x)))
 
 
 def _signature(network: nn.Module) -> list[tuple[Any, ...]]:
@@ -82,25 +181,49 @@ def _signature(network: nn.Module) -> list[tuple[Any, ...]]:
 
 
 def _probed(linearized: Linearized, x: Inputs) -> Plan:
-    first, middle, last = 0, (num_rows(x) - 1) // 2, num_rows(x) - 1
+    first, middle, last = _looked_at(x)
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     noise = _random_state(linearized.example.device)
-    with accepts(x):
-        calls, out = forward(linearized, leaves, _pick(x, first, middle, last))
-    short, turned = forward(linearized, leaves, _pick(x, last, first))
-    with torch.no_grad():
-        doubled = linearized.evaluate(linearized.params, _pick(x, middle, middle))
+    calls, out = forward(linearized, leaves, _pick(x, first, middle, last), x)
+    short, turned = forward(linearized, leaves, _pick(x, last, first), x)
+    doubled = _values(linearized, _pick(x, middle, middle))
     _check_finite(out)
     _check_alike(out[[2, 0, 1, 1]], torch.cat([turned, doubled]))
     if not torch.equal(noise, _random_state(linearized.example.device)):
         _check_repeats(linearized, x)
     edges, reached = _walk(out, leaves)
-    _check_used(edges)
     used = [call if call.edge is not None and call.edge.node in reached else None for call in calls]
-    layouts = _layouts(used, out, short, turned)
-    structured = tuple(n for n in leaves if _is_structured(n, used, layouts, edges[n]))
-    leftover = tuple(name for name in leaves if name not in structured)
-    return Plan(out.shape[1], layouts, structured, leftover, _bytes_per_point(calls, layouts, out))
+    layers = tuple(call.key for call in calls)
+    layouts = find_layouts(used, out, matched(layers, short), turned)
+    structured = tuple(n for n in leaves if is_structured(n, used, layouts, edges[n]))
+    uses = find_uses(calls, layers, layouts, structured, 3)
+    structured = uses.without(uses.differing(out, leaves)).names
+    return Plan(
+        out.shape[1],
+        layouts,
+        structured,
+        tuple(name for name in leaves if name not in structured),
+        _bytes_per_point(calls, layouts, out),
+        layers,
+        tuple(name for name in leaves if not edges[name]),
+    )
+
+
+def _looked_at(x: Inputs) -> tuple[int, int, int]:
+    return 0, (num_rows(x) - 1) // 2, num_rows(x) - 1
+
+
+def _values(linearized: Linearized, x: Inputs) -> Tensor:
+    with torch.no_grad(), accepts(x):
+        return linearized.evaluate(linearized.params, x)
+
+
+def _check_points(linearized: Linearized, x: Inputs) -> None:
+    """Raise if points of a known kind have no finite outputs, or others in another batch."""
+    first, middle, last = _looked_at(x)
+    out = _values(linearized, _pick(x, first, middle, last))
+    _check_finite(out)
+    _check_alike(out[[2, 0]], _values(linearized, _pick(x, last, first)))
 
 
 def _pick(x: Inputs, *index: int) -> Inputs:
@@ -124,93 +247,6 @@ def _walk(out: Tensor, leaves: Params) -> tuple[Counter[str], set[Any]]:
     return count, seen
 
 
-def _is_structured(
-    name: str, calls: Sequence[Call | None], layouts: Sequence[Layout | None], edges: int
-) -> bool:
-    own = [
-        (call, layout)
-        for call, layout in zip(calls, layouts, strict=True)
-        if call is not None and name in call.names.values()
-    ]
-    uses = sum(list(call.names.values()).count(name) for call, _ in own)
-    kinds = {
-        (
-            call.rule,
-            getattr(call.module, "groups", 1),
-            tuple(suffix for suffix, n in call.names.items() if n == name),
-        )
-        for call, _ in own
-    }
-    return uses == edges and len(kinds) == 1 and all(layout is not None for _, layout in own)
-
-
-def _layouts(
-    calls: Sequence[Call | None], out: Tensor, short: Sequence[Call], turned: Tensor
-) -> tuple[Layout | None, ...]:
-    """Where each call keeps its points: the axis that grows from two points to three.
-
-    The gradients of a point's outputs must then live on the point's own rows; a layer whose rows do
-    not grow with the batch, or that keeps its points in another order, has no layout.
-    """
-    if len(short) != len(calls):
-        return tuple(None for _ in calls)
-    layouts = [
-        None if b is None or a.edge is None else _layout(a, b)
-        for a, b in zip(short, calls, strict=True)
-    ]
-    for source, values, points in ((calls, out, (0, 2)), (short, turned, (0,))):
-        for n in points:
-            kept = [i for i, layout in enumerate(layouts) if layout is not None]
-            grads = _gradients_of(values, n, [source[i] for i in kept])
-            for i, g in zip(kept, grads, strict=True):
-                layouts[i] = _confirmed(layouts[i], g, n)
-    return tuple(layouts)
-
-
-def _layout(short: Call, call: Call) -> Layout | None:
-    two, three = (short.a.shape, short.shape), (call.a.shape, call.shape)
-    for axis in (0, 1):
-        if min(map(len, two)) <= axis or min(map(len, three)) <= axis:
-            continue
-        grows = all(3 * a[axis] == 2 * b[axis] for a, b in zip(two, three, strict=True))
-        others = all(
-            a[:axis] + a[axis + 1 :] == b[:axis] + b[axis + 1 :]
-            for a, b in zip(two, three, strict=True)
-        )
-        repeat = call.shape[axis] // 3
-        if not (grows and others and call.a.shape[axis] == call.shape[axis]) or repeat == 0:
-            continue
-        if axis == 1 and (repeat > 1 or not isinstance(call.module, _ELEMENTWISE_IN_FRONT)):
-            return None
-        return Layout(axis, repeat)
-    return None
-
-
-_ELEMENTWISE_IN_FRONT = (nn.Linear, nn.LayerNorm, nn.Embedding)
-"""Layers that treat all axes but the last alike, so that the points may stand on the second."""
-
-
-def _gradients_of(out: Tensor, n: int, calls: Sequence[Call | None]) -> list[Tensor | None]:
-    """The gradient of a mixture of the outputs of point n at each call's output."""
-    edges = [call.edge for call in calls if call is not None and call.edge is not None]
-    if not edges:
-        return []
-    seed = torch.zeros_like(out)
-    seed[n] = 1.5 + torch.arange(out.shape[1], device=out.device, dtype=out.dtype).cos()
-    return list(torch.autograd.grad(out, edges, seed, retain_graph=True, allow_unused=True))
-
-
-def _confirmed(layout: Layout | None, g: Tensor | None, n: int) -> Layout | None:
-    """`layout` if the gradient of point n lives on the rows where it puts point n."""
-    if layout is None or g is None or not bool(g.any()):
-        # nothing to see: rows that are as many as points are taken to be in order
-        return layout if layout is not None and layout.repeat == 1 else None
-    start, stop = n * layout.repeat, (n + 1) * layout.repeat
-    before = g.narrow(layout.axis, 0, start)
-    after = g.narrow(layout.axis, stop, g.shape[layout.axis] - stop)
-    return None if bool(before.any()) or bool(after.any()) else layout
-
-
 def _random_state(device: torch.device) -> Tensor:
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
@@ -219,8 +255,7 @@ def _random_state(device: torch.device) -> Tensor:
 
 def _check_repeats(linearized: Linearized, x: Inputs) -> None:
     """Raise if copies of one point get different outputs: many copies, to see a rare dropout too."""
-    with torch.no_grad():
-        out = linearized.evaluate(linearized.params, _pick(x, *[0] * 256))
+    out = _values(linearized, _pick(x, *[0] * 256))
     _check_alike(out, out[:1].expand_as(out))
 
 
@@ -240,14 +275,28 @@ def _check_alike(out: Tensor, again: Tensor) -> None:
         )
 
 
-def _check_used(edges: Counter[str]) -> None:
-    unused = [name for name in edges if name and edges[name] == 0]
-    if unused:
-        patterns = ", ".join(f'"!{name}"' for name in unused[:3])
-        raise NetworkError(
-            f"{len(unused)} of the chosen parameters do not reach the output: {', '.join(unused[:5])}. "
-            f'Leave them out: linearize(network, only=["*", {patterns}]).'
-        )
+def _check_reached(linearized: Linearized, x: Inputs, unreached: Sequence[str]) -> None:
+    """Raise if no point of `x`, and none before, uses some of the parameters `unreached`."""
+    reached = _REACHED.setdefault(linearized.network, set())
+    reached.update(name for name in linearized.params if name not in unreached)
+    if set(unreached) <= reached:
+        return
+    leaves = fresh_leaves(linearized, tuple(linearized.params))
+    for part in chunks(x, POINTS_PER_LOOK):
+        edges, _ = _walk(run(linearized, leaves, part), leaves)
+        reached.update(name for name in leaves if edges[name])
+        if set(unreached) <= reached:
+            return
+    unused = [name for name in unreached if name not in reached]
+    more = f", … ({len(unused)} in all)" if len(unused) > 5 else ""
+    raise NetworkError(
+        f"{len(unused)} of the chosen parameters do not reach the output: {', '.join(unused[:5])}{more}. "
+        f"Leave them out: {leave_out(unused)}."
+    )
+
+
+POINTS_PER_LOOK = 32
+"""Points of a pass that looks for the parameters that points use."""
 
 
 def _bytes_per_point(calls: Sequence[Call], layouts: Sequence[Layout | None], out: Tensor) -> int:

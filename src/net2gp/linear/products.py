@@ -6,11 +6,13 @@ one precision and multiplied in another, products with its features must come fr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from net2gp.inputs import chunks, num_rows
-from net2gp.linear.capture import capture, leftover_jacobian
+from net2gp.linear.capture import capture, gradients_apart
 from net2gp.linear.factors import CHUNK_BYTES, Direct, Factor, Lookup, in_dtype
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.probe import Plan
@@ -53,10 +55,24 @@ def jacobian_transposed_times(
 def _factors(linearized: Linearized, x: Inputs, layout: Plan, like: Tensor) -> list[Factor]:
     """A factor for each chosen parameter, in order."""
     known = capture(linearized, x, layout)
-    return [
-        in_dtype(known.get(name) or Direct(leftover_jacobian(linearized, x, [name])), like.dtype)
-        for name in linearized.params
-    ]
+    for names in _groups(linearized, layout.leftover, num_rows(x) * layout.num_outputs):
+        apart = gradients_apart(linearized, x, names)
+        known |= {name: Direct(J) for name, J in apart.items()}
+    return [in_dtype(known[name], like.dtype) for name in linearized.params]
+
+
+def _groups(linearized: Linearized, names: Sequence[str], num_rows: int) -> list[list[str]]:
+    """Parameters whose columns share the passes, in groups that fit into CHUNK_BYTES."""
+    groups: list[list[str]] = []
+    room = 0
+    for name in names:
+        size = linearized.params[name].numel() * num_rows * linearized.example.element_size()
+        if not groups or size > room:
+            groups.append([])
+            room = CHUNK_BYTES
+        groups[-1].append(name)
+        room -= size
+    return groups
 
 
 def _split(linearized: Linearized, w: Tensor) -> tuple[Tensor, ...]:

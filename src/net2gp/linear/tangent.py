@@ -24,6 +24,7 @@ from net2gp.linear.factors import (
     scaled,
     with_bias,
 )
+from net2gp.linear.jacobian import jacobian
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.passes import (
     capacity,
@@ -71,7 +72,7 @@ class TangentKernel:
 
     def check(self, x: Inputs) -> None:
         """Raise if the network cannot take `x`, or cannot be linearized there."""
-        self._plan(x)
+        self._plan(x, training=False)
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """k(x, y): (N·C, M·C).
@@ -86,7 +87,7 @@ class TangentKernel:
 
     def blocks(self, x: Inputs) -> Tensor:
         """k(x_n, x_n) for each point: (N, C, C)."""
-        layout = self._plan(x)
+        layout = self._plan(x, training=False)
         C = layout.num_outputs
         parts = []
         for part in chunks(x, self._points(layout)):
@@ -106,7 +107,7 @@ class TangentKernel:
 
     def features(self, x: Inputs) -> Tensor:
         """Φ(x) = J(x) diag(√prior_var): (N, C, P)."""
-        J = self.linearized.jacobian(x)
+        J = jacobian(self.linearized, x, training=False)
         return J.to(self.product_dtype or J.dtype) * self._roots
 
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class TangentKernel:
         check_height(w, self.num_features, "w", "parameters")
         linearized, w = self.linearized, w * self._roots[:, None]
         if self.product_dtype is not None:
-            layout = self._plan(x)
+            layout = self._plan(x, training=False)
             w = w.to(self.product_dtype)
             return jacobian_times(linearized, x, layout, self._points(layout), w)
         w = w.to(linearized.example.dtype)
@@ -124,7 +125,7 @@ class TangentKernel:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
         linearized = self.linearized
         if self.product_dtype is not None:
-            layout = self._plan(x)
+            layout = self._plan(x, training=False)
             u = u.to(self.product_dtype)
             pulled = jacobian_transposed_times(linearized, x, layout, self._points(layout), u)
         else:
@@ -172,10 +173,10 @@ class TangentKernel:
         like = self.linearized.example
         return torch.zeros(shape, dtype=self.product_dtype or like.dtype, device=like.device)
 
-    def _plan(self, x: Inputs) -> Plan:
+    def _plan(self, x: Inputs, *, training: bool) -> Plan:
         check_inputs(x)
         check_device(x, self.linearized)
-        return plan(self.linearized, x)
+        return plan(self.linearized, x, training=training)
 
     def _points(self, layout: Plan) -> int:
         """How many points' factors fit into the memory budget."""
@@ -213,11 +214,11 @@ class TangentKernel:
 
     @torch.no_grad()
     def _dense(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
-        layout = right_layout = self._plan(x)
+        layout = right_layout = self._plan(x, training=y is None)
         if y is not None:
             self.linearized.check(y, "y")
             if _row_shapes(x) != _row_shapes(y):
-                layout, right_layout = _common(layout, self._plan(y))
+                layout, right_layout = _common(layout, self._plan(y, training=False))
         C = 1 if traced else layout.num_outputs
         N, M = num_rows(x), num_rows(x if y is None else y)
         like = self.linearized.example
@@ -254,10 +255,8 @@ class TangentKernel:
         if self.product_dtype is not None:
             captured = {n: in_dtype(factor, self.product_dtype) for n, factor in captured.items()}
             prior = {n: variance.to(self.product_dtype) for n, variance in prior.items()}
-        factors = scaled_factors(captured, prior, join)
-        if traced:
-            factors = [factor.traced() for factor in factors]
-        return _Pieces(self, x, factors, self._leftover_groups(x, layout), traced)
+        groups = self._leftover_groups(x, layout)
+        return _Pieces(self, x, captured, prior, groups, traced, join)
 
     def _leftover_groups(self, x: Inputs, layout: Plan) -> list[list[str]]:
         """The parameters without structure, in groups whose Jacobian fits into the budget."""
@@ -277,7 +276,7 @@ class TangentKernel:
 
     def points_at_once(self, x: Inputs) -> int:
         """How many points like those in `x` have their factors fit into the memory budget."""
-        return self._points(self._plan(x))
+        return self._points(self._plan(x, training=False))
 
     def factors(self, x: Inputs, mix: Tensor | None = None) -> list[Factor] | None:
         """All scaled factors at `x`, or None where they do not fit into the memory budget.
@@ -286,13 +285,13 @@ class TangentKernel:
         """
         if num_rows(x) > self.points_at_once(x):
             return None
-        found = list(self._factors(x, self._plan(x)))
+        found = list(self._factors(x, self._plan(x, training=False)))
         return found if mix is None else [mixed(factor, mix) for factor in found]
 
     def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:
         """All scaled factors at `x`, those without structure too."""
         pieces = self._pieces(x, layout, traced=False)
-        yield from pieces.factors
+        yield from pieces.factors.values()
         for names in pieces.leftover:
             yield pieces.jacobian(names)
 
@@ -303,9 +302,25 @@ class _Pieces:
 
     kernel: TangentKernel
     x: Inputs
-    factors: list[Factor]
+    captured: dict[str, Factor]
+    prior: Params
     leftover: list[list[str]]
     traced: bool
+    join: bool
+
+    @cached_property
+    def factors(self) -> dict[tuple[str, ...], Factor]:
+        """By the parameters that each is of."""
+        return self._scaled(self.join)
+
+    @cached_property
+    def apart(self) -> dict[tuple[str, ...], Factor]:
+        """The same with no parameter joined to another."""
+        return self._scaled(join=False)
+
+    def _scaled(self, join: bool) -> dict[tuple[str, ...], Factor]:
+        found = scaled_factors(self.captured, self.prior, join)
+        return {n: factor.traced() for n, factor in found.items()} if self.traced else found
 
     def jacobian(self, names: list[str]) -> Direct:
         linearized, prior = self.kernel.linearized, self.kernel.prior_var
@@ -320,8 +335,11 @@ class _Pieces:
 
 def _add_tile(K: Tensor, left: _Pieces, right: _Pieces, C: int) -> None:
     """K += the kernel between two batches of points, which may be one and the same."""
-    for one, other in zip(left.factors, right.factors, strict=True):
-        accumulate(K, one, other, C)
+    # points that use their parameters in another way have other factors, which may not be joined
+    alike = left.factors.keys() == right.factors.keys()
+    ours, theirs = (left.factors, right.factors) if alike else (left.apart, right.apart)
+    for key, factor in ours.items():
+        accumulate(K, factor, theirs[key], C)
     for names in left.leftover:
         J = left.jacobian(names)
         accumulate(K, J, J if left is right else right.jacobian(names), C)
@@ -345,12 +363,12 @@ def _common(one: Plan, other: Plan) -> tuple[Plan, Plan]:
 
 def scaled_factors(
     factors: dict[str, Factor], prior_var: Params, join: bool = True
-) -> list[Factor]:
+) -> dict[tuple[str, ...], Factor]:
     """Factors times √prior_var, without those of zero variance, a dense layer's bias joined to its weight.
 
     The bias of a layer at one place is the weight of a constant input, so it needs no product of its own.
     """
-    done: list[Factor] = []
+    done: dict[tuple[str, ...], Factor] = {}
     joined: set[str] = set()
     for name, factor in factors.items():
         if name in joined or bool((prior_var[name] == 0).all()):
@@ -367,9 +385,10 @@ def scaled_factors(
             and result.g.shape[2] * result.g.shape[4] == 1
             and _belongs(factors[bias], result)
         ):
-            result = with_bias(result, prior_var[bias])
             joined.add(bias)
-        done.append(result)
+            done[name, bias] = with_bias(result, prior_var[bias])
+        else:
+            done[(name,)] = result
     return done
 
 

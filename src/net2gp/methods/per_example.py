@@ -10,17 +10,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, vmap
 
-from net2gp.errors import NetworkError
-from net2gp.inputs import map_inputs, num_rows, rows
-from net2gp.linear.calls import recordable, recording
-from net2gp.linear.capture import Plan, capture
+from net2gp.linear.capture import Plan, capture, gradients_apart
 from net2gp.linear.curvature import GGN, EmpiricalFisher
-from net2gp.linear.evaluation import without_vmap_warnings
 from net2gp.linear.factors import Direct, Factor, Lookup
 from net2gp.linear.linearized import Linearized
-from net2gp.types import Inputs, Likelihood, Params
+from net2gp.types import Inputs, Likelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +65,11 @@ def batch_sums(
         return torch.cat([residual, fisher.root(likelihood, f, y, 0)], -1)
 
     with torch.no_grad():
-        factors = capture(linearized, x, layout, seeds)
+        factors = capture(linearized, x, layout, seeds, check=False)
         if layout.leftover:
             u = seeds(outputs[0] if outputs else linearized(x))
-            factors |= _leftover(linearized, x, u, layout.leftover)
+            apart = gradients_apart(linearized, x, layout.leftover, u)
+            factors |= {name: Direct(J) for name, J in apart.items()}
         found = [factors[name] for name in linearized.params]
         totals = torch.cat([_total(_first(factor)) for factor in found])
         others = found if isinstance(fisher, EmpiricalFisher) else [_behind(f) for f in found]
@@ -131,47 +127,3 @@ def _lookup_squares(factor: Lookup) -> Tensor:
     sums = factor.g.new_zeros(len(pairs), O).index_add_(0, place, factor.g[known])
     table = factor.g.new_zeros(factor.num_embeddings, O)
     return table.index_add_(0, pairs % factor.num_embeddings, sums.square()).reshape(-1)
-
-
-def _leftover(
-    linearized: Linearized, x: Inputs, u: Tensor, names: tuple[str, ...]
-) -> dict[str, Factor]:
-    """Gradients (B, K, p) of the combinations u (B, C, K) of outputs, one example at a time."""
-    others = {name: value for name, value in linearized.params.items() if name not in names}
-    chosen = {name: linearized.params[name] for name in names}
-    x = map_inputs(x, lambda value: value.detach())
-
-    def combine(params: Params, point: Inputs, v: Tensor) -> Tensor:
-        values = {**others, **params}
-        return linearized.evaluate(values, map_inputs(point, lambda value: value[None]))[0] @ v
-
-    try:
-        with without_vmap_warnings():
-            parts = vmap(jacrev(combine), in_dims=(None, 0, 0))(chosen, x, u)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        if isinstance(error, NetworkError):
-            raise
-        # data-dependent Python, in-place updates and unbatched operators cannot be vectorized
-        singles = [
-            _looped(linearized, chosen, others, (rows(x, slice(n, n + 1)), u[n]))
-            for n in range(num_rows(x))
-        ]
-        parts = {name: torch.stack([single[name] for single in singles]) for name in names}
-    return {name: Direct(parts[name].reshape(*parts[name].shape[:2], -1)) for name in names}
-
-
-def _looped(
-    linearized: Linearized, chosen: Params, others: Params, at: tuple[Inputs, Tensor]
-) -> Params:
-    point, v = at
-    with recording():
-        leaves = {name: value.detach().requires_grad_() for name, value in chosen.items()}
-        out = linearized.evaluate({**others, **leaves}, recordable(point))[0] @ v
-        gradients = [
-            torch.autograd.grad(
-                value, list(leaves.values()), retain_graph=True, materialize_grads=True
-            )
-            for value in out
-        ]
-    pieces = zip(*gradients, strict=True)
-    return {name: torch.stack(piece) for name, piece in zip(leaves, pieces, strict=True)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import num_rows, rows
-from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
+from net2gp.linear.capture import Plan, capture, gradients_apart, plan
 from net2gp.linear.curvature import chunk_size
 from net2gp.linear.factors import (
     Direct,
@@ -69,17 +69,13 @@ def times(factor: Factor, v: Tensor) -> Tensor:
 
 def _captured(covariance: Rooted, linearized: Linearized, x: Inputs, layout: Plan) -> list[Factor]:
     found = capture(linearized, x, layout)
-    if layout.leftover:
-        J = leftover_jacobian(linearized, x, layout.leftover)
-        sizes = [linearized.params[name].numel() for name in layout.leftover]
-        parts = J.split(sizes, -1)
-        found |= {n: Direct(part) for n, part in zip(layout.leftover, parts, strict=True)}
+    found |= {n: Direct(J) for n, J in gradients_apart(linearized, x, layout.leftover).items()}
     return covariance.rooted({name: found[name] for name in linearized.params})
 
 
 def _parts(covariance: Rooted, linearized: Linearized, x: Inputs) -> Iterator[list[Factor]]:
     linearized.check(x)
-    layout = plan(linearized, x)
+    layout = plan(linearized, x, training=False)
     size = chunk_size(linearized, layout)
     for start in range(0, num_rows(x), size):
         yield _captured(covariance, linearized, rows(x, slice(start, start + size)), layout)
@@ -135,7 +131,7 @@ def _once_spread(factor: Outer) -> Tensor:
 def rooted_joint(covariance: Rooted, linearized: Linearized, x: Inputs) -> Tensor:
     """Σ of factor factorᵀ over all points: (N·C, N·C), in float64."""
     linearized.check(x)
-    factors = _captured(covariance, linearized, x, plan(linearized, x))
+    factors = _captured(covariance, linearized, x, plan(linearized, x, training=False))
     B, C = example(factors[0]).shape[:2]
     K = torch.zeros(B * C, B * C, dtype=torch.float64, device=linearized.example.device)
     for factor in factors:

@@ -1,0 +1,138 @@
+"""Columns of a Jacobian for parameters without a layer rule: vectorized if that is right, else in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from net2gp.errors import NetworkError
+from net2gp.inputs import map_inputs, num_rows, rows
+from net2gp.linear.calls import fresh_leaves, recording, run
+from net2gp.linear.evaluation import differentiates, without_vmap_warnings
+from net2gp.linear.linearized import Linearized
+from net2gp.linear.proof import COUPLED, differing, plain_pullback
+from net2gp.progress import progress
+from net2gp.types import Inputs, Params
+
+
+def leftover_jacobian(
+    linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
+) -> Tensor:
+    """The gradients (B, C, p) of the parameters `names`, one example at a time: right for any network.
+
+    With `mix` (B, C, K) they are (B, K, p), of the combinations Σ_c mix_bck f_c. Vectorized over examples
+    where the network's operations allow it. torch batches some operations wrongly, for some sizes alone,
+    so the result is compared with plain reverse mode each time, and what differs is made anew, point by
+    point and output by output.
+
+    Cost: C + 1 backward passes where it is vectorized, B·C passes of one point where it is not.
+    """
+    x = map_inputs(x, lambda value: value.detach())
+    found, wrong = _vectorized(linearized, x, names, mix), tuple(names)
+    u, wanted = plain_pullback(linearized, x, names, mix)
+    if found is not None:
+        wrong = differing(_pulled(found, u), wanted)
+    if wrong:
+        looped = _looped(linearized, x, wrong, mix)
+        _check_alone(linearized, x, _pulled(looped, u), mix)
+        found = {**(found or {}), **looped}
+    assert found is not None
+    return torch.cat([_columns(found[name]) for name in names], -1)
+
+
+def _columns(J: Tensor) -> Tensor:
+    return J.reshape(*J.shape[:2], -1)
+
+
+def _pulled(jacobians: Params, u: Tensor) -> Params:
+    return {n: _columns(J).flatten(0, 1).mT @ u.flatten() for n, J in jacobians.items()}
+
+
+def _vectorized(
+    linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None
+) -> Params | None:
+    """(B, C, *shape) for each parameter, or None where the network cannot be vectorized."""
+    others = {name: value for name, value in linearized.params.items() if name not in names}
+    chosen = {name: linearized.params[name] for name in names}
+
+    def single(params: Params, point: Inputs, columns: Tensor | None) -> Tensor:
+        alone = map_inputs(point, lambda value: value[None])
+        out = linearized.evaluate({**others, **params}, alone)[0]
+        return out if columns is None else out @ columns
+
+    try:
+        with without_vmap_warnings():
+            axes = (None, 0, None if mix is None else 0)
+            return vmap(jacrev(single), in_dims=axes)(chosen, x, mix)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+        # data-dependent Python, in-place updates and unbatched operators cannot be vectorized
+        return None
+
+
+def _looped(linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None) -> Params:
+    parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    with progress("per-example gradients", num_rows(x)) as advance:
+        for n in range(num_rows(x)):
+            columns = None if mix is None else mix[n]
+            found = _of_point(linearized, rows(x, slice(n, n + 1)), names, columns)
+            for name in names:
+                parts[name].append(found[name])
+            advance()
+    return {name: torch.stack(pieces) for name, pieces in parts.items()}
+
+
+def _of_point(
+    linearized: Linearized, point: Inputs, names: Sequence[str], columns: Tensor | None
+) -> Params:
+    """(C, *shape) for each parameter: one torch.autograd.grad per output of one point."""
+    leaves = fresh_leaves(linearized, names)
+    values = [leaves[name] for name in names]
+    whole = run(linearized, leaves, point)
+    with recording():
+        out = whole[0] if columns is None else whole[0] @ columns
+        outputs = list(out)
+    if not out.requires_grad:  # none of these parameters has a part in this point
+        return {n: leaves[n].new_zeros(len(out), *leaves[n].shape) for n in names}
+    with differentiates():
+        gradients = [
+            torch.autograd.grad(one, values, retain_graph=True, materialize_grads=True)
+            for one in outputs
+        ]
+    return dict(zip(names, map(torch.stack, zip(*gradients, strict=True)), strict=True))
+
+
+def _check_alone(linearized: Linearized, x: Inputs, alone: Params, mix: Tensor | None) -> None:
+    """Raise unless points alone have the gradients that they have in their batch.
+
+    Rounding is judged by the gradients of all of the network's parameters, chosen or not.
+    """
+    free = {name: value for name, value in linearized.frozen.items() if value.is_floating_point()}
+    everything = replace(linearized, params={**linearized.params, **free})
+    _, together = plain_pullback(everything, x, list(everything.params), mix)
+    slack = COUPLED.get(linearized.example.dtype, COUPLED[torch.float32])
+    names = [name for name in differing({**together, **alone}, together, slack) if name in alone]
+    if names:
+        raise NetworkError(
+            f"the gradients of {_some(names)} at a point depend on the other points of its batch: the "
+            "network couples its points, or takes another way for another number of them. Use a network "
+            f"that treats points one by one, or leave these parameters out: {leave_out(names)}."
+        )
+
+
+def leave_out(names: Sequence[str]) -> str:
+    """What to type so that the parameters `names` are not chosen.
+
+    >>> print(leave_out(["a.bias"]))
+    linearize(network, only=["*", "!a.bias"])
+    """
+    patterns = ", ".join(f'"!{name}"' for name in names)
+    return f'linearize(network, only=["*", {patterns}])'
+
+
+def _some(names: Sequence[str], limit: int = 5) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,76 @@
+"""Gradients compared with plain reverse-mode autograd: one random vector shows whether any is wrong.
+
+A wrong Jacobian J̃ ≠ J has J̃ᵀu = Jᵀu for a random u with probability zero, and Jᵀu is one backward pass of
+torch.autograd through one ordinary forward pass: no torch.func, no vmap, no layer rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from net2gp.linear.calls import fresh_leaves, recording, run
+from net2gp.linear.evaluation import differentiates
+from net2gp.linear.linearized import Linearized
+from net2gp.types import Inputs, Params
+
+TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 1e-5)}
+"""Errors that rounding may cause, relative to the parameter's own gradient and to the largest of all."""
+
+COUPLED = {torch.float64: 1e3, torch.float32: 1e1}
+"""How many times that a point may differ alone from what it is in its batch."""
+
+
+def random_like(value: Tensor, seed: int = 0) -> Tensor:
+    """Standard normal numbers of the shape of `value`, the same at each call."""
+    generator = torch.Generator().manual_seed(7919 + seed)
+    return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+
+
+def plain_pullback(
+    linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
+) -> tuple[Tensor, Params]:
+    """A random u (N, C), and Jᵀu of the parameters `names` by plain reverse mode.
+
+    With `mix` (N, C, K), the Jacobian is that of the combinations Σ_c mix_nck f_c of the outputs.
+    """
+    leaves = fresh_leaves(linearized, names)
+    out = run(linearized, leaves, x)
+    with recording():
+        out = out if mix is None else (out[:, None] @ mix)[:, 0]
+    u = random_like(out)
+    return u, gradients(out, {name: leaves[name] for name in names}, u)
+
+
+def gradients(out: Tensor, leaves: Params, u: Tensor, keep: bool = False) -> Params:
+    """Jᵀu of the leaves, zero where the output does not depend on them."""
+    if not out.requires_grad:
+        return {name: torch.zeros_like(value) for name, value in leaves.items()}
+    values = list(leaves.values())
+    with differentiates():
+        found = torch.autograd.grad(out, values, u, retain_graph=keep, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def differing(found: Params, wanted: Params, slack: float = 1.0) -> tuple[str, ...]:
+    """The parameters whose values are not those wanted, beyond `slack` times what rounding explains.
+
+    A gradient that is zero but for rounding, such as that of a bias in front of a softmax, is compared
+    with the largest of the others.
+    """
+    sizes = {name: _size(value) for name, value in wanted.items()}
+    largest = max(sizes.values(), default=0.0)
+    names = []
+    for name, value in wanted.items():
+        own, overall = TOLERANCE.get(value.dtype, TOLERANCE[torch.float32])
+        error = _size(found[name].reshape(-1) - value.reshape(-1))
+        # a comparison that NaN fails
+        if not error <= slack * (own * sizes[name] + overall * largest):
+            names.append(name)
+    return tuple(names)
+
+
+def _size(value: Tensor) -> float:
+    return float(value.detach().abs().max()) if value.numel() else 0.0

@@ -1,0 +1,124 @@
+"""The uses of structured parameters in one forward pass, and their gradients from one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.linear.calls import Call, Key
+from net2gp.linear.evaluation import differentiates
+from net2gp.linear.factors import Direct, Factor, Lookup, Outer, pulled
+from net2gp.linear.layouts import Layout, matched
+from net2gp.linear.proof import differing, gradients, random_like
+from net2gp.types import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """The parameters `names`, and the calls that use them, each with where it keeps its points.
+
+    The last number of a call is how many of its rows belong to one point.
+    """
+
+    names: tuple[str, ...]
+    kept: tuple[tuple[Call, Layout, int], ...]
+
+    def factors(self, out: Tensor, seed: Tensor, keep: bool) -> dict[str, Factor]:
+        """The gradients of the combination `seed` (B, C) of each point's outputs: factors with C = 1."""
+        edges = [call.edge for call, _, _ in self.kept]
+        with differentiates():
+            grads = torch.autograd.grad(out, edges, seed, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
+        uses: dict[str, list[Factor]] = {name: [] for name in self.names}
+        for (call, layout, repeat), g in zip(self.kept, grads, strict=True):
+            g = out.new_zeros(call.shape) if g is None else g
+            a, g = _points_first(call.a, layout), _points_first(g, layout)[:, None]
+            for suffix, factor in call.rule.factors(call.module, a, g).items():
+                if call.names.get(suffix) in uses:
+                    uses[call.names[suffix]].append(_regroup(factor, repeat))
+        return {name: _merge(factors) for name, factors in uses.items()}
+
+    def differing(self, out: Tensor, leaves: Params) -> tuple[str, ...]:
+        """The parameters whose factors differ from plain reverse mode, with each point weighted at random."""
+        if not self.names:
+            return ()
+        seed, weights = random_like(out), random_like(out[:, :1], seed=1)
+        found = self.factors(out, seed, keep=True)
+        own = {name: leaves[name] for name in self.names}
+        wanted = gradients(out, own, seed * weights, keep=True)
+        return differing({n: pulled(factor, weights) for n, factor in found.items()}, wanted)
+
+    def without(self, names: Sequence[str]) -> Uses:
+        """The same without some parameters."""
+        left = tuple(name for name in self.names if name not in names)
+        return Uses(left, tuple(k for k in self.kept if set(k[0].names.values()) & set(left)))
+
+
+def find_uses(
+    calls: Sequence[Call],
+    layers: Sequence[Key],
+    layouts: Sequence[Layout | None],
+    names: Sequence[str],
+    num_points: int,
+) -> Uses:
+    """The uses of those of the parameters `names` that the calls treat as the plan says."""
+    kept: list[tuple[Call, Layout, int]] = []
+    lost: set[str] = set()
+    partners = matched(layers, calls)
+    for key, layout, call in zip(layers, layouts, partners, strict=True):
+        if layout is None or not set(key[1:]) & set(names):
+            continue
+        repeat = 0 if call is None else _rows_per_point(call, layout, num_points)
+        if call is None or not repeat:
+            lost.update(key[1:])
+        else:
+            kept.append((call, layout, repeat))
+    known = set(layers)
+    for call in calls:
+        if call.key not in known:
+            lost.update(call.names.values())
+    return Uses(tuple(names), tuple(kept)).without(tuple(lost))
+
+
+def _rows_per_point(call: Call, layout: Layout, num_points: int) -> int:
+    """How many rows of a layer's input belong to one point, or 0 if they do not tell."""
+    if call.edge is None or call.a._version != call.version:
+        return 0  # without a gradient, or its input was changed in place after its use
+    repeat, rest = divmod(call.a.shape[layout.axis], num_points)
+    return 0 if rest or (repeat == 1) != (layout.repeat == 1) else repeat
+
+
+def _points_first(value: Tensor, layout: Layout) -> Tensor:
+    return value.movedim(layout.axis, 0) if layout.axis else value
+
+
+def _regroup(factor: Factor, repeat: int) -> Factor:
+    """Factors of B·repeat rows as factors of B points with `repeat` times as many places."""
+    if repeat == 1:
+        return factor
+    if isinstance(factor, Direct):
+        return Direct(factor.J.unflatten(0, (-1, repeat)).sum(1))
+    g = factor.g.unflatten(0, (-1, repeat))
+    if isinstance(factor, Lookup):
+        ids = factor.ids.reshape(-1, repeat * factor.ids.shape[1])
+        return replace(factor, ids=ids, g=g.transpose(1, 2).flatten(2, 3))
+    a = factor.a.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(2, 3)
+    return replace(factor, a=a, g=g.movedim(1, 4).flatten(4, 5))
+
+
+def _merge(parts: list[Factor]) -> Factor:
+    """One factor from a parameter's several uses: its gradient is the sum over all places of use."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Direct):
+        return Direct(torch.stack([part.J for part in parts if isinstance(part, Direct)]).sum(0))
+    if isinstance(first, Lookup):
+        uses = [part for part in parts if isinstance(part, Lookup)]
+        ids, g = torch.cat([u.ids for u in uses], 1), torch.cat([u.g for u in uses], 2)
+        return replace(first, ids=ids, g=g)
+    outers = [part for part in parts if isinstance(part, Outer)]
+    a, g = torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 4)
+    return replace(first, a=a, g=g)
