@@ -47,6 +47,10 @@ class NotConverged(Net2GPWarning):
     """An iterative method stopped above its tolerance."""
 
 
+class WideVariances(Net2GPWarning):
+    """Variances from a low-rank cache are clearly wider than exact ones."""
+
+
 class NothingToTune(Net2GPWarning):
     """The evidence prefers no change of the network, so it cannot set a prior variance."""
 

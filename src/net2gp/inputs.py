@@ -61,6 +61,13 @@ def chunks(x: Inputs, size: int) -> Iterator[Inputs]:
         yield rows(x, slice(start, start + size))
 
 
+def follows(x: Inputs | None) -> bool:
+    """Whether results are to be differentiable in `x`: autograd records, and a tensor of it asks for it."""
+    if not torch.is_grad_enabled() or not isinstance(x, Tensor | tuple | dict):
+        return False
+    return any(isinstance(value, Tensor) and value.requires_grad for value in tensors(x))
+
+
 def check_inputs(x: Any, name: str = "x") -> None:
     """Raise unless `x` is a tensor, or a tuple or dict of tensors with equally many rows, all finite."""
     if not isinstance(x, Tensor | tuple | dict) or not all(

@@ -79,9 +79,9 @@ class RBF:
         squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2 * a @ b.T
         if y is x:
             squared = squared - torch.diag(squared.diagonal())
-        return (self.output_var * torch.exp(-0.5 * squared.clamp(min=0))).to(
-            self.product_dtype or x.dtype
-        )
+        # rounding below zero is lifted as a constant: a clamp would cut the second derivatives at y = x
+        squared = squared + (squared.clamp(min=0) - squared).detach()
+        return (self.output_var * torch.exp(-0.5 * squared)).to(self.product_dtype or x.dtype)
 
     def blocks(self, x: Inputs) -> Tensor:
         """k(x_n, x_n): (N, 1, 1)."""

@@ -113,13 +113,16 @@ def test_a_scaled_kernel_is_a_multiple() -> None:
     torch.testing.assert_close(trace.scaled(torch.tensor(3.0))(x), 3.0 * trace(x))
 
 
-def test_inputs_are_constants_of_the_jacobian_and_of_all_that_is_made_of_it() -> None:
-    """Better no gradient in x than that of some parameters alone."""
+def test_inputs_are_followed_only_where_autograd_records() -> None:
+    """Parameters without structure too: better no gradient in x than that of some parameters alone."""
     network, x = ARCHITECTURES["vision_transformer"]()
     linearized = linearize(network)
     kernel, x = linearized.kernel(), x.requires_grad_()
-    for value in (linearized.jacobian(x), kernel.features(x), kernel(x), kernel.blocks(x)):
-        assert not value.requires_grad
+    made = (linearized.jacobian, kernel.features, kernel, kernel.blocks)
+    assert all(function(x).requires_grad for function in made)
+    with torch.no_grad():
+        assert not any(function(x).requires_grad for function in made)
+    assert not any(function(x.detach()).requires_grad for function in made)
 
 
 def test_one_point_is_enough() -> None:

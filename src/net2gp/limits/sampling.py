@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import chunks, describe, map_inputs, num_rows, tensors
+from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, tensors
 from net2gp.limits.draws import Draws
 from net2gp.types import Inputs, Params
 
@@ -109,7 +109,7 @@ class Sampling:
 
     def _outputs(self, params: Params, x: Inputs) -> Tensor:
         """(S, N, C)."""
-        with torch.no_grad():
+        with torch.set_grad_enabled(follows(x)):
             return self._each(lambda p: self.call(p, x), params)
 
     def _gradients(self, params: Params, signs: Tensor, x: Inputs) -> Params:
@@ -123,12 +123,18 @@ class Sampling:
         def of_draw(params: Params, signs: Tensor) -> Params:
             free = {name: params[name] for name in chosen}
             held = {name: value for name, value in params.items() if name not in free}
-            if self.vectorized:
+            if self.vectorized and not follows(x):
                 over = vmap(grad(of_point), (None, None, None, 0), randomness="different")
                 return over(free, held, signs, x)
             return _one_by_one(of_point, free, held, signs, x)
 
-        found = self._each(of_draw, params, signs)
+        if follows(
+            x
+        ):  # plain autograd, which differentiates fused norms twice where torch.func fails
+            parts = [of_draw(_index(params, n), signs[n]) for n in range(len(signs))]
+            found = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        else:
+            found = self._each(of_draw, params, signs)
         return {name: g * self.draws.rates[name] ** 0.5 for name, g in found.items()}
 
 
@@ -156,11 +162,14 @@ def _one_by_one(
     """The gradient at one point after another, for modules that cannot be vectorized."""
     leaves = {name: value.detach().requires_grad_() for name, value in free.items()}
     found: dict[str, list[Tensor]] = {name: [] for name in leaves}
+    follow = follows(x)
     # cuDNN's recurrent layers have no backward pass outside training
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         for point in chunks(x, 1):
             value = of_point(leaves, held, signs, map_inputs(point, lambda t: t[0]))
-            slopes = torch.autograd.grad(value, tuple(leaves.values()), materialize_grads=True)
+            slopes = torch.autograd.grad(
+                value, tuple(leaves.values()), create_graph=follow, materialize_grads=True
+            )
             for name, slope in zip(leaves, slopes, strict=True):
                 found[name].append(slope)
     return {name: torch.stack(values) for name, values in found.items()}

@@ -7,6 +7,7 @@ from net2gp.linalg.blocks import (
     kron_identity,
     psd_root,
     softmax_root,
+    symmetric_root,
 )
 from net2gp.linalg.cg import Preconditioner, Solution, block_cg
 from net2gp.linalg.checkpoint import Checkpoint
@@ -36,4 +37,5 @@ __all__ = [
     "pivots",
     "psd_root",
     "softmax_root",
+    "symmetric_root",
 ]

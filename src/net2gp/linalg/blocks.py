@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from net2gp.errors import InputError, NotPositiveDefinite
 
@@ -90,6 +93,40 @@ def psd_root(blocks: Tensor, *, symmetric: bool = True) -> Tensor:
         return roots.unsqueeze(-1)
     columns = vectors * roots.unsqueeze(-2)
     return columns @ vectors.mT if symmetric else columns
+
+
+def symmetric_root(A: Tensor) -> Tensor:
+    """The symmetric root S = V √λ Vᵀ of positive semi-definite A (…, n, n), rounding below zero left out.
+
+    Its derivative solves S dS + dS S = dA, which unlike that of eigh exists where eigenvalues are equal, and
+    at singular A too as long as the rank does not change. First derivatives only; O(n³).
+
+    Reference: Higham, Functions of Matrices, 2008, chapter 6.
+
+    >>> symmetric_root(torch.ones(2, 2, dtype=torch.float64))
+    tensor([[0.7071, 0.7071],
+            [0.7071, 0.7071]], dtype=torch.float64)
+    """
+    return _SymmetricRoot.apply(A)
+
+
+class _SymmetricRoot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, A: Tensor) -> Tensor:
+        values, V = torch.linalg.eigh(A)
+        rounding = A.shape[-1] * torch.finfo(A.dtype).eps * values[..., -1:]
+        roots = torch.where(values > rounding, values, 0.0).sqrt()
+        ctx.save_for_backward(roots, V)
+        return (V * roots[..., None, :]) @ V.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        roots, V = ctx.saved_tensors
+        sums = roots[..., :, None] + roots[..., None, :]
+        inner = V.mT @ (0.5 * (grads[0] + grads[0].mT)) @ V
+        # where both are zero, what is positive semi-definite does not change at first order
+        return V @ torch.where(sums > 0, inner / sums.where(sums > 0, 1.0), 0.0) @ V.mT
 
 
 def kron_identity(K: Tensor, C: int) -> Tensor:

@@ -49,9 +49,17 @@ def recording() -> Iterator[None]:
         yield
 
 
-def recordable(x: Inputs) -> Inputs:
-    """`x` as constants that autograd can save, which tensors made in inference mode are not."""
-    return map_inputs(x, lambda value: value.clone() if value.is_inference() else value.detach())
+def recordable(x: Inputs, *, follow: bool = False) -> Inputs:
+    """`x` as constants that autograd can save, which tensors made in inference mode are not.
+
+    With `follow` what requires a gradient keeps it, as a copy, which the network may change in place.
+    """
+
+    def one(value: Tensor) -> Tensor:
+        copied = value.is_inference() or (follow and value.requires_grad)
+        return value.clone() if copied else value.detach()
+
+    return map_inputs(x, one)
 
 
 def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
@@ -64,9 +72,17 @@ def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
 
 
 def forward(
-    linearized: Linearized, leaves: Params, x: Inputs, given: Inputs | None = None
+    linearized: Linearized,
+    leaves: Params,
+    x: Inputs,
+    given: Inputs | None = None,
+    *,
+    follow: bool = False,
 ) -> tuple[list[Call], Tensor]:
-    """The calls of all layers that have a rule and chosen parameters, and the outputs with a graph."""
+    """The calls of all layers that have a rule and chosen parameters, and the outputs with a graph.
+
+    With `follow` the graph goes back to `x`, through the layers' inputs too.
+    """
     calls: list[Call] = []
     with LOCK, contextlib.ExitStack() as stack:
         canonical = {id(value): name for name, value in linearized.network.named_parameters()}
@@ -79,23 +95,33 @@ def forward(
             }
             if rule is not None and names:
                 # in front of the network's own hooks, which may replace the output
-                hook = _recorder(calls, rule, names)
+                hook = _recorder(calls, rule, names, follow)
                 handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
                 stack.callback(handle.remove)
-        out = run(linearized, leaves, x, given)
+        out = run(linearized, leaves, x, given, follow=follow)
     return calls, out
 
 
-def run(linearized: Linearized, params: Params, x: Inputs, given: Inputs | None = None) -> Tensor:
+def run(
+    linearized: Linearized,
+    params: Params,
+    x: Inputs,
+    given: Inputs | None = None,
+    *,
+    follow: bool = False,
+) -> Tensor:
     """f(x; θ) with a graph of plain autograd; what the network raises comes with what was `given`."""
     with recording(), accepts(x if given is None else given):
-        return linearized.evaluate(params, recordable(x))
+        return linearized.evaluate(params, recordable(x, follow=follow))
 
 
-def _recorder(calls: list[Call], rule: Rule, names: dict[str, str]) -> Any:
+def _recorder(calls: list[Call], rule: Rule, names: dict[str, str], follow: bool) -> Any:
     def hook(module: nn.Module, arguments: tuple, keywords: dict, out: Tensor) -> Tensor:
-        a = (arguments[0] if arguments else keywords["input"]).detach()
-        prepared = rule.prepare(module, a)
+        a = arguments[0] if arguments else keywords["input"]
+        prepared = rule.prepare(module, a if follow else a.detach())
+        if follow and not out.requires_grad:
+            # such as an embedding's: not a function of what is differentiated, but on the way to the output
+            out = out + torch.zeros_like(out).requires_grad_()
         # an in-place operation on a view writes a new history, without this output
         out = out.clone() if out._is_view() else out
         # the edge names this output even if an in-place operation overwrites the tensor later

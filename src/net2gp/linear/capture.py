@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from net2gp.inputs import num_rows
+from net2gp.inputs import follows, num_rows
 from net2gp.linear.calls import forward, fresh_leaves
 from net2gp.linear.factors import Direct, Factor, Outer, jacobian
 from net2gp.linear.linearized import Linearized
@@ -44,13 +44,14 @@ def capture(
 
     `seeds` asks for the gradients of combinations of the outputs instead. With `compress` a weight that
     is used at many places comes as its gradient, where that is smaller than what it is made of. With
-    `check` the gradients are compared with plain reverse mode at these points, at two more passes.
+    `check` the gradients are compared with plain reverse mode at these points, at two more passes. Factors
+    are differentiable in `x` where it `follows`.
 
     Cost: one forward pass, and C (or K) backward passes that skip the weights.
     """
     gradients: _Gradients | None = None
     for c, count, found in each_output(linearized, x, plan, seeds, check=check):
-        gradients = gradients or _Gradients(count, compress)
+        gradients = gradients or _Gradients(count, compress, follows(x))
         for name, factor in found.items():
             gradients.add(name, c, factor)
     return {} if gradients is None else gradients.factors
@@ -76,6 +77,10 @@ def each_output(
     uses = find_uses(calls, plan.layers, plan.layouts, plan.structured, num_rows(x))
     if check:
         uses = uses.without(uses.differing(out, leaves))
+    follow = follows(x)
+    if follow:  # a graph back to the points, without the parameters
+        calls, out = forward(linearized, linearized.params, x, follow=True)
+        uses = find_uses(calls, plan.layers, plan.layouts, uses.names, num_rows(x))
     chosen = None if seeds is None else seeds(out.detach()).to(out)
     count = out.shape[1] if chosen is None else chosen.shape[2]
     other = tuple(name for name in plan.structured if name not in uses.names)
@@ -85,7 +90,8 @@ def each_output(
         seed = torch.zeros_like(out) if chosen is None else chosen[:, :, c]
         if chosen is None:
             seed[:, c] = 1.0
-        found = uses.factors(out, seed, keep=c < count - 1) if uses.names else {}
+        keep = c < count - 1
+        found = uses.factors(out, seed, keep=keep, follow=follow) if uses.names else {}
         found |= {name: Direct(J[:, c : c + 1]) for name, J in apart.items()}
         yield c, count, {name: found[name] for name in plan.structured}
 
@@ -102,12 +108,17 @@ def gradients_apart(
 
 
 class _Gradients:
-    """Factors of all outputs, collected one output at a time into buffers of their final size."""
+    """Factors of all outputs, collected one output at a time into buffers of their final size.
 
-    def __init__(self, num_outputs: int, compress: bool) -> None:
+    Where they are to be differentiated they are joined at the end: autograd would copy a buffer each time.
+    """
+
+    def __init__(self, num_outputs: int, compress: bool, follow: bool) -> None:
         self.num_outputs = num_outputs
         self.compress = compress
-        self.factors: dict[str, Factor] = {}
+        self.follow = follow
+        self.buffers: dict[str, Factor] = {}
+        self.parts: dict[str, list[Factor]] = {}
 
     def add(self, name: str, c: int, factor: Factor) -> None:
         """Put the gradients of output `c`, a factor with one output, in their place."""
@@ -115,12 +126,29 @@ class _Gradients:
         if wide and self.compress:
             # many places, few inputs: the weight's gradient is no larger than what it is made of
             factor = Direct(jacobian(factor))
-        part = factor.J if isinstance(factor, Direct) else factor.g
-        if name not in self.factors:
+        if self.follow:
+            self.parts.setdefault(name, []).append(factor)
+            return
+        part = _outputs(factor)
+        if name not in self.buffers:
             B, _, *rest = part.shape
-            room = part.new_empty(B, self.num_outputs, *rest)
-            self.factors[name] = (
-                Direct(room) if isinstance(factor, Direct) else replace(factor, g=room)
-            )
-        whole = self.factors[name]
-        (whole.J if isinstance(whole, Direct) else whole.g)[:, c] = part[:, 0]
+            self.buffers[name] = _with_outputs(factor, part.new_empty(B, self.num_outputs, *rest))
+        _outputs(self.buffers[name])[:, c] = part[:, 0]
+
+    @property
+    def factors(self) -> dict[str, Factor]:
+        """What was collected, by parameter."""
+        joined = {
+            name: _with_outputs(parts[0], torch.cat([_outputs(part) for part in parts], 1))
+            for name, parts in self.parts.items()
+        }
+        return self.buffers | joined
+
+
+def _outputs(factor: Factor) -> Tensor:
+    """The tensor of a factor that has the axis of outputs: (B, C, …)."""
+    return factor.J if isinstance(factor, Direct) else factor.g
+
+
+def _with_outputs(factor: Factor, value: Tensor) -> Factor:
+    return Direct(value) if isinstance(factor, Direct) else replace(factor, g=value)

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import Net2GPError, NetworkError
 from net2gp.inputs import describe
+from net2gp.linear.norms import PlainNorms
 from net2gp.types import Inputs, Params
 
 LOCK = threading.RLock()
@@ -40,17 +41,20 @@ def check_eval_mode(network: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def differentiable(network: nn.Module) -> Iterator[None]:
+def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None]:
     """Within it, the network runs on kernels that every kind of differentiation supports, in full precision.
 
     Fused attention and recurrent kernels have no forward mode or no double backward, and TensorFloat32
     would cost three digits of the kernel. A checkpoint would recompute with the network's own
-    parameters in place of the given ones, and torch.func has no place for it.
+    parameters in place of the given ones, and torch.func has no place for it. With `follow`, for results that
+    are differentiated in the inputs too, norms run in plain arithmetic.
     """
     with LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_plain_recurrence(network))
         stack.enter_context(_without_checkpoints())
+        if follow:
+            stack.enter_context(PlainNorms())
         for module in network.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 stack.enter_context(_plain_lookup(module))
@@ -156,10 +160,13 @@ def pushforward(function: Function, at: Params, v: Params, *, forward: bool = Tr
 
 
 def pullback(
-    function: Function, at: Params, *, twice: bool = False
+    function: Function, at: Params, *, twice: bool = False, follow: bool = False
 ) -> tuple[Tensor, Callable[[Tensor], Params]]:
-    """The value of `function`, and u ↦ Jᵀu; differentiable once more in u if `twice`."""
-    if not twice:
+    """The value of `function`, and u ↦ Jᵀu; differentiable once more in u if `twice`.
+
+    With `follow` u ↦ Jᵀu is differentiable in what `function` holds, its inputs, by plain autograd.
+    """
+    if not twice and not follow:
         try:
             out, pull = vjp(function, at)[:2]
             return out, lambda u: pull(u)[0]
@@ -174,7 +181,12 @@ def pullback(
         _refuse_vmap(u)
         values = list(leaves.values())
         grads = torch.autograd.grad(
-            out, values, u, retain_graph=True, create_graph=u.requires_grad, materialize_grads=True
+            out,
+            values,
+            u,
+            retain_graph=True,
+            create_graph=follow or u.requires_grad,
+            materialize_grads=True,
         )
         return dict(zip(leaves, grads, strict=True))
 

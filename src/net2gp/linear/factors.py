@@ -220,9 +220,10 @@ def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tenso
 
 
 def _tiles(K: Tensor, C: int, D: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
-    """Tiles of K as slices of points."""
+    """Tiles of K as slices of points: one where autograd records, which would copy K for each."""
     B, M = K.shape[0] // C, K.shape[1] // D
     rows = TILE_ROWS if K.device.type == "cpu" else GPU_TILE_ROWS
+    rows = max(K.shape) if torch.is_grad_enabled() else rows
     size, width = max(1, rows // C), max(1, rows // D)
     for start in range(0, B, size):
         for other in range(start if symmetric else 0, M, width):

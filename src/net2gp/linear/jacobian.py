@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from net2gp.errors import check_memory
-from net2gp.inputs import check_inputs, num_rows, rows
+from net2gp.inputs import check_inputs, follows, num_rows, rows
 from net2gp.linear.capture import capture, gradients_apart, plan
 from net2gp.linear.factors import jacobian as factor_jacobian
 from net2gp.linear.linearized import Linearized
@@ -29,15 +30,21 @@ def jacobian(linearized: Linearized, x: Inputs, *, training: bool = True) -> Ten
         f"a Jacobian of {N} × {C} × {P}",
         "use linearized.kernel(), jvp and vjp, which never store it, or fewer parameters with only=",
     )
-    J = like.new_empty(N, C, P)
+    # autograd would copy all of J for each write into it
+    J = None if follows(x) else like.new_empty(N, C, P)
+    sizes = [value.numel() for value in linearized.params.values()]
+    parts = []
     size = max(1, 2**30 // max(1, 2 * layout.bytes_per_point))
     for start in range(0, N, size):
         part = rows(x, slice(start, start + size))
         factors = capture(linearized, part, layout)
         apart = gradients_apart(linearized, part, layout.leftover)
-        column = 0
-        for name, value in linearized.params.items():
-            found = apart[name] if name in apart else factor_jacobian(factors[name])
-            J[start : start + size, :, column : column + value.numel()] = found
-            column += value.numel()
-    return J
+        columns = (
+            apart[n] if n in apart else factor_jacobian(factors[n]) for n in linearized.params
+        )
+        if J is None:
+            parts.append(torch.cat(list(columns), -1))
+            continue
+        for column, place in zip(columns, J.split(sizes, -1), strict=True):
+            place[start : start + size] = column
+    return torch.cat(parts) if J is None else J

@@ -79,7 +79,7 @@ def features(linearized: Linearized, x: Inputs) -> Tensor:
     name = next(iter(linearized.params)).removesuffix("weight").removesuffix(".")
     kept: list[Tensor] = []
     layer = linearized.network.get_submodule(name)
-    handle = layer.register_forward_hook(lambda module, given, out: kept.append(given[0].detach()))
+    handle = layer.register_forward_hook(lambda module, given, out: kept.append(given[0]))
     try:
         linearized(x)
     finally:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
-from net2gp.inputs import check_inputs, describe, num_rows, tensors
+from net2gp.inputs import check_inputs, describe, follows, map_inputs, num_rows, tensors
 from net2gp.linear.evaluation import (
     accepts,
     call,
@@ -58,10 +58,15 @@ class Linearized:
         return next(iter(self.params.values()))
 
     def __call__(self, x: Inputs) -> Tensor:
-        """f(x; θ*): (N, C)."""
+        """f(x; θ*): (N, C); differentiable in `x`."""
         self.check(x)
-        with torch.no_grad(), accepts(x):
-            return self.evaluate(self.params, x)
+        if not follows(x):
+            with torch.no_grad(), accepts(x):
+                return self.evaluate(self.params, x)
+        # a copy, which the network may change in place
+        own = map_inputs(x, lambda value: value.clone() if value.requires_grad else value)
+        with accepts(x):
+            return self.evaluate(self.params, own)
 
     def check(self, x: Inputs, name: str = "x") -> None:
         """Raise unless `x` is finite and has the network's dtype and device."""
@@ -77,7 +82,7 @@ class Linearized:
         check_eval_mode(self.network)
         arguments: tuple[Tensor, ...] = () if isinstance(x, dict) else tuple(tensors(x))
         keywords = x if isinstance(x, dict) else {}
-        with differentiable(self.network):
+        with differentiable(self.network, follow=follows(x)):
             out = call(self.network, {**self.frozen, **params}, arguments, keywords)
         out = self.output(out) if self.output is not None else out
         if not isinstance(out, Tensor):

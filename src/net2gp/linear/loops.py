@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import map_inputs, num_rows, rows
+from net2gp.inputs import follows, map_inputs, num_rows, rows
 from net2gp.linear.calls import fresh_leaves, recording, run
 from net2gp.linear.evaluation import differentiates, without_vmap_warnings
 from net2gp.linear.linearized import Linearized
@@ -27,12 +27,14 @@ def leftover_jacobian(
     With `mix` (B, C, K) they are (B, K, p), of the combinations Σ_c mix_bck f_c. Vectorized over examples
     where the network's operations allow it. torch batches some operations wrongly, for some sizes alone,
     so the result is compared with plain reverse mode each time, and what differs is made anew, point by
-    point and output by output.
+    point and output by output. So is what is to be differentiated in `x`: plain autograd does that right
+    for more operations than torch.func.
 
     Cost: C + 1 backward passes where it is vectorized, B·C passes of one point where it is not.
     """
-    x = map_inputs(x, lambda value: value.detach())
-    found, wrong = _vectorized(linearized, x, names, mix), tuple(names)
+    follow, wrong = follows(x), tuple(names)
+    x = x if follow else map_inputs(x, lambda value: value.detach())
+    found = None if follow else _vectorized(linearized, x, names, mix)
     u, wanted = plain_pullback(linearized, x, names, mix)
     if found is not None:
         wrong = differing(_pulled(found, u), wanted)
@@ -91,7 +93,8 @@ def _of_point(
     """(C, *shape) for each parameter: one torch.autograd.grad per output of one point."""
     leaves = fresh_leaves(linearized, names)
     values = [leaves[name] for name in names]
-    whole = run(linearized, leaves, point)
+    follow = follows(point)
+    whole = run(linearized, leaves, point, follow=follow)
     with recording():
         out = whole[0] if columns is None else whole[0] @ columns
         outputs = list(out)
@@ -99,7 +102,9 @@ def _of_point(
         return {n: leaves[n].new_zeros(len(out), *leaves[n].shape) for n in names}
     with differentiates():
         gradients = [
-            torch.autograd.grad(one, values, retain_graph=True, materialize_grads=True)
+            torch.autograd.grad(
+                one, values, retain_graph=True, create_graph=follow, materialize_grads=True
+            )
             for one in outputs
         ]
     return dict(zip(names, map(torch.stack, zip(*gradients, strict=True)), strict=True))

@@ -14,7 +14,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from net2gp.errors import InputError, available_memory
-from net2gp.inputs import chunks, describe, num_rows, rows, tensors
+from net2gp.inputs import chunks, describe, follows, num_rows, rows, tensors
 from net2gp.linear.evaluation import (
     accepts,
     is_wrapped,
@@ -83,7 +83,7 @@ def _find_ways(linearized: Linearized, x: Inputs) -> Ways:
 def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
     """J(x) v: (N, C)."""
     way = ways(linearized, x)
-    if way.push == "rows":
+    if way.push == "rows" or follows(x):  # what follows x does so through the rows of J
         product = _rows_times(linearized, x, linearized.flatten(v)[:, None])
         return product.reshape(num_rows(x), -1)
     function = partial(_evaluate, linearized, x)
@@ -93,7 +93,8 @@ def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
 def pulling(linearized: Linearized, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params]]:
     """f(x), and u ↦ J(x)ᵀu for u (N, C)."""
     function = partial(_evaluate, linearized, x)
-    return pullback(function, linearized.params, twice=not ways(linearized, x).functional)
+    twice = not ways(linearized, x).functional
+    return pullback(function, linearized.params, twice=twice, follow=follows(x))
 
 
 def _rows_times(linearized: Linearized, x: Inputs, v: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
     """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
     check_height(v, linearized.num_params, "v", "parameters")
     way = ways(linearized, x)
-    if way.push == "rows":
+    if way.push == "rows" or follows(x):
         return _rows_times(linearized, x, v)
     size = points_at_once(num_rows(x), v.shape[1], capacity)
     parts = []
@@ -129,7 +130,7 @@ def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int
         out, pull = pulling(linearized, part)
         check_height(u, num_rows(x) * out.shape[1], "u", "outputs of the given points")
         pull_flat = partial(_pull_flat, linearized, pull, out)
-        total += _each(pull_flat, u[start:stop].mT.contiguous(), max(1, capacity // size))
+        total = total + _each(pull_flat, u[start:stop].mT.contiguous(), max(1, capacity // size))
         start = stop
     return total.mT
 

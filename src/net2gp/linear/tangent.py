@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
-from net2gp.inputs import check_inputs, chunks, num_rows, rows, tensors
+from net2gp.inputs import check_inputs, chunks, follows, num_rows, rows, tensors
 from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
 from net2gp.linear.factors import (
     Direct,
@@ -114,9 +114,9 @@ class TangentKernel:
         """Φ(x) w: (N·C, k) for w of shape (P, k)."""
         check_height(w, self.num_features, "w", "parameters")
         linearized, w = self.linearized, w * self._roots[:, None]
-        if self.product_dtype is not None:
+        if self.product_dtype is not None or follows(x):  # forward mode has wrong gradients in x
             layout = self._plan(x, training=False)
-            w = w.to(self.product_dtype)
+            w = w.to(self.product_dtype or linearized.example.dtype)
             return jacobian_times(linearized, x, layout, self._points(layout), w)
         w = w.to(linearized.example.dtype)
         return column_products(linearized, x, w, capacity(linearized, x, self._budget))
@@ -124,9 +124,9 @@ class TangentKernel:
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
         linearized = self.linearized
-        if self.product_dtype is not None:
+        if self.product_dtype is not None or follows(x):
             layout = self._plan(x, training=False)
-            u = u.to(self.product_dtype)
+            u = u.to(self.product_dtype or linearized.example.dtype)
             pulled = jacobian_transposed_times(linearized, x, layout, self._points(layout), u)
         else:
             u = u.to(linearized.example.dtype)
@@ -212,8 +212,11 @@ class TangentKernel:
                 groups.setdefault(id(variance), (variance, set()))[1].add(name)
         return list(groups.values())
 
-    @torch.no_grad()
     def _dense(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
+        with torch.set_grad_enabled(follows(x) or follows(y)):
+            return self._matrix(x, y, traced)
+
+    def _matrix(self, x: Inputs, y: Inputs | None, traced: bool) -> Tensor:
         layout = right_layout = self._plan(x, training=y is None)
         if y is not None:
             self.linearized.check(y, "y")

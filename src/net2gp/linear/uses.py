@@ -26,11 +26,23 @@ class Uses:
     names: tuple[str, ...]
     kept: tuple[tuple[Call, Layout, int], ...]
 
-    def factors(self, out: Tensor, seed: Tensor, keep: bool) -> dict[str, Factor]:
-        """The gradients of the combination `seed` (B, C) of each point's outputs: factors with C = 1."""
+    def factors(
+        self, out: Tensor, seed: Tensor, keep: bool, follow: bool = False
+    ) -> dict[str, Factor]:
+        """The gradients of the combination `seed` (B, C) of each point's outputs: factors with C = 1.
+
+        With `follow` they have a graph of their own, as far as that of `out` goes.
+        """
         edges = [call.edge for call, _, _ in self.kept]
         with differentiates():
-            grads = torch.autograd.grad(out, edges, seed, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
+            grads = torch.autograd.grad(
+                out,
+                edges,  # type: ignore[arg-type]
+                seed,
+                retain_graph=keep or follow,
+                create_graph=follow,
+                allow_unused=True,
+            )
         uses: dict[str, list[Factor]] = {name: [] for name in self.names}
         for (call, layout, repeat), g in zip(self.kept, grads, strict=True):
             g = out.new_zeros(call.shape) if g is None else g

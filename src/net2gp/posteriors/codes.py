@@ -9,7 +9,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor, distributions
 
 from net2gp.errors import InputError, check_memory
-from net2gp.inputs import chunks, describe, map_inputs, num_rows, tensors
+from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, tensors
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.spectrum import same_inputs
 from net2gp.types import Inputs, Kernel, Likelihood
@@ -118,7 +118,8 @@ class Standardized:
         )
 
     def _correlations(self, x: Inputs, y: Inputs) -> Tensor:
-        known, other_known = (same_inputs(v, self.points) for v in (x, y))
+        # at points that are to be differentiated the stored numbers would count as constants
+        known, other_known = (same_inputs(v, self.points) and not follows(v) for v in (x, y))
         if known and other_known:
             return self.gram
         if other_known:

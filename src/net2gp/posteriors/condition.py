@@ -11,7 +11,7 @@ from net2gp.errors import InputError, check_memory
 from net2gp.inputs import describe, gather, join, num_rows, tensors
 from net2gp.likelihoods import Gaussian
 from net2gp.linalg import Cholesky as CholeskyFactor
-from net2gp.linalg import block_matmul, cholesky
+from net2gp.linalg import cholesky
 from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.function_space import FunctionPosterior, NoiseFactor, SpectralFactor
 from net2gp.posteriors.gaussian import (
@@ -22,9 +22,8 @@ from net2gp.posteriors.gaussian import (
     gaussian_dense,
     gaussian_evidence,
     gaussian_weights,
-    lanczos_root,
     noise_rows,
-    to_features,
+    site_cache,
     weight_posterior,
 )
 from net2gp.posteriors.inference import Inferred, infer
@@ -34,7 +33,6 @@ from net2gp.posteriors.solvers import (
     CG,
     Cholesky,
     Inference,
-    Lanczos,
     Laplace,
     Solver,
     Variational,
@@ -135,13 +133,9 @@ def _with_gram(
 def _from_sites(
     problem: Problem, solver: Cholesky | CG, inference: Inference, found: Inferred, K: Tensor | None
 ) -> FunctionPosterior:
-    factor, cache = found.state.factor, None
+    factor = found.state.factor
     assert isinstance(factor, CurvatureFactor | IterativeFactor)
-    if isinstance(solver.variance, Lanczos):
-        with torch.no_grad():
-            seen = block_matmul(factor.S.mT, found.state.f.reshape(-1, 1))
-            root = lanczos_root(factor.inner, seen, solver.variance.rank)
-            cache = to_features(problem, block_matmul(factor.S, root))
+    cache = site_cache(problem, solver, factor, found.state.f.reshape(-1, 1))
     posterior = assemble(problem, solver, found.state.dual, factor, found.evidence, cache)
     return replace(posterior, inference=inference, sites=found.sites, gram=K)
 

@@ -44,9 +44,6 @@ class DrawnCovariance:
         return root @ root.mT
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
-        """Draws of N(0, Σ): (P, num_samples); the first S are the draws themselves if none more are asked."""
-        if num_samples <= self.draws.shape[1] and generator is None:
-            return self.draws[:, :num_samples]
-        return (
-            self.draws @ normal(self.draws[0], num_samples, generator) / self.draws.shape[1] ** 0.5
-        )
+        """Draws of N(0, Σ), as random combinations W z / √S of the stored ones: (P, num_samples)."""
+        count = self.draws.shape[1]
+        return self.draws @ normal(self.draws[0], num_samples, generator) / count**0.5

@@ -10,7 +10,6 @@ from torch import Tensor
 from net2gp.errors import InputError, available_memory, check_memory
 from net2gp.inputs import gather, num_rows
 from net2gp.likelihoods import Categorical, Gaussian
-from net2gp.linalg import block_matmul
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.checks import check_class_axis, check_prior_var
@@ -19,13 +18,12 @@ from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.gaussian import (
     assemble,
     feature_system,
-    lanczos_root,
-    to_features,
+    site_cache,
     weight_posterior,
 )
 from net2gp.posteriors.matrix_free import matrix_free_system
 from net2gp.posteriors.problem import Problem, choose_solver, make_problem
-from net2gp.posteriors.solvers import CG, Cholesky, Lanczos, Laplace, Solver, WeightSpace
+from net2gp.posteriors.solvers import CG, Cholesky, Laplace, Solver, WeightSpace
 from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, Sites, State
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import Data, Inputs, Likelihood
@@ -187,7 +185,7 @@ class Dual:
         return replace(posterior, inference=Laplace(), sites=sites)
 
     def _function(self, problem: Problem, solver: Cholesky | CG) -> FunctionPosterior:
-        sites, gram, cache = Sites(self.natural, self.curvature), None, None
+        sites, gram = Sites(self.natural, self.curvature), None
         if isinstance(solver, CG):
             free = matrix_free_system(problem, solver)
             state = free.solve(sites, near=self.linear_part)
@@ -199,11 +197,7 @@ class Dual:
             log_det = state.log_det
         factor = state.factor
         assert isinstance(factor, CurvatureFactor | IterativeFactor)
-        if isinstance(solver.variance, Lanczos):
-            with torch.no_grad():
-                seen = block_matmul(factor.S.mT, state.f.reshape(-1, 1))
-                root = lanczos_root(factor.inner, seen, solver.variance.rank)
-                cache = to_features(problem, block_matmul(factor.S, root))
+        cache = site_cache(problem, solver, factor, state.f.reshape(-1, 1))
         evidence = self._evidence(state, log_det)
         posterior = assemble(problem, solver, state.dual, factor, evidence, cache)
         return replace(posterior, inference=Laplace(), sites=sites, gram=gram)

@@ -141,7 +141,8 @@ class FunctionPosterior:
         cross = self._cross(x)
         mean = self._mean(x, cross)
         prior = self._precise_kernel(x)
-        covariance = prior - self._explained(x, cross, lambda a, b: a.mT @ b)
+        own = prior.detach().diagonal()
+        covariance = prior - self._explained(x, cross, own, lambda a, b: a.mT @ b)
         if not self.kernel.joint:
             covariance = kron_identity(covariance, self.num_outputs)
         covariance = (0.5 * (covariance + covariance.mT)).to(mean.dtype)
@@ -252,7 +253,8 @@ class FunctionPosterior:
             points = (a.shape[0], num_rows(x), C)
             return torch.einsum("rnc,rnd->ncd", a.reshape(points), b.reshape(points))
 
-        blocks = prior - self._explained(x, cross, inner)
+        own = prior.detach().diagonal(dim1=1, dim2=2).reshape(-1)
+        blocks = prior - self._explained(x, cross, own, inner)
         blocks = 0.5 * (blocks + blocks.mT)
         variances = blocks.diagonal(dim1=1, dim2=2)
         blocks = blocks + torch.diag_embed(variances.clamp(min=0.0) - variances)
@@ -261,9 +263,13 @@ class FunctionPosterior:
         return blocks
 
     def _explained(
-        self, x: Inputs, cross: Tensor | None, inner: Callable[[Tensor, Tensor], Tensor]
+        self,
+        x: Inputs,
+        cross: Tensor | None,
+        prior: Tensor,
+        inner: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """inner(R, R) for R with RᵀR = k(x, X)(K + Λ⁻¹)⁻¹k(X, x)."""
+        """inner(R, R) for R with RᵀR = k(x, X)(K + Λ⁻¹)⁻¹k(X, x), of rows with these prior variances."""
         if cross is None:
             assert self.cache is not None
             assert isinstance(self._precise_kernel, FeatureKernel)
@@ -275,7 +281,8 @@ class FunctionPosterior:
         if isinstance(self.factor, NoiseFactor | CurvatureFactor | SpectralFactor):
             R = self.factor.root(cross)
             return inner(R, R)
-        return inner(cross, self.factor.solve(cross))
+        assert isinstance(self.factor, IterativeFactor)
+        return inner(cross, self.factor.solve(cross, prior))
 
     def _correction(self, prior_draw: Tensor, noise: Tensor) -> Tensor:
         """(K + Λ⁻¹)⁻¹(ỹ − f₀ − ε) for prior draws f₀ and standard normal `noise`, both (rows, S)."""

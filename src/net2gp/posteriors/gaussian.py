@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import check_memory
+from net2gp.errors import WideVariances, check_memory
+from net2gp.inputs import num_rows, rows, tensors
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import block_matmul, cholesky, inverse_root, lanczos
 from net2gp.posteriors.function_space import Factor, FunctionPosterior, NoiseFactor
 from net2gp.posteriors.matrix_free import matrix_free_system
 from net2gp.posteriors.problem import Problem
 from net2gp.posteriors.solvers import CG, Cholesky, Exact, Lanczos, Solver, WeightSpace
-from net2gp.posteriors.systems import FeatureSystem, Sites
+from net2gp.posteriors.systems import CurvatureFactor, FeatureSystem, IterativeFactor, Sites
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import FeatureKernel
 
 Matmul = Callable[[Tensor], Tensor]
+
+NUM_CHECKED = 8
+"""Training points at which cached variances are compared with those of a solve."""
 
 
 def gaussian_dense(problem: Problem, solver: Cholesky) -> FunctionPosterior:
@@ -30,11 +35,11 @@ def gaussian_dense(problem: Problem, solver: Cholesky) -> FunctionPosterior:
 
 def noisy_gram(problem: Problem) -> Tensor:
     """K + D in float64: (rows, rows)."""
-    rows = problem.num_rows
+    size = problem.num_rows
     check_memory(
-        2 * 8 * rows**2,
+        2 * 8 * size**2,
         problem.offset.device,
-        f"a {rows} × {rows} Gram matrix and its factor",
+        f"a {size} × {size} Gram matrix and its factor",
         "pass solver=CG(), or fewer points",
     )
     return problem.gram() + torch.diag(noise_rows(problem))
@@ -81,11 +86,8 @@ def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Fu
         alpha = block_matmul(factor.S, factor.inner_solve(block_matmul(factor.S.mT, t), guess))
         log_det = (system.estimate_log_det(factor) + noise.log().sum()) * t.shape[1]
         evidence = gaussian_evidence((t * alpha).sum(), log_det, t.numel())
-        root = None
-        if isinstance(solver.variance, Lanczos):
-            inner = block_matmul(factor.S.mT, t)
-            root = block_matmul(factor.S, lanczos_root(factor.inner, inner, solver.variance.rank))
-        return assemble(problem, solver, alpha, factor, evidence, to_features(problem, root))
+        cache = site_cache(problem, solver, factor, t)
+        return assemble(problem, solver, alpha, factor, evidence, cache)
 
 
 def gaussian_weights(problem: Problem, solver: WeightSpace) -> WeightPosterior:
@@ -151,13 +153,51 @@ def lanczos_root(matmul: Matmul, t: Tensor, rank: int) -> Tensor:
 
 
 @torch.no_grad()
-def to_features(problem: Problem, rows: Tensor | None) -> Tensor | None:
-    """Φ(X)ᵀ rows in float64 for kernels with features, whose cancellations need the digits; else rows."""
-    if rows is None or not isinstance(problem.kernel, FeatureKernel):
-        return rows
+def site_cache(
+    problem: Problem, solver: Cholesky | CG, factor: CurvatureFactor | IterativeFactor, seen: Tensor
+) -> Tensor | None:
+    """The low-rank root of (K + Λ⁻¹)⁻¹ that the solver asks for, if any; Lanczos starts at Sᵀ `seen`."""
+    variance = solver.variance
+    if variance is None:
+        stored = not isinstance(factor, IterativeFactor) or factor.matmul.gram is not None
+        variance = Exact() if stored else Lanczos()
+    if isinstance(variance, Exact):
+        return None
+    inner = block_matmul(factor.S.mT, seen)
+    root = block_matmul(factor.S, lanczos_root(factor.inner, inner, variance.rank))
+    if solver.variance is None and isinstance(factor, IterativeFactor):
+        _check_cache(problem, factor, root)
+    return to_features(problem, root)
+
+
+def _check_cache(problem: Problem, factor: IterativeFactor, root: Tensor) -> None:
+    """Warn unless cached variances are those of a solve, at some training points, where they are smallest."""
+    count = num_rows(problem.x)
+    index = torch.linspace(0, count - 1, min(count, NUM_CHECKED)).long()
+    some = rows(problem.x, index.to(tensors(problem.x)[0].device))
+    cross, prior = problem.precise_kernel(problem.x, some), problem.precise_kernel.diag(some)
+    exact = prior - (cross * factor.solve(cross, prior)).sum(0)
+    cached = prior - (root.mT @ cross).square().sum(0)
+    # of what rounding leaves of a variance nothing can be said
+    ratio = float((cached / exact.clamp(min=1e-10 * float(prior.max()))).max())
+    if ratio > 1.1:
+        warnings.warn(
+            f"variances from the low-rank cache of rank {root.shape[1]} are up to {ratio:.3g} times too wide "
+            "at training points. Pass CG(variance=Lanczos(rank=...)) with a higher rank, "
+            "CG(variance=Exact()) for a solve at each prediction, or CG(store_gram=True), which does so too.",
+            WideVariances,
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def to_features(problem: Problem, value: Tensor | None) -> Tensor | None:
+    """Φ(X)ᵀ value in float64 for kernels with features, whose cancellations need the digits; else value."""
+    if value is None or not isinstance(problem.kernel, FeatureKernel):
+        return value
     precise = problem.precise_kernel
     assert isinstance(precise, FeatureKernel)
-    return precise.adjoint(problem.x, rows.detach())
+    return precise.adjoint(problem.x, value.detach())
 
 
 def assemble(

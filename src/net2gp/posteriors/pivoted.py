@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import available_memory
-from net2gp.inputs import chunks, num_rows, rows
+from net2gp.inputs import chunks, follows, num_rows, rows
 from net2gp.linalg import cholesky, lanczos, pivots
 from net2gp.linear.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
 from net2gp.linear.linearized import Linearized
@@ -246,16 +246,22 @@ class Pivoted:
         root = cholesky(eye - torch.cholesky_inverse(self.R), what="I − B⁻¹").L
         return torch.linalg.solve_triangular(self.T.mT, root, upper=True).mT.contiguous()
 
-    @torch.no_grad()
     def _parts(self, x: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """For chunks of points the prior's blocks (n, C, C) and E k(rows, x), (r, n·C)."""
         kernel, C, r = self.kernel.precise(), self.mix.shape[1], len(self.T)
         size = min(kernel.points_at_once(x), max(1, TEST_BYTES // (8 * C * r)))
         for part in chunks(x, size):
-            n, factors = num_rows(part), kernel.factors(part)
-            assert factors is not None
-            prior, cross = self.T.new_zeros(n, C, C), self.T.new_zeros(r, n * C)
-            for one, other in zip(self._rows, factors, strict=True):
-                add_blocks(prior, other)
-                accumulate(cross, one, other, 1, C)
-            yield prior, self._less @ cross
+            with torch.set_grad_enabled(
+                follows(part)
+            ):  # and not at the yield, which leaves the block
+                found = self._part(kernel, part)
+            yield found
+
+    def _part(self, kernel: TangentKernel, x: Inputs) -> tuple[Tensor, Tensor]:
+        C, r, n, factors = self.mix.shape[1], len(self.T), num_rows(x), kernel.factors(x)
+        assert factors is not None
+        prior, cross = self.T.new_zeros(n, C, C), self.T.new_zeros(r, n * C)
+        for one, other in zip(self._rows, factors, strict=True):
+            add_blocks(prior, other)
+            accumulate(cross, one, other, 1, C)
+        return prior, self._less @ cross

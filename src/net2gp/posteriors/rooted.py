@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from net2gp.inputs import num_rows, rows
+from net2gp.inputs import follows, num_rows, rows
 from net2gp.linear.capture import Plan, capture, gradients_apart, plan
 from net2gp.linear.curvature import chunk_size
 from net2gp.linear.factors import (
@@ -134,8 +134,9 @@ def rooted_joint(covariance: Rooted, linearized: Linearized, x: Inputs) -> Tenso
     factors = _captured(covariance, linearized, x, plan(linearized, x, training=False))
     B, C = example(factors[0]).shape[:2]
     K = torch.zeros(B * C, B * C, dtype=torch.float64, device=linearized.example.device)
-    for factor in factors:
-        precise = in_dtype(factor, torch.float64)
-        accumulate(K, precise, precise, C)
-    mirror(K, C)
+    with torch.set_grad_enabled(follows(x)):
+        for factor in factors:
+            precise = in_dtype(factor, torch.float64)
+            accumulate(K, precise, precise, C)
+        mirror(K, C)
     return K

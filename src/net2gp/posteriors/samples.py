@@ -10,6 +10,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import num_rows
+from net2gp.linalg import symmetric_root
 from net2gp.posteriors.problem import check_points
 from net2gp.types import FeatureKernel, Inputs, Mean
 
@@ -46,11 +47,9 @@ def draw_from(
     """(S, N, C) draws from a joint law over N·C values, degenerate ones too."""
     check_count(num_samples)
     covariance = law.covariance_matrix.to(torch.float64)
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp(min=0.0).sqrt()
     device = covariance.device if generator is None else generator.device
     z = torch.randn(
         len(covariance), num_samples, generator=generator, dtype=torch.float64, device=device
     ).to(covariance.device)
-    draws = law.mean[:, None].to(torch.float64) + root @ z
+    draws = law.mean[:, None].to(torch.float64) + symmetric_root(covariance) @ z
     return draws.T.reshape(num_samples, points, -1).to(law.mean.dtype)

@@ -80,12 +80,17 @@ class CG:
     keep the Gram matrix (in float64) and multiply with it; None does so if it fits into a quarter of
     the free memory. Without it products run through the network, in its own dtype: residuals then
     reach about 1e-6 in float32.
+
+    `variance` None is `Exact()` where the Gram matrix is kept: each chunk of test points is then a solve,
+    which goes on until variances are right to 1 %. Without the matrix a solve at each prediction would be too
+    slow: variances come from the cache of `Lanczos()`, which is compared with solves at some training
+    points, and `WideVariances` warns where they are more than 10 % too wide.
     """
 
     tol: float = 1e-6
     max_iterations: int = 1000
     preconditioner: PivotedCholesky | Nystrom | None = field(default_factory=PivotedCholesky)
-    variance: Exact | Lanczos = field(default_factory=Lanczos)
+    variance: Exact | Lanczos | None = None
     num_probes: int = 16
     seed: int = 0
     store_gram: bool | None = None

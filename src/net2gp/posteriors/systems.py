@@ -11,15 +11,17 @@ Neither needs Λ⁻¹, so Λ may be singular, as softmax's diag(p) − ppᵀ is.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, NotConverged
 from net2gp.linalg import Cholesky, block_cg, block_matmul, cholesky, log_det_quadrature, psd_root
+from net2gp.linalg.cg import Solution
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.progress import progress
 from net2gp.types import Inputs, Kernel
@@ -222,21 +224,85 @@ class IterativeFactor:
 
     def inner_solve(self, v: Tensor, start: Tensor | None = None) -> Tensor:
         """(I + SᵀKS)⁻¹ v."""
+        return self._iterate(v, start, self.tol).x
+
+    def _iterate(self, v: Tensor, start: Tensor | None, tol: float) -> Solution:
         with progress("conjugate gradients", self.max_iterations) as advance:
-            solution = block_cg(
+            return block_cg(
                 self.inner,
                 v,
                 preconditioner=self.preconditioner,
                 x0=start,
-                tol=self.tol,
+                tol=tol,
                 max_iterations=self.max_iterations,
                 on_step=lambda _, residual: advance(note=f"residual {residual:.1e}"),
             )
-        return solution.x
 
-    def solve(self, v: Tensor) -> Tensor:
-        """(K + Λ⁻¹)⁻¹ v."""
-        return block_matmul(self.S, self.inner_solve(block_matmul(self.S.mT, v)))
+    def solve(self, v: Tensor, prior: Tensor | None = None) -> Tensor:
+        """(K + Λ⁻¹)⁻¹ v, differentiable in v: each derivative takes one more solve.
+
+        For variances, prior − vᵀ(K + Λ⁻¹)⁻¹v with `prior` (k,), it goes on until each is right to `SHARE`.
+        """
+        if torch.is_grad_enabled() and v.requires_grad:
+            return _Solve.apply(v, self, prior)
+        return self.solved(v, prior)[0]
+
+    def solved(self, v: Tensor, prior: Tensor | None) -> tuple[Tensor, float]:
+        """`solve`, and the tolerance that it took.
+
+        With b = Sᵀv, iterations that start at zero make bᵀx too small by rᵀ(I + SᵀKS)⁻¹r ≤ rᵀr, r being the
+        residual: it is known what a variance is too wide by, and which residual would be small enough.
+        """
+        b, tol = block_matmul(self.S.mT, v), self.tol
+        solution = self._iterate(b, None, tol)
+        for attempt in range(0 if prior is None else ATTEMPTS):
+            assert prior is not None
+            left = (prior - (b * solution.x).sum(0)).clamp(min=0.0)
+            missed = (solution.relative_residuals * torch.linalg.vector_norm(b, dim=0)).square()
+            allowed = torch.maximum(SHARE * left, ROUNDING * prior)
+            worst = float((missed / allowed.clamp(min=1e-300)).max())
+            if worst <= 1.0:
+                break
+            if attempt == ATTEMPTS - 1:
+                _warn_wide(float((missed / (left - missed).clamp(min=1e-300)).max()), tol)
+                break
+            tol = max(0.5 * tol * worst**-0.5, SMALLEST_TOL)
+            with warnings.catch_warnings():  # of a tolerance that nobody asked for
+                warnings.simplefilter("ignore", NotConverged)
+                solution = self._iterate(b, None, tol)
+        return block_matmul(self.S, solution.x), tol
+
+
+SHARE, ROUNDING = 0.01, 1e-12
+"""What a variance may be too wide by, as a share of itself; and of the prior's, where rounding is more."""
+
+ATTEMPTS, SMALLEST_TOL = 4, 1e-14
+"""How often a solve goes on for variances, and the smallest relative residual that is asked for."""
+
+
+def _warn_wide(share: float, tol: float) -> None:
+    if share > 10 * SHARE:
+        warnings.warn(
+            f"the variances of these points may be up to {share:.0%} too wide: conjugate gradients stopped "
+            f"at a relative residual of {tol:.1e}. Pass CG(store_gram=True) for products in float64, more "
+            "max_iterations, a preconditioner of a higher rank, or solver=Cholesky().",
+            NotConverged,
+            stacklevel=2,
+        )
+
+
+class _Solve(torch.autograd.Function):
+    """v ↦ A⁻¹v for the symmetric matrix of an `IterativeFactor`, so that its adjoint is the map itself."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, factor: IterativeFactor, prior: Tensor | None) -> Tensor:
+        result, tol = factor.solved(v, prior)
+        ctx.factor = replace(factor, tol=tol)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.factor.solve(grads[0]), None, None
 
 
 @dataclass(frozen=True, eq=False)

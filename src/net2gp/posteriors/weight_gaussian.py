@@ -14,7 +14,7 @@ from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import chunks, describe, num_rows
+from net2gp.inputs import chunks, describe, follows, num_rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.links import Contrast, Probit
 from net2gp.likelihoods.mixtures import mixture
@@ -184,7 +184,7 @@ class WeightGaussian:
             return self.linearized(x) + moved.reshape(num_rows(x), -1, num_samples).movedim(2, 0)
         center = self.linearized.flatten(self.linearized.params)
         values = []
-        with torch.no_grad():
+        with torch.set_grad_enabled(follows(x)):
             for column in draws.T:
                 params = self.linearized.unflatten(center + column)
                 values.append(self.linearized.evaluate(params, x))

@@ -1,0 +1,101 @@
+"""Norm layers in plain arithmetic, whose derivatives of every order are right.
+
+torch's fused norms compute means and deviations beside their result, and derivatives beyond the second, or
+nested by torch.func, take these for constants of the input: they are wrong without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class PlainNorms(TorchFunctionMode):
+    """Within it layer, group, instance and RMS norms are sums, products and roots."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """The plain form of a norm, and everything else as it is."""
+        return _PLAIN.get(func, func)(*args, **(kwargs or {}))
+
+
+def _normalized(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+    centered = x - x.mean(axes, keepdim=True)
+    return centered * (centered.square().mean(axes, keepdim=True) + eps).rsqrt()
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    axes = range(-len(normalized_shape), 0)
+    return _affine(_normalized(input, tuple(axes), eps), weight, bias)
+
+
+def _rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    axes = tuple(range(-len(normalized_shape), 0))
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    return _affine(input * (input.square().mean(axes, keepdim=True) + eps).rsqrt(), weight, None)
+
+
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    grouped = input.reshape(input.shape[0], num_groups, -1)
+    return _by_channel(_normalized(grouped, (2,), eps).reshape(input.shape), weight, bias)
+
+
+def _by_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    shape = (-1, *[1] * (x.dim() - 2))
+    return _affine(x, *(None if v is None else v.reshape(shape) for v in (weight, bias)))
+
+
+def _functional_instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats:
+        return F.instance_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _by_channel(_normalized(input, tuple(range(2, input.dim())), eps), weight, bias)
+
+
+_PLAIN: dict[Any, Callable[..., Tensor]] = {
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    torch.rms_norm: _rms_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
+    F.instance_norm: _functional_instance_norm,
+}

@@ -1,0 +1,157 @@
+"""The registry of posteriors that a method finds, beside those that `condition` gives (ways.py).
+
+A new method or structure joins the laws of every posterior by one line in METHODS.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import net2gp as n2g
+from net2gp.errors import NotStationary
+from net2gp.types import Likelihood
+from posteriors.ways import (
+    WAYS,
+    Way,
+    binary_targets,
+    built,
+    class_targets,
+    network,
+    points,
+    real_targets,
+)
+
+NOISY = n2g.Gaussian(0.1)
+Make = Callable[[nn.Sequential, Tensor, Tensor, Likelihood], Any]
+
+
+def by_laplace(structure: Any) -> Make:
+    def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotStationary)  # laws hold wherever the network stands
+            return n2g.laplace(model, (x, y), likelihood, structure=structure, prior_var=0.7)
+
+    return make
+
+
+def by_vogn(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    optimizer = n2g.VOGN(model, likelihood, len(x), prior_var=0.7, lr=0.05)
+    for _ in range(5):
+        optimizer.step(x, y)
+    return optimizer.posterior((x, y))
+
+
+def by_ivon(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    model.train()
+    optimizer = n2g.IVON(model, len(x), prior_var=0.7, lr=0.05)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -likelihood.log_prob(model(x), y).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    model.eval()
+    return optimizer.posterior((x, y), likelihood)
+
+
+def by_swag(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    optimizer, swag = torch.optim.SGD(model.parameters(), lr=0.05), n2g.Swag(rank=4)
+    for _ in range(8):
+        optimizer.zero_grad()
+        (-likelihood.log_prob(model(x), y).mean()).backward()
+        optimizer.step()
+        swag = swag.collect(model)
+    return swag.posterior(model, (x, y), likelihood, prior_var=0.7)
+
+
+def by_codes(kernel: Callable[[nn.Sequential], Any]) -> Make:
+    return lambda model, x, y, likelihood: n2g.adapt_classes(kernel(model), (x, y), num_classes=3)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A likelihood, and the method that makes a posterior from a network and data."""
+
+    make: Make
+    likelihood: Likelihood = NOISY
+    outputs: int = 2
+    targets: Callable[[Tensor, int], Tensor] = real_targets
+
+    @property
+    def num_targets(self) -> int:
+        return self.outputs
+
+    def network(self) -> nn.Sequential:
+        return network(self.outputs)
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        x = points(20)
+        return x, self.targets(x, self.outputs)
+
+    def build(self, x: Tensor, y: Tensor) -> Any:
+        return self.make(self.network(), x, y, self.likelihood)
+
+
+REGRESSION = Method(by_vogn)
+CLASSES = Method(by_vogn, n2g.Categorical(n2g.MonteCarlo(256)), 3, class_targets)
+LABELS = Method(by_vogn, n2g.Bernoulli(), 1, binary_targets)
+OPTIMIZERS = {"vogn": by_vogn, "ivon": by_ivon, "swag": by_swag}
+"""Of these, those of IVON and SWAG have no evidence: their loss need not be a likelihood."""
+STRUCTURES: dict[str, Any] = {
+    "full": n2g.Full(),
+    "diagonal": n2g.Diagonal(),
+    "kron": n2g.Kron(),
+    "low rank": n2g.LowRank(5),
+    "last layer": n2g.LastLayer(),
+    "diagonal last layer": n2g.LastLayer(n2g.Diagonal()),
+    "kron last layer": n2g.LastLayer(n2g.Kron()),
+    "subnetwork": n2g.Subnetwork(6),
+    "function space": n2g.FunctionSpace(),
+    "few rows of function space": n2g.FunctionSpace(tol=0.05),
+    "points of function space": n2g.FunctionSpace(num_points=8),
+    "sampled": n2g.Sampled(20),
+}
+
+METHODS: dict[str, Method] = {
+    **{f"laplace, {n}": replace(REGRESSION, make=by_laplace(s)) for n, s in STRUCTURES.items()},
+    **{
+        f"laplace, classes, {n}": replace(CLASSES, make=by_laplace(s))
+        for n, s in STRUCTURES.items()
+    },
+    "laplace, labels, full": replace(LABELS, make=by_laplace(n2g.Full())),
+    "laplace, contrast, kron last layer": replace(
+        CLASSES,
+        likelihood=n2g.Categorical(n2g.Contrast()),
+        make=by_laplace(n2g.LastLayer(n2g.Kron())),
+    ),
+    "laplace, probit, kron": replace(
+        CLASSES, likelihood=n2g.Categorical(n2g.Probit()), make=by_laplace(n2g.Kron())
+    ),
+    "laplace, bridge, diagonal": replace(
+        CLASSES, likelihood=n2g.Categorical(n2g.LaplaceBridge()), make=by_laplace(n2g.Diagonal())
+    ),
+    **{n: replace(REGRESSION, make=m) for n, m in OPTIMIZERS.items()},
+    **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},
+    "codes of classes": replace(CLASSES, make=by_codes(lambda model: model)),
+    "codes of classes, rbf": replace(CLASSES, make=by_codes(lambda model: n2g.RBF(0.8))),
+    "codes of classes, infinite width": replace(CLASSES, make=by_codes(n2g.nngp)),
+}
+
+EVERY: dict[str, Way | Method] = {**WAYS, **METHODS}
+"""Whatever gives a posterior, by `condition` or by a method."""
+
+
+@cache
+def found(name: str) -> Any:
+    """The posterior of one entry of EVERY, built once a session: posteriors are values."""
+    return built(name) if name in WAYS else METHODS[name].build(*METHODS[name].data())
