@@ -1,6 +1,6 @@
 """Malaria from few places: a network that learned one map of incidence, adapted to another.
 
-    NET2GP_DATA=... python papers/maddox2021/malaria.py --out figures
+    NET2GP_DATA=... python papers/maddox2021/malaria.py --out figures [--quick]
 
 The paper goes from 2012 to 2016 with data that are not public. What stands in for them is one map of central
 Africa in 2017, the median incidence of the Malaria Atlas Project's model and the width of its 95 % interval:
@@ -12,7 +12,7 @@ Africa in 2017, the median incidence of the Malaria Atlas Project's model and th
 
 The source is 2000 places at random. Prints errors and likelihoods of adaptation and of its rivals (maps.py
 has them) over the number of places, says where the Gaussian process of the network is better or worse,
-compares that with malaria.toml, and draws curves and maps. Needs malaria_central_africa.npz.
+judges the claims of malaria.toml, and draws curves and maps. Needs malaria_central_africa.npz.
 
 Maddox et al. (2021), "Fast adaptation with linearized neural networks".
 """

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
-import tomllib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.stats import t as student
 from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp import metrics
+
+sys.path.append(str(Path(__file__).parents[1]))
+import claims
 
 Points = tuple[Tensor, Tensor]
 """x (N, D) and y (N, 1)."""
@@ -41,6 +43,7 @@ Predict = Callable[[Tensor], Points]
 
 LIKELIHOOD = n2g.HeteroscedasticGaussian()
 SIZES = (10, 20, 50, 100, 200)
+MEASURES = ("rmse", "nll")
 GP = "GP of the network"
 
 
@@ -55,6 +58,9 @@ class Options:
     tests: int = 1000
     first: int = 0
     """The seed of the first repetition."""
+
+    quick: bool = False
+    """Whether claims are judged as those of a quick run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,14 +274,18 @@ class Scores:
     sizes: tuple[int, ...]
     values: dict[str, Tensor]
 
-    def verdict(self, rival: str, size: int, measure: int, confidence: float = 0.95) -> str:
+    def verdict(self, rival: str, size: int, measure: int) -> str:
         """Whether the GP of the network is better than a rival, by Student's t of the paired differences."""
         row = self.sizes.index(size)
-        margin = (self.values[rival] - self.values[GP])[row, :, measure]
-        error = float(margin.std()) / len(margin) ** 0.5
-        if abs(float(margin.mean())) <= student.ppf((1 + confidence) / 2, len(margin) - 1) * error:
-            return "undecided"
-        return "better" if margin.mean() > 0 else "worse"
+        return claims.verdict((self.values[rival] - self.values[GP])[row, :, measure])
+
+    def margin(self, measure: str, rival: str) -> Tensor:
+        """By how much the GP of the network is better, the mean over all sizes: a number a repetition, (R,).
+
+        Of errors it is the logarithm of their ratio, which counts small and large ones alike.
+        """
+        theirs, ours = (self.values[name][..., MEASURES.index(measure)] for name in (rival, GP))
+        return (theirs / ours).log().mean(0) if measure == "rmse" else (theirs - ours).mean(0)
 
 
 def score(
@@ -311,20 +321,6 @@ def print_scores(name: str, unit: str, scores: Scores) -> None:
                 print(f"{rival:<20}" + "".join(f"{word:>20}" for word in words))
 
 
-def expected(program: str) -> dict[str, Any]:
-    """The verdicts by transfer, measure, rival and size that the .toml beside a program has."""
-    found: dict[str, Any] = tomllib.loads(Path(program).with_suffix(".toml").read_text())["verdict"]
-    return found
-
-
-def compare(program: str, name: str, scores: Scores) -> bool:
-    """Whether the expected verdicts of a transfer are those found; says which are not."""
-    agree = True
-    for measure, key in enumerate(("rmse", "nll")):
-        for rival, sizes in expected(program)[name].get(key, {}).items():
-            for size, word in sizes.items():
-                found = scores.verdict(rival, int(size), measure)
-                if found != word:
-                    agree = False
-                    print(f"{name}, {key}, {rival}, n = {size}: expected {word}, found {found}")
-    return agree
+def compare(program: str, name: str, scores: Scores, quick: bool) -> bool:
+    """Print what the .toml beside a program claims of every transfer; whether it holds for this one."""
+    return claims.judge(claims.claims_of(program, name, scores.margin, quick=quick))

@@ -1,6 +1,6 @@
 """Rain from few stations: a network that learned other rain, adapted to a month of which little is known.
 
-    NET2GP_DATA=... python papers/maddox2021/precipitation.py --out figures
+    NET2GP_DATA=... python papers/maddox2021/precipitation.py --out figures [--quick]
 
 - Colorado: the source is all Aprils of 1951 to 1980, so that the network learns where it rains and how much
   that changes from year to year; the targets are the Aprils of 1981 to 1990, one in each repetition. Where it
@@ -12,8 +12,8 @@
 
 Values are square roots of millimeters, whose errors are more nearly normal; maps are in millimeters. Prints
 errors and likelihoods of adaptation and of its rivals (maps.py has them) over the number of stations, says
-where the Gaussian process of the network is better or worse, compares that with precipitation.toml, and draws
-curves and maps. Needs precip.npz and us_precip_apr1948.npz; which data the paper has is not known.
+where the Gaussian process of the network is better or worse, judges the claims of precipitation.toml, and
+draws curves and maps. Needs precip.npz and us_precip_apr1948.npz; which data the paper has is not known.
 
 Maddox et al. (2021), "Fast adaptation with linearized neural networks".
 """

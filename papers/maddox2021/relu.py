@@ -1,6 +1,6 @@
 """Whether it matters that a network was trained before it is linearized: ReLU networks of four widths.
 
-    python papers/maddox2021/relu.py --out figures
+    python papers/maddox2021/relu.py --out figures [--quick]
 
 x is drawn around −5 and 5, y = 0.1 x² + |x| + 0.9 ε, and networks 1-h-1 of h = 5, 50, 500 and 5000 units are
 linearized as torch initializes them and after training. Prints the mean squared residual of both beside the
@@ -193,7 +193,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--seeds", type=int, default=3, help="networks of each width")
     parser.add_argument("--steps", type=int, default=800, help="steps of Adam on all points")
+    parser.add_argument("--quick", action="store_true", help="2 networks of each width, 300 steps")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.seeds, options.steps = 2, 300
     found = linearizations(WIDTHS, options.seeds, options.steps)
     agree = print_table(residual_rows(found, expected()))
     print_processes(found)

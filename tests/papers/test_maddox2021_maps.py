@@ -173,12 +173,23 @@ def test_a_verdict_asks_for_paired_differences_beyond_their_error(maps, capsys, 
     values = {maps.GP: base, "a": base + shift, "b": base - shift, "c": base + wild}
     scores = maps.Scores((10,), values)
     assert [scores.verdict(name, 10, 0) for name in "abc"] == ["better", "worse", "undecided"]
-    (tmp_path / "some.toml").write_text('[verdict.Plane]\nrmse = {"a" = {"10" = "better"}}\n')
+    (tmp_path / "some.toml").write_text('[claim.nll]\na = "better"\nc = "no worse"\n')
     program = str(tmp_path / "some.py")
-    assert maps.compare(program, "Plane", scores)
-    (tmp_path / "some.toml").write_text('[verdict.Plane]\nnll = {"c" = {"10" = "worse"}}\n')
-    assert not maps.compare(program, "Plane", scores)
-    assert "Plane, nll, c, n = 10: expected worse, found undecided" in capsys.readouterr().out
+    assert maps.compare(program, "Plane", scores, quick=False)
+    (tmp_path / "some.toml").write_text('[claim.nll]\nc = "better"\n')
+    assert not maps.compare(program, "Plane", scores, quick=False)
+    line = capsys.readouterr().out.splitlines()[-2]
+    assert line.startswith("Plane, nll, beside c: better")
+    assert line.endswith("NO")
+
+
+def test_the_margin_is_pooled_over_sizes(maps):
+    """Twice and eight times our error: four times in the geometric mean; surprise in the plain one."""
+    ours = torch.full((2, 3, 2), 0.5)
+    theirs = ours * torch.tensor([2.0, 8.0])[:, None, None]
+    scores = maps.Scores((10, 20), {maps.GP: ours, "a": theirs})
+    torch.testing.assert_close(scores.margin("rmse", "a").exp(), torch.full((3,), 4.0))
+    torch.testing.assert_close(scores.margin("nll", "a"), torch.full((3,), 2.0))
 
 
 def test_the_square_of_a_normal_number_has_these_moments(programs):
@@ -223,21 +234,25 @@ def test_too_few_repeats_are_refused(programs, capsys):
     assert "at least 3" in capsys.readouterr().err
 
 
-def test_expected_verdicts_are_of_methods_that_are_compared(maps, programs):
+def test_claims_are_about_methods_that_are_compared(maps, programs):
+    known = set(programs["map_studies"].STYLES) - {maps.GP}
     for name in ("precipitation", "malaria"):
-        for transfer, both in maps.expected(programs[name].__file__).items():
-            assert transfer in programs[name].STUDIES
-            for measure, rivals in both.items():
-                assert measure in ("rmse", "nll")
-                assert set(rivals) < set(programs["map_studies"].STYLES)
-                words = {word for sizes in rivals.values() for word in sizes.values()}
-                assert words <= {"better", "worse", "undecided"}
-                assert all(int(n) in maps.SIZES for sizes in rivals.values() for n in sizes)
+        numbers = maps.claims.stated(programs[name].__file__)
+        assert set(numbers["claim"]) == set(maps.MEASURES)
+        for rivals in numbers["claim"].values():
+            assert set(rivals) < known
+            assert set(rivals.values()) <= set(maps.claims.WORDS)
+        assert set(numbers["exception"]) <= set(programs[name].STUDIES)
+        for measures in numbers["exception"].values():
+            for measure, reasons in measures.items():
+                assert set(reasons) <= set(numbers["claim"][measure])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["precipitation", "malaria"])
-def test_verdicts_are_as_expected_and_maps_are_drawn(programs, name, tmp_path, capsys, monkeypatch):
+def test_claims_come_out_as_stated_and_maps_are_drawn(
+    programs, name, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("NET2GP_DATA", str(shared_data()))
     shared_reference()
     program = programs[name]

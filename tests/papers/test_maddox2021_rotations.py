@@ -119,17 +119,16 @@ def test_every_method_is_scored_in_degrees(program, monkeypatch):
     assert float(alone[..., 1].min()) > math.log(program.SPREAD)
 
 
-def test_expected_verdicts_are_of_transfers_methods_and_sizes(program):
+def test_claims_are_about_transfers_and_methods(program):
     network, start = (program.untrained(12, seed) for seed in (0, 1))
     known = set(program.methods(network, start, 0.1, 1))
-    verdicts = program.maps.expected(program.__file__)
-    assert set(verdicts) == set(program.TRANSFERS)
-    for measures in verdicts.values():
-        for rivals in measures.values():
-            assert set(rivals) <= known - {program.GP}
-            for words in rivals.values():
-                assert {int(size) for size in words} <= set(program.OPTIONS.sizes)
-                assert set(words.values()) <= {"better", "worse", "undecided"}
+    numbers = program.maps.claims.stated(program.__file__)
+    for rivals in numbers["claim"].values():
+        assert set(rivals) <= known - {program.GP}
+    assert set(numbers["exception"]) <= set(program.TRANSFERS)
+    for measures in numbers["exception"].values():
+        for measure, reasons in measures.items():
+            assert set(reasons) <= set(numbers["claim"][measure])
 
 
 def test_transfers_without_their_data_are_left_out(program, monkeypatch, capsys, tmp_path):
