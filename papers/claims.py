@@ -14,8 +14,8 @@ what the paper says is known not to hold:
     [exception.East.rmse]
     "RBF GP" = "why it does not hold there"
 
-The exit status of a program says whether all came out as written: claims hold, and nothing that is excepted is
-better beyond chance after all. A quick run has too few repetitions for such a test: there the mean of a
+The exit status of a program says whether all came out as written: claims hold, and nothing that is excepted
+is better beyond chance after all. A quick run has too few repetitions for such a test: there the mean of a
 "better" claim must be above zero, and exceptions are only shown.
 """
 

@@ -320,12 +320,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--points", type=int, nargs="*", default=POINTS)
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
     parser.add_argument("--draws", type=int, default=32)
-    parser.add_argument("--quick", action="store_true", help="two sizes of each kind")
+    parser.add_argument("--quick", action="store_true", help="few points, small networks, 8 draws")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.points, options.widths = [300, 600], [10, 30, 100]
+        options.points, options.widths, options.draws = [100], [10, 30, 100], 8
     warnings.simplefilter("ignore", n2g.errors.NotStationary)
-    measure("points", 300, options)
+    if not options.quick:
+        measure("points", 300, options)
     rows = [row for size in options.points for row in measure("points", size, options)]
     rows += [row for width in options.widths for row in measure("parameters", width, options)]
     draw(rows, options.out)
