@@ -27,6 +27,8 @@ class Peer:
     module: str
     constraints: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    """Installed without what they ask for."""
 
     @property
     def folder(self) -> Path:
@@ -41,7 +43,7 @@ class Peer:
     @property
     def recipe(self) -> str:
         """All pins; an environment made from others is made anew."""
-        parts = (self.requirements, self.constraints, self.removed)
+        parts = (self.requirements, self.constraints, self.removed, self.alone)
         return "\n".join(" ".join(part) for part in parts) + "\n"
 
 
@@ -69,6 +71,20 @@ PEERS = {
             constraints=("torch==2.13.0",),
             removed=("torchvision",),
         ),
+        # those that stand alone ask for a torchvision or torchaudio of another torch
+        Peer(
+            name="real-networks",
+            requirements=(
+                *("torch==2.13.0", "gpytorch", "safetensors", "scipy", "setuptools<80"),
+                *("chgnet==0.4.2", "transformers", "psutil", "lark-parser", "requests"),
+            ),
+            module="chgnet, torchani, silero_vad, transformers, peft",
+            constraints=("torch==2.13.0",),
+            alone=(
+                *("torchani==2.2.4", "torchcrepe==0.0.24", "silero-vad==6.2.3"),
+                *("peft==0.21.2", "accelerate", "timm==1.0.30"),
+            ),
+        ),
     )
 }
 
@@ -91,6 +107,7 @@ def ensure(peer: Peer) -> Path:
         [sys.executable, "-m", "venv", str(peer.folder)],
         [*pip, "install", "--constraint", str(constraints), *peer.requirements],
     ]
+    steps += [[*pip, "install", "--no-deps", *peer.alone]] if peer.alone else []
     steps += [[*pip, "uninstall", "--yes", *peer.removed]] if peer.removed else []
     steps += [[str(peer.python), "-c", f"import {peer.module}"]]
     log = HOME / f"{peer.name}.log"
