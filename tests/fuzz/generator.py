@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fuzz import images, sequences, vectors, wraps
+from fuzz import wraps
 from fuzz.dice import BLOCKS, TOKENS, VOCABULARY, WRAPS, Dice, Shape
 from net2gp.types import Inputs
 
-assert images and sequences and vectors  # each registers its blocks
+for name in ("vectors", "sequences", "images"):  # each registers its blocks
+    importlib.import_module(f"fuzz.{name}")
 
 LARGEST = 60
 """Numbers in a point behind a block, beyond which another block is drawn."""
@@ -42,9 +44,14 @@ class Case:
 
     def source(self) -> str:
         """The code of the random parts."""
-        builders = {title(b): b for b in [*sum(BLOCKS.values(), []), *TOKENS, *WRAPS]}
+        builders = {title(b): b for b in registered()}
         names = dict.fromkeys(self.ingredients)
         return "\n".join(inspect.getsource(builders[n]) for n in names if n in builders)
+
+
+def registered() -> list[Callable]:
+    """All builders of blocks and wraps."""
+    return [*(b for builds in BLOCKS.values() for b in builds), *TOKENS, *WRAPS]
 
 
 def title(build: Callable) -> str:

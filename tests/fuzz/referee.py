@@ -64,8 +64,8 @@ def subject(seed: int) -> tuple[Case, Truth]:
     for case in draws(seed):
         try:
             return case, truth(case)
-        except Unfit:
-            continue
+        except (Unfit, RuntimeError):
+            continue  # plain autograd cannot differentiate it either
     raise RuntimeError(f"seed {seed} gives no network.")
 
 

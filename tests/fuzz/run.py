@@ -67,11 +67,26 @@ def summary(results: list[Result]) -> str:
     lines.append("")
     for what, found in by_question.items():
         lines.append(f"{what:24s}" + "".join(f"{found[v]:9d}" for v in VERDICTS))
+    lines += ["", *_suspects(results)]
     lines.append("\nrefusals, with the networks that met them:")
     for message, seeds in sorted(refusals.items(), key=lambda item: -len(set(item[1]))):
         some = ", ".join(map(str, list(dict.fromkeys(seeds))[:6]))
         lines.append(f"{len(set(seeds)):5d}  {message}\n       e.g. seeds {some}")
     return "\n".join(lines)
+
+
+def _suspects(results: list[Result]) -> list[str]:
+    """The parts that faulty networks have more often than others."""
+    seen, faulty = Counter(), Counter()
+    for result in results:
+        seen.update(set(result.ingredients))
+        if result.faults():
+            faulty.update(set(result.ingredients))
+    ranked = sorted(faulty, key=lambda name: -(faulty[name] ** 2) / seen[name])[:15]
+    return [
+        f"{faulty[name]:4d} of {seen[name]:<4d} networks with {name} have a fault"
+        for name in ranked
+    ]
 
 
 def _kind(message: str) -> str:

@@ -160,7 +160,7 @@ def in_place(dice: Dice, shape: Shape, make: Make) -> nn.Module:
         elif kind == "mask":
             h.masked_fill_(h > 0.5, 0.5)
         else:
-            h = h.add_(1.0).tanh_().mul_(self.shift)
+            h = h.add_(1.0).tanh_().add_(self.shift)
         return h * self.shift
 
     copied = dice.chance(0.5)
