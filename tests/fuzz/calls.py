@@ -15,7 +15,12 @@ from torch import Tensor
 Shape = tuple[int | str, ...]
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Shape, ...]]] = {}
 
-VECTOR, SEQUENCE, IMAGE, VOLUME = (1, "n"), (1, "n", "n"), (1, "n", "n", "n"), (1, "n", "n", "n", "n")
+VECTOR, SEQUENCE, IMAGE, VOLUME = (
+    (1, "n"),
+    (1, "n", "n"),
+    (1, "n", "n", "n"),
+    (1, "n", "n", "n", "n"),
+)
 MATRIX, CHANNELS = ("n", "n"), ("n",)
 
 
@@ -45,7 +50,17 @@ def _elementwise() -> None:
             squash = lambda x, f=function: f(0.4 + 0.3 * x.tanh())
         elif name == "acosh":
             squash = lambda x, f=function: f(1 + _positive(x))
-        elif name in {"log", "log10", "log2", "sqrt", "rsqrt", "lgamma", "digamma", "log1p", "reciprocal"}:
+        elif name in {
+            "log",
+            "log10",
+            "log2",
+            "sqrt",
+            "rsqrt",
+            "lgamma",
+            "digamma",
+            "log1p",
+            "reciprocal",
+        }:
             squash = lambda x, f=function: f(_positive(x))
         else:
             squash = function
@@ -71,19 +86,36 @@ def _elementwise() -> None:
         if name == "heaviside":
             continue
         function = getattr(torch, name)
-        _add(f"torch.{name}", lambda x, w, f=function: f(_positive(x), _positive(w)), SEQUENCE, CHANNELS)
+        _add(
+            f"torch.{name}",
+            lambda x, w, f=function: f(_positive(x), _positive(w)),
+            SEQUENCE,
+            CHANNELS,
+        )
     _add("torch.lerp", lambda x, w, v: torch.lerp(x, w, v), SEQUENCE, MATRIX, CHANNELS)
     _add("torch.where", lambda x, w, v: torch.where(x > 0, w, v * x), SEQUENCE, MATRIX, CHANNELS)
     _add("torch.clamp", lambda x, w, v: torch.clamp(x, w, w + v.abs()), SEQUENCE, MATRIX, CHANNELS)
     _add("torch.addcmul", lambda x, w, v: torch.addcmul(x, w, v), SEQUENCE, MATRIX, CHANNELS)
-    _add("torch.addcdiv", lambda x, w, v: torch.addcdiv(x, w, _positive(v)), SEQUENCE, MATRIX, CHANNELS)
+    _add(
+        "torch.addcdiv",
+        lambda x, w, v: torch.addcdiv(x, w, _positive(v)),
+        SEQUENCE,
+        MATRIX,
+        CHANNELS,
+    )
     _add("torch.polar", lambda x, w: torch.polar(x * w, w).real, SEQUENCE, MATRIX)
 
 
 def _layers() -> None:
     _add("F.linear", F.linear, VECTOR, MATRIX, CHANNELS)
     _add("F.linear of a sequence", F.linear, SEQUENCE, MATRIX, CHANNELS)
-    _add("F.bilinear", lambda x, w, b: F.bilinear(x, x.sin(), w, b), VECTOR, ("n", "n", "n"), CHANNELS)
+    _add(
+        "F.bilinear",
+        lambda x, w, b: F.bilinear(x, x.sin(), w, b),
+        VECTOR,
+        ("n", "n", "n"),
+        CHANNELS,
+    )
     for d, shape in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME)):
         conv, back = getattr(F, f"conv{d}d"), getattr(F, f"conv_transpose{d}d")
         one, two = (1,) * d, (2,) * d
@@ -103,15 +135,29 @@ def _layers() -> None:
         _add(f"F.prelu {d}d, one slope", lambda x, w: F.prelu(x, w[:1]), shape, CHANNELS)
         norm = lambda x, w, b: F.batch_norm(x, b * 0 + 0.3, b * 0 + 2, w, b)
         _add(f"F.batch_norm {d}d", norm, shape, CHANNELS, CHANNELS)
-        _add(f"F.group_norm {d}d", lambda x, w, b: F.group_norm(x, len(w), w, b), shape, CHANNELS, CHANNELS)
+        _add(
+            f"F.group_norm {d}d",
+            lambda x, w, b: F.group_norm(x, len(w), w, b),
+            shape,
+            CHANNELS,
+            CHANNELS,
+        )
         one_group = lambda x, w, b: F.group_norm(x, 1, w, b)
         _add(f"F.group_norm {d}d, one group", one_group, shape, CHANNELS, CHANNELS)
         instance = lambda x, w, b: F.instance_norm(x, weight=w, bias=b)
         _add(f"F.instance_norm {d}d", instance, shape, CHANNELS, CHANNELS)
     _add("F.prelu", F.prelu, VECTOR, CHANNELS)
     _add("F.prelu, one slope", lambda x, w: F.prelu(x, w[:1]), VECTOR, CHANNELS)
-    _add("F.layer_norm", lambda x, w, b: F.layer_norm(x, w.shape, w, b), SEQUENCE, CHANNELS, CHANNELS)
-    _add("F.layer_norm of two axes", lambda x, w, b: F.layer_norm(x, w.shape, w, b), SEQUENCE, MATRIX, MATRIX)
+    _add(
+        "F.layer_norm", lambda x, w, b: F.layer_norm(x, w.shape, w, b), SEQUENCE, CHANNELS, CHANNELS
+    )
+    _add(
+        "F.layer_norm of two axes",
+        lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+        SEQUENCE,
+        MATRIX,
+        MATRIX,
+    )
     _add("F.rms_norm", lambda x, w: F.rms_norm(x, w.shape, w), SEQUENCE, CHANNELS)
     _add("F.normalize", lambda x, w: F.normalize(x + w, dim=-1), SEQUENCE, CHANNELS)
     _add("F.local_response_norm", lambda x, w: F.local_response_norm(x * w, 2), IMAGE, CHANNELS)
@@ -160,17 +206,37 @@ def _products() -> None:
     _add("torch.addmm", lambda x, w, v: torch.addmm(v, x, w), VECTOR, MATRIX, CHANNELS)
     _add("torch.addmv", lambda x, w, v: torch.addmv(v, w, x[0]), VECTOR, MATRIX, CHANNELS)
     _add("torch.addr", lambda x, w, v: torch.addr(w, x[0], v), VECTOR, MATRIX, CHANNELS)
-    _add("torch.einsum", lambda x, w: torch.einsum("bi,ijk,bk->bj", x, w, x.cos()), VECTOR, ("n", "n", "n"))
+    _add(
+        "torch.einsum",
+        lambda x, w: torch.einsum("bi,ijk,bk->bj", x, w, x.cos()),
+        VECTOR,
+        ("n", "n", "n"),
+    )
     _add("torch.tensordot", lambda x, w: torch.tensordot(x, w, 1), SEQUENCE, MATRIX)
     _add("torch.kron", lambda x, w: torch.kron(x[0], w), SEQUENCE, MATRIX)
     _add("torch.cross", lambda x, w: torch.linalg.cross(x[..., :1].expand(*x.shape[:-1], 3), w[0, 0] * x[..., :1].expand(*x.shape[:-1], 3) ** 2), SEQUENCE, MATRIX)  # fmt: skip
-    _add("torch.chain_matmul", lambda x, w, v: torch.linalg.multi_dot([x, w, v]), VECTOR, MATRIX, MATRIX)
+    _add(
+        "torch.chain_matmul",
+        lambda x, w, v: torch.linalg.multi_dot([x, w, v]),
+        VECTOR,
+        MATRIX,
+        MATRIX,
+    )
     _add("torch.trace", lambda x, w: torch.trace(x[0] @ w)[None], SEQUENCE, MATRIX)
 
 
 def _algebra() -> None:
     mix = lambda x, w: x + w
-    for name in ("inv", "det", "eigvalsh", "svdvals", "matrix_exp", "pinv", "cholesky", "matrix_power"):
+    for name in (
+        "inv",
+        "det",
+        "eigvalsh",
+        "svdvals",
+        "matrix_exp",
+        "pinv",
+        "cholesky",
+        "matrix_power",
+    ):
         function = getattr(torch.linalg, name)
         if name == "matrix_power":
             function = lambda A: torch.linalg.matrix_power(A, 3)
@@ -212,7 +278,12 @@ def _reductions() -> None:
     _add("torch.diff", lambda x, w: torch.diff(x * w, dim=-1), SEQUENCE, MATRIX)
     _add("torch.gradient", lambda x, w: torch.gradient(x * w, dim=-1)[0], SEQUENCE, MATRIX)
     _add("torch.cov", lambda x, w: torch.cov((x + w)[0]), SEQUENCE, MATRIX)
-    _add("torch.corrcoef", lambda x, w: torch.corrcoef((x * 2 + w.exp())[0].cumsum(0)), SEQUENCE, MATRIX)
+    _add(
+        "torch.corrcoef",
+        lambda x, w: torch.corrcoef((x * 2 + w.exp())[0].cumsum(0)),
+        SEQUENCE,
+        MATRIX,
+    )
     _add("Tensor.max of all", lambda x, w: (x + w).max()[None], SEQUENCE, MATRIX)
     _add("Tensor.prod of all", lambda x, w: (x + w).prod()[None], SEQUENCE, MATRIX)
     _add("F.softmin", lambda x, w: F.softmin(x + w, -1), SEQUENCE, MATRIX)
@@ -224,23 +295,63 @@ def _places() -> None:
     index = lambda x: (x > 0).long()
     half = lambda x: x.shape[-1] - 1
     _add("torch.gather", lambda x, w: torch.gather(x * w, -1, index(x)), SEQUENCE, MATRIX)
-    _add("torch.take_along_dim", lambda x, w: torch.take_along_dim(x * w, index(x), -1), SEQUENCE, MATRIX)
+    _add(
+        "torch.take_along_dim",
+        lambda x, w: torch.take_along_dim(x * w, index(x), -1),
+        SEQUENCE,
+        MATRIX,
+    )
     _add("torch.take", lambda x, w: torch.take(w, index(x)), SEQUENCE, MATRIX)
     _add("torch.scatter", lambda x, w: torch.scatter(x * w, -1, index(x)[..., :1], w[None, :, :1]), SEQUENCE, MATRIX)  # fmt: skip
-    _add("torch.scatter_add", lambda x, w: torch.scatter_add(x, -1, index(x), x * w), SEQUENCE, MATRIX)
+    _add(
+        "torch.scatter_add",
+        lambda x, w: torch.scatter_add(x, -1, index(x), x * w),
+        SEQUENCE,
+        MATRIX,
+    )
     for kind in ("sum", "prod", "mean", "amax", "amin"):
         reduce = lambda x, w, kind=kind: torch.scatter_reduce(x, -1, index(x), x * w, kind)
         _add(f"torch.scatter_reduce {kind}", reduce, SEQUENCE, MATRIX)
-    _add("torch.index_add", lambda x, w: torch.index_add(x, -1, index(x)[0, 0], x * w), SEQUENCE, MATRIX)
+    _add(
+        "torch.index_add",
+        lambda x, w: torch.index_add(x, -1, index(x)[0, 0], x * w),
+        SEQUENCE,
+        MATRIX,
+    )
     _add("torch.index_copy", lambda x, w: torch.index_copy(x, -1, torch.arange(x.shape[-1]), x * w), SEQUENCE, MATRIX)  # fmt: skip
-    _add("torch.index_fill", lambda x, w: torch.index_fill(x * w, -1, index(x)[0, 0], 0.5), SEQUENCE, MATRIX)
-    _add("torch.index_put", lambda x, w: (x * w).index_put((index(x)[0, 0],), w[0, 0]), SEQUENCE, MATRIX)
+    _add(
+        "torch.index_fill",
+        lambda x, w: torch.index_fill(x * w, -1, index(x)[0, 0], 0.5),
+        SEQUENCE,
+        MATRIX,
+    )
+    _add(
+        "torch.index_put",
+        lambda x, w: (x * w).index_put((index(x)[0, 0],), w[0, 0]),
+        SEQUENCE,
+        MATRIX,
+    )
     _add("torch.index_reduce", lambda x, w: torch.index_reduce(x, -1, torch.arange(x.shape[-1]), x * w, "prod"), SEQUENCE, MATRIX)  # fmt: skip
     _add("torch.masked_select", lambda x, w: torch.where(x > 0, x * w, 0.0).masked_fill(x < -1, 0.3), SEQUENCE, MATRIX)  # fmt: skip
     _add("torch.masked_scatter", lambda x, w: (x * 1).masked_scatter(x > 0, w), SEQUENCE, MATRIX)
-    _add("torch.select_scatter", lambda x, w: torch.select_scatter(x * w, w[0], 1, 0), SEQUENCE, MATRIX)
-    _add("torch.slice_scatter", lambda x, w: torch.slice_scatter(x * w, w[None, :1], 1, 0, 1), SEQUENCE, MATRIX)
-    _add("torch.diagonal_scatter", lambda x, w: torch.diagonal_scatter(x * w, w[:1], 0, 1, 2), SEQUENCE, MATRIX)
+    _add(
+        "torch.select_scatter",
+        lambda x, w: torch.select_scatter(x * w, w[0], 1, 0),
+        SEQUENCE,
+        MATRIX,
+    )
+    _add(
+        "torch.slice_scatter",
+        lambda x, w: torch.slice_scatter(x * w, w[None, :1], 1, 0, 1),
+        SEQUENCE,
+        MATRIX,
+    )
+    _add(
+        "torch.diagonal_scatter",
+        lambda x, w: torch.diagonal_scatter(x * w, w[:1], 0, 1, 2),
+        SEQUENCE,
+        MATRIX,
+    )
     moves: dict[str, Callable[[Tensor], Tensor]] = {
         "roll": lambda h: h.roll(1, 1), "flip": lambda h: h.flip(1), "rot90": lambda h: h.rot90(1, (1, 2)),
         "tril": torch.tril, "triu": torch.triu, "unfold": lambda h: h.unfold(1, 2, 1),
@@ -258,7 +369,12 @@ def _places() -> None:
     for name in "fft rfft ifft fft2 hfft".split():
         transform = getattr(torch.fft, name)
         _add(f"fft.{name}", lambda x, w, f=transform: f(x * w).abs(), SEQUENCE, MATRIX)
-    _add("fft.irfft", lambda x, w: torch.fft.irfft(torch.fft.rfft(x) * w[0, 0], n=x.shape[-1]), SEQUENCE, MATRIX)
+    _add(
+        "fft.irfft",
+        lambda x, w: torch.fft.irfft(torch.fft.rfft(x) * w[0, 0], n=x.shape[-1]),
+        SEQUENCE,
+        MATRIX,
+    )
 
 
 def _pictures() -> None:
@@ -288,13 +404,19 @@ def _pictures() -> None:
     _add("F.unfold", lambda x, w: F.unfold(x * w, 2, padding=1), IMAGE, CHANNELS)
     fold = lambda x, w: F.fold(F.unfold(x * w, 2, padding=1), x.shape[2:], 2, padding=1)
     _add("F.fold", fold, IMAGE, CHANNELS)
-    _add("F.pixel_shuffle", lambda x, w: F.pixel_shuffle((x * w).repeat(1, 4, 1, 1), 2), IMAGE, CHANNELS)
+    _add(
+        "F.pixel_shuffle",
+        lambda x, w: F.pixel_shuffle((x * w).repeat(1, 4, 1, 1), 2),
+        IMAGE,
+        CHANNELS,
+    )
     unshuffle = lambda x, w: F.pixel_unshuffle((x * w).repeat(1, 1, 2, 2), 2)
     _add("F.pixel_unshuffle", unshuffle, IMAGE, CHANNELS)
     shuffle = lambda x, w: F.channel_shuffle((x * w).repeat(1, 2, 1, 1), 2)
     _add("F.channel_shuffle", shuffle, IMAGE, CHANNELS)
     for pad in ("zeros", "border", "reflection"):
         for mode in ("bilinear", "bicubic"):
+
             def sample(x: Tensor, w: Tensor, pad: str = pad, mode: str = mode) -> Tensor:
                 theta = torch.eye(2, 3, dtype=x.dtype)[None] + 0.2 * w[0, 0] * x[:, :1, :1, 0]
                 grid = F.affine_grid(theta, list(x.shape), align_corners=False)
@@ -311,13 +433,20 @@ def _losses() -> None:
     )
     for name in names.split():
         loss = getattr(F, name)
-        _add(f"F.{name}", lambda x, w, f=loss: f(x * w, target(x), reduction="none"), SEQUENCE, MATRIX)
+        _add(
+            f"F.{name}",
+            lambda x, w, f=loss: f(x * w, target(x), reduction="none"),
+            SEQUENCE,
+            MATRIX,
+        )
     classes = lambda x: (x[:, 0] > 0).long()
     entropy = lambda x, w: F.cross_entropy(x @ w, classes(x), reduction="none")
     _add("F.cross_entropy", entropy, VECTOR, MATRIX)
     margin = lambda x, w: F.multi_margin_loss(x @ w, classes(x), reduction="none")
     _add("F.multi_margin_loss", margin, VECTOR, MATRIX)
-    several = lambda x, w: F.multilabel_margin_loss(x @ w, classes(x)[:, None].expand_as(x), reduction="none")
+    several = lambda x, w: F.multilabel_margin_loss(
+        x @ w, classes(x)[:, None].expand_as(x), reduction="none"
+    )
     _add("F.multilabel_margin_loss", several, VECTOR, MATRIX)
     cosine = lambda x, w: F.cosine_embedding_loss(x * w, x, torch.ones(1), reduction="none")
     _add("F.cosine_embedding_loss", cosine, VECTOR, CHANNELS)

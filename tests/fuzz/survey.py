@@ -2,8 +2,8 @@
 
 Each operation of `calls.CALLS` is differentiated in its parameters by plain autograd, one point and one output
 at a time, and by torch's vectorized ways: `vmap(jacrev)` over points, `jacrev` and `jacfwd` of a whole batch (a
-vmap over outputs or parameters), and `jvp` by itself. Sizes are 1, 2 and 3, and the number of points equals
-each of them in turn. With `--op-db` the operations and samples of torch's own test suite follow, where
+vmap over outputs or parameters), and `jvp` by itself. All sizes are 2 or 3, the number of points and of outputs
+(by a fixed matrix behind the operation) too. With `--op-db` the operations and samples of torch's own test suite follow, where
 it can be imported (it needs the package expecttest). Prints what differs; what raises an error is only counted.
 """
 
@@ -25,6 +25,9 @@ from torch.func import jacfwd, jacrev, jvp, vmap
 from fuzz.calls import CALLS
 
 TOLERANCE = 1e-9
+SIZES = (2, 2), (2, 3), (3, 3), (3, 2)
+"""The common size of all axes and outputs, and the number of points."""
+
 Params = tuple[Tensor, ...]
 Single = Callable[[Params, Params], Tensor]
 """From parameters and one point (a batch of one) to all outputs, flat."""
@@ -42,7 +45,9 @@ def arguments(name: str, n: int, points: int) -> tuple[Single, Params, Params]:
 
     def single(params: Params, point: Params) -> Tensor:
         *own, gain = params
-        return function(point[0][None] + 0.1 * gain, *own).reshape(-1)
+        out = function(point[0][None] + 0.1 * gain, *own).reshape(-1)
+        places = torch.arange(n * out.numel(), dtype=out.dtype)
+        return places.reshape(n, -1).cos() @ out
 
     return single, (*params, gain), (x,)
 
@@ -88,13 +93,12 @@ def ways(single: Single, params: Params, points: Params) -> Iterator[tuple[str, 
         return jacobian
 
     def by_jvp() -> Tensor:
-        sizes = [p.numel() for p in params]
-        columns = []
-        for unit in torch.eye(sum(sizes), dtype=params[0].dtype):
-            pieces = unit.split(sizes)
-            tangent = tuple(t.reshape(p.shape) for t, p in zip(pieces, params, strict=True))
-            columns.append(jvp(together, (params,), (tangent,))[1])
-        return torch.stack(columns, -1)
+        units = torch.eye(sum(sizes := [p.numel() for p in params]), dtype=params[0].dtype)
+        tangents = [
+            tuple(t.reshape(p.shape) for t, p in zip(unit.split(sizes), params, strict=True))
+            for unit in units
+        ]
+        return torch.stack([jvp(together, (params,), (t,))[1] for t in tangents], -1)
 
     yield "vmap(jacrev)", by_points(jacrev)
     yield "vmap(jacfwd)", by_points(jacfwd)
@@ -124,15 +128,14 @@ def survey(names: list[str] | None = None) -> dict[str, dict[str, list[str]]]:
     """For each operation that some way gets wrong: the ways, and the sizes with the errors."""
     wrong: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in names or CALLS:
-        for n in (1, 2, 3):
-            for count in sorted({1, 2, 3, n}):
-                try:
-                    found = compare(*arguments(name, n, count))
-                except (RuntimeError, ValueError, IndexError):
-                    continue  # an operation that does not take this size, or has no gradient
-                for way, error in found.items():
-                    if error is not None and not error < TOLERANCE:
-                        wrong[name][way].append(f"n={n}, {count} points: {error:.2g}")
+        for n, count in SIZES:
+            try:
+                found = compare(*arguments(name, n, count))
+            except (RuntimeError, ValueError, IndexError):
+                continue  # an operation that does not take this size, or has no gradient
+            for way, error in found.items():
+                if error is not None and not error < TOLERANCE:
+                    wrong[name][way].append(f"n={n}, {count} points: {error:.2g}")
     return wrong
 
 
