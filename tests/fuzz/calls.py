@@ -39,9 +39,9 @@ def _spd(x: Tensor) -> Tensor:
 
 def _elementwise() -> None:
     names = (
-        "abs acos acosh angle arctan asinh atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 "
-        "floor frac lgamma log log10 log1p log2 logit nan_to_num neg rad2deg reciprocal relu round rsqrt "
-        "sigmoid sign sin sinc sinh sqrt square tan tanh trunc i0 sgn"
+        "abs acos acosh angle arctan asinh atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp "
+        "exp2 expm1 floor frac i0 lgamma log log10 log1p log2 logit nan_to_num neg rad2deg reciprocal "
+        "relu round rsqrt sgn sigmoid sign sin sinc sinh sqrt square tan tanh trunc"
     )
     inside = {"acos", "atanh", "erfinv", "logit"}
     for name in names.split():
@@ -65,26 +65,24 @@ def _elementwise() -> None:
         else:
             squash = function
         _add(f"torch.{name}", lambda x, w, f=squash: f(x + w), SEQUENCE, MATRIX)
-    for name in (
+    names = (
         "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 rrelu selu "
         "silu softplus softshrink softsign tanhshrink threshold"
-    ).split():
+    )
+    for name in names.split():
         function = getattr(F, name)
         if name == "threshold":
             function = lambda x: F.threshold(x, 0.1, 0.2)
         _add(f"F.{name}", lambda x, w, f=function: f(x + w), SEQUENCE, MATRIX)
-    for name in ("ndtri", "erfcx", "bessel_j0", "i0e", "i1", "log_ndtr", "entr", "xlog1py", "zeta"):
-        if name in ("xlog1py", "zeta"):
-            continue
+    for name in ("ndtri", "erfcx", "bessel_j0", "i0e", "i1", "log_ndtr", "entr"):
         function = getattr(torch.special, name)
         squash = lambda x, f=function: f(0.5 + 0.3 * x.tanh())
         _add(f"special.{name}", lambda x, w, f=squash: f(x + w), SEQUENCE, MATRIX)
-    for name in (
+    names = (
         "add atan2 div fmax fmin fmod hypot logaddexp logaddexp2 maximum minimum mul pow remainder sub "
-        "copysign xlogy true_divide float_power heaviside"
-    ).split():
-        if name == "heaviside":
-            continue
+        "copysign xlogy true_divide float_power"
+    )
+    for name in names.split():
         function = getattr(torch, name)
         _add(
             f"torch.{name}",
@@ -103,7 +101,7 @@ def _elementwise() -> None:
         MATRIX,
         CHANNELS,
     )
-    _add("torch.polar", lambda x, w: torch.polar(x * w, w).real, SEQUENCE, MATRIX)
+    _add("torch.polar", lambda x, w: torch.polar(_positive(x), w).real, SEQUENCE, MATRIX)
 
 
 def _layers() -> None:
@@ -214,7 +212,13 @@ def _products() -> None:
     )
     _add("torch.tensordot", lambda x, w: torch.tensordot(x, w, 1), SEQUENCE, MATRIX)
     _add("torch.kron", lambda x, w: torch.kron(x[0], w), SEQUENCE, MATRIX)
-    _add("torch.cross", lambda x, w: torch.linalg.cross(x[..., :1].expand(*x.shape[:-1], 3), w[0, 0] * x[..., :1].expand(*x.shape[:-1], 3) ** 2), SEQUENCE, MATRIX)  # fmt: skip
+    three = lambda x, w: torch.stack([x[0, 0], w[0] * x[0, 0, 0], x[0, 0] - w[1]], -1)
+    _add(
+        "linalg.cross",
+        lambda x, w: torch.linalg.cross(three(x, w), three(x.cos(), w)),
+        SEQUENCE,
+        MATRIX,
+    )
     _add(
         "torch.chain_matmul",
         lambda x, w, v: torch.linalg.multi_dot([x, w, v]),
@@ -255,19 +259,32 @@ def _algebra() -> None:
     inverse = lambda x, w: torch.cholesky_inverse(torch.linalg.cholesky(_spd(x + w)))
     _add("torch.cholesky_inverse", inverse, SEQUENCE, MATRIX)
     _add("linalg.lstsq", lambda x, w: torch.linalg.lstsq(_spd(w), x.mT).solution, VECTOR, MATRIX)
-    _add("linalg.householder_product", lambda x, w: torch.linalg.householder_product(x + w, 0.1 * w[0]), SEQUENCE, MATRIX)  # fmt: skip
+    _add(
+        "linalg.householder_product",
+        lambda x, w: torch.linalg.householder_product(x + w, 0.1 * w[0]),
+        SEQUENCE,
+        MATRIX,
+    )
     _add("linalg.vander", lambda x, w: torch.linalg.vander(x + w), VECTOR, CHANNELS)
-    _add("linalg.matrix_norm nuclear", lambda x, w: torch.linalg.matrix_norm(_spd(x + w), "nuc"), SEQUENCE, MATRIX)  # fmt: skip
+    _add(
+        "linalg.matrix_norm nuclear",
+        lambda x, w: torch.linalg.matrix_norm(_spd(x + w), "nuc"),
+        SEQUENCE,
+        MATRIX,
+    )
 
 
 def _reductions() -> None:
-    for name in "sum mean prod std var logsumexp amax amin nansum nanmean norm".split():
+    names = "sum mean prod std var logsumexp amax amin nansum nanmean norm"
+    for name in names.split():
         function = lambda h, name=name: getattr(h, name)(dim=-1)
         _add(f"Tensor.{name}", lambda x, w, f=function: f(x + w), SEQUENCE, MATRIX)
-    for name in "max min median mode nanmedian cummax cummin sort".split():
+    names = "max min median mode nanmedian cummax cummin sort"
+    for name in names.split():
         function = lambda h, name=name: getattr(h, name)(dim=-1)[0]
         _add(f"Tensor.{name}", lambda x, w, f=function: f(x + w), SEQUENCE, MATRIX)
-    for name in "cumsum cumprod logcumsumexp softmax log_softmax".split():
+    names = "cumsum cumprod logcumsumexp softmax log_softmax"
+    for name in names.split():
         function = lambda h, name=name: getattr(h, name)(-1)
         _add(f"Tensor.{name}", lambda x, w, f=function: f(x + w), SEQUENCE, MATRIX)
     _add("Tensor.topk", lambda x, w: (x + w).topk(2, -1)[0], SEQUENCE, MATRIX)
@@ -278,17 +295,20 @@ def _reductions() -> None:
     _add("torch.diff", lambda x, w: torch.diff(x * w, dim=-1), SEQUENCE, MATRIX)
     _add("torch.gradient", lambda x, w: torch.gradient(x * w, dim=-1)[0], SEQUENCE, MATRIX)
     _add("torch.cov", lambda x, w: torch.cov((x + w)[0]), SEQUENCE, MATRIX)
-    _add(
-        "torch.corrcoef",
-        lambda x, w: torch.corrcoef((x * 2 + w.exp())[0].cumsum(0)),
-        SEQUENCE,
-        MATRIX,
-    )
+    wide = lambda h: torch.cat([h, h.sin(), h.square()], -1)
+    _add("torch.corrcoef", lambda x, w: torch.corrcoef(wide(x + w)[0]), SEQUENCE, MATRIX)
     _add("Tensor.max of all", lambda x, w: (x + w).max()[None], SEQUENCE, MATRIX)
     _add("Tensor.prod of all", lambda x, w: (x + w).prod()[None], SEQUENCE, MATRIX)
     _add("F.softmin", lambda x, w: F.softmin(x + w, -1), SEQUENCE, MATRIX)
     _add("F.glu", lambda x, w: F.glu(torch.cat([x, x * w], -1)), SEQUENCE, MATRIX)
-    _add("segment_reduce", lambda x, w: torch.segment_reduce((x + w)[0], "sum", lengths=torch.tensor([1, x.shape[1] - 1])), SEQUENCE, MATRIX)  # fmt: skip
+    _add(
+        "segment_reduce",
+        lambda x, w: torch.segment_reduce(
+            (x + w)[0], "sum", lengths=torch.tensor([1, x.shape[1] - 1])
+        ),
+        SEQUENCE,
+        MATRIX,
+    )
 
 
 def _places() -> None:
@@ -302,7 +322,12 @@ def _places() -> None:
         MATRIX,
     )
     _add("torch.take", lambda x, w: torch.take(w, index(x)), SEQUENCE, MATRIX)
-    _add("torch.scatter", lambda x, w: torch.scatter(x * w, -1, index(x)[..., :1], w[None, :, :1]), SEQUENCE, MATRIX)  # fmt: skip
+    _add(
+        "torch.scatter",
+        lambda x, w: torch.scatter(x * w, -1, index(x)[..., :1], w[None, :, :1]),
+        SEQUENCE,
+        MATRIX,
+    )
     _add(
         "torch.scatter_add",
         lambda x, w: torch.scatter_add(x, -1, index(x), x * w),
@@ -318,7 +343,12 @@ def _places() -> None:
         SEQUENCE,
         MATRIX,
     )
-    _add("torch.index_copy", lambda x, w: torch.index_copy(x, -1, torch.arange(x.shape[-1]), x * w), SEQUENCE, MATRIX)  # fmt: skip
+    _add(
+        "torch.index_copy",
+        lambda x, w: torch.index_copy(x, -1, torch.arange(x.shape[-1]), x * w),
+        SEQUENCE,
+        MATRIX,
+    )
     _add(
         "torch.index_fill",
         lambda x, w: torch.index_fill(x * w, -1, index(x)[0, 0], 0.5),
@@ -331,8 +361,18 @@ def _places() -> None:
         SEQUENCE,
         MATRIX,
     )
-    _add("torch.index_reduce", lambda x, w: torch.index_reduce(x, -1, torch.arange(x.shape[-1]), x * w, "prod"), SEQUENCE, MATRIX)  # fmt: skip
-    _add("torch.masked_select", lambda x, w: torch.where(x > 0, x * w, 0.0).masked_fill(x < -1, 0.3), SEQUENCE, MATRIX)  # fmt: skip
+    _add(
+        "torch.index_reduce",
+        lambda x, w: torch.index_reduce(x, -1, torch.arange(x.shape[-1]), x * w, "prod"),
+        SEQUENCE,
+        MATRIX,
+    )
+    _add(
+        "torch.masked_select",
+        lambda x, w: torch.where(x > 0, x * w, 0.0).masked_fill(x < -1, 0.3),
+        SEQUENCE,
+        MATRIX,
+    )
     _add("torch.masked_scatter", lambda x, w: (x * 1).masked_scatter(x > 0, w), SEQUENCE, MATRIX)
     _add(
         "torch.select_scatter",
@@ -353,20 +393,34 @@ def _places() -> None:
         MATRIX,
     )
     moves: dict[str, Callable[[Tensor], Tensor]] = {
-        "roll": lambda h: h.roll(1, 1), "flip": lambda h: h.flip(1), "rot90": lambda h: h.rot90(1, (1, 2)),
-        "tril": torch.tril, "triu": torch.triu, "unfold": lambda h: h.unfold(1, 2, 1),
-        "repeat": lambda h: h.repeat(1, 2, 1), "repeat_interleave": lambda h: h.repeat_interleave(2, 1),
-        "expand": lambda h: h[:, None].expand(-1, 2, -1, -1), "as_strided": lambda h: (h * 1).as_strided((1, 2), (1, 2)),
-        "diagonal": lambda h: h.diagonal(dim1=1, dim2=2), "diag_embed": torch.diag_embed,
-        "narrow": lambda h: h.narrow(1, 0, half(h)), "chunk": lambda h: torch.cat(h.chunk(2, 1)[::-1], 1),
-        "movedim": lambda h: h.movedim(1, 2), "tile": lambda h: h.tile(2), "block_diag": lambda h: torch.block_diag(h[0], h[0]),
-        "cartesian_prod": lambda h: torch.cartesian_prod(h[0, 0], h[0, 1]), "combinations": lambda h: torch.combinations(h[0, 0]),
-        "meshgrid": lambda h: torch.stack(torch.meshgrid(h[0, 0], h[0, 1], indexing="ij")), "stack": lambda h: torch.stack([h, h.sin()], 1),
-        "hstack": lambda h: torch.hstack([h, h.sin()]), "unbind": lambda h: torch.stack(h.unbind(1)[::-1], 1),
-    }  # fmt: skip
+        "roll": lambda h: h.roll(1, 1),
+        "flip": lambda h: h.flip(1),
+        "rot90": lambda h: h.rot90(1, (1, 2)),
+        "tril": torch.tril,
+        "triu": torch.triu,
+        "unfold": lambda h: h.unfold(1, 2, 1),
+        "repeat": lambda h: h.repeat(1, 2, 1),
+        "repeat_interleave": lambda h: h.repeat_interleave(2, 1),
+        "expand": lambda h: h[:, None].expand(-1, 2, -1, -1),
+        "as_strided": lambda h: (h * 1).as_strided((1, 2), (1, 2)),
+        "diagonal": lambda h: h.diagonal(dim1=1, dim2=2),
+        "diag_embed": torch.diag_embed,
+        "narrow": lambda h: h.narrow(1, 0, half(h)),
+        "chunk": lambda h: torch.cat(h.chunk(2, 1)[::-1], 1),
+        "movedim": lambda h: h.movedim(1, 2),
+        "tile": lambda h: h.tile(2),
+        "block_diag": lambda h: torch.block_diag(h[0], h[0]),
+        "cartesian_prod": lambda h: torch.cartesian_prod(h[0, 0], h[0, 1]),
+        "combinations": lambda h: torch.combinations(h[0, 0]),
+        "meshgrid": lambda h: torch.stack(torch.meshgrid(h[0, 0], h[0, 1], indexing="ij")),
+        "stack": lambda h: torch.stack([h, h.sin()], 1),
+        "hstack": lambda h: torch.hstack([h, h.sin()]),
+        "unbind": lambda h: torch.stack(h.unbind(1)[::-1], 1),
+    }
     for name, move in moves.items():
         _add(f"torch.{name}", lambda x, w, f=move: f(x * w), SEQUENCE, MATRIX)
-    for name in "fft rfft ifft fft2 hfft".split():
+    names = "fft rfft ifft fft2 hfft"
+    for name in names.split():
         transform = getattr(torch.fft, name)
         _add(f"fft.{name}", lambda x, w, f=transform: f(x * w).abs(), SEQUENCE, MATRIX)
     _add(
@@ -384,8 +438,18 @@ def _pictures() -> None:
     for mode in ("nearest", "bilinear", "bicubic", "area", "nearest-exact"):
         scale = lambda x, w, mode=mode: F.interpolate(x * w, scale_factor=2.0, mode=mode)
         _add(f"F.interpolate {mode}", scale, IMAGE, MATRIX)
-    _add("F.interpolate linear", lambda x, w: F.interpolate(x * w, scale_factor=2.0, mode="linear"), SEQUENCE, MATRIX)  # fmt: skip
-    _add("F.interpolate trilinear", lambda x, w: F.interpolate(x * w, scale_factor=2.0, mode="trilinear"), VOLUME, MATRIX)  # fmt: skip
+    _add(
+        "F.interpolate linear",
+        lambda x, w: F.interpolate(x * w, scale_factor=2.0, mode="linear"),
+        SEQUENCE,
+        MATRIX,
+    )
+    _add(
+        "F.interpolate trilinear",
+        lambda x, w: F.interpolate(x * w, scale_factor=2.0, mode="trilinear"),
+        VOLUME,
+        MATRIX,
+    )
     for d, shape in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME)):
         for name in ("max_pool", "avg_pool", "lp_pool"):
             pool = getattr(F, f"{name}{d}d")
@@ -455,6 +519,14 @@ def _losses() -> None:
 
 
 for build in (
-    _elementwise, _layers, _distances, _products, _algebra, _reductions, _places, _pictures, _losses,
-):  # fmt: skip
+    _elementwise,
+    _layers,
+    _distances,
+    _products,
+    _algebra,
+    _reductions,
+    _places,
+    _pictures,
+    _losses,
+):
     build()
