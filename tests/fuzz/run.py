@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import random
 import re
 import sys
 import time
@@ -34,7 +35,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        return max((f.verdict for f in self.findings), key=VERDICTS.index)
+        return max((f.verdict for f in self.findings), key=VERDICTS.index, default=OK)
 
     def faults(self) -> list[Finding]:
         return [f for f in self.findings if f.verdict in (RAW, WRONG)]
@@ -45,9 +46,10 @@ class Result:
 
 
 def judge(seed: int, share: float = 1.0) -> Result:
-    """All questions about the network of this seed; of those about posteriors, a share."""
+    """All questions about the network of this seed, or a share of them."""
     case, right = subject(seed)
-    found = tuple(examine(case, right, share=share))
+    chance = random.Random(seed)
+    found = tuple(examine(case, right, lambda what: chance.random() < share))
     faulty = any(f.verdict in (RAW, WRONG) for f in found)
     text = f"{case.describe()}\n{case.source()}" if faulty else case.describe()
     return Result(seed, found, case.ingredients, text)
