@@ -476,9 +476,8 @@ def networks_of_chemical_elements():
             total = total.index_add(0, point, network(features[point, atom]))
         return total
 
-    elements = nn.ModuleDict(
-        {k: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)) for k in "HCO"}
-    )
+    element = lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+    elements = nn.ModuleDict({name: element() for name in "HCO"})
     kinds = torch.tensor([[0, 0, 1], [0, 1, 1], [2, 0, 0], [1, 1, 1], [2, 2, 0]])
     return Step(forward, elements=elements), (kinds, points(3, 3))
 
@@ -519,7 +518,8 @@ def bilinear_of_one_input():
 def many_norms():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4),
-        nn.BatchNorm2d(4), nn.RMSNorm(3), nn.LayerNorm([4, 3, 3]), nn.PReLU(4), nn.Flatten(), nn.Linear(36, 2),
+        nn.BatchNorm2d(4), nn.RMSNorm(3), nn.LayerNorm([4, 3, 3]), nn.PReLU(4), nn.Flatten(),
+        nn.Linear(36, 2),
     ), points(2, 3, 3)  # fmt: skip
 
 
