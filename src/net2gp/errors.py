@@ -55,6 +55,10 @@ class NothingToTune(Net2GPWarning):
     """The evidence prefers no change of the network, so it cannot set a prior variance."""
 
 
+class TuningAtEdge(Net2GPWarning):
+    """A prior variance or a noise variance was chosen at an end of the range that is searched."""
+
+
 class NotStationary(Net2GPWarning):
     """The network is not at a stationary point of its loss, where Laplace's approximation belongs."""
 

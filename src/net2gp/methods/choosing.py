@@ -9,6 +9,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.inputs import gather
 from net2gp.linear.linearized import PriorVar
+from net2gp.methods.laplace_regression import is_regression, regression, with_variance
 from net2gp.methods.laplace_tuning import (
     Evidence,
     LogDet,
@@ -19,14 +20,17 @@ from net2gp.methods.laplace_tuning import (
     Tuning,
     Validation,
 )
-from net2gp.methods.matching import Build, has_open_link, match
+from net2gp.methods.matching import Build, has_open_link, match, some_points
 from net2gp.progress import progress
+
+VARIANCE_POINTS = 200
+"""Points at which the variance of a structure is compared with that of the whole linear model."""
 
 
 def tuned(
     task: Task,
     log_det: LogDet,
-    build: Build,
+    build: Build | None,
     prior_var: PriorVar | None,
     tuning: Tuning | None,
     temperature: float,
@@ -40,12 +44,40 @@ def tuned(
     if tuning is not None and prior_var is not None:
         _check_used(task, tuning)
     search = Search(task, log_det, prior_var, temperature, chosen)
+    if isinstance(chosen, Matched) and is_regression(task):
+        return _regressed(search, build)
+    assert build is not None
     best = search.at(search.maximize())
     if isinstance(chosen, Validation) and prior_var is None:
         return _validated(search, best, chosen, build)
     if isinstance(chosen, Matched) and has_open_link(task.likelihood):
         return match(search, best, chosen, build)
     return best
+
+
+def _regressed(search: Search, build: Build | None) -> Tuned:
+    """Prior and noise of a regression: those of the linear model at its own mode."""
+    task, given = search.task, search.prior_var
+    noise = None if task.open_noise else float(task.likelihood.noise_var)  # type: ignore[attr-defined]
+    if given is not None and noise is not None:
+        return search.at(np.array([]))
+    model = regression(task, given)
+    noise, scale = model.best(noise, None if given is None else 1.0)
+
+    def at(noise: float, prior_var: float | None) -> Tuned:
+        logs = [] if prior_var is None else [np.log(prior_var)]
+        return search.at(np.array([*logs, np.log(noise)] if task.open_noise else logs))
+
+    if given is not None:
+        return at(noise, None)
+    x = some_points(task.x, VARIANCE_POINTS)
+
+    def variance(noise: float, prior_var: float) -> float:
+        assert build is not None
+        return float(build(at(noise, prior_var)).marginal(x).variance.double().mean())
+
+    target = noise, model.left_out(noise, scale)
+    return at(*with_variance(task, target, scale, variance))
 
 
 def _check_used(task: Task, tuning: Tuning) -> None:

@@ -35,6 +35,7 @@ from net2gp.linear.last_layer import (
 from net2gp.linear.linearized import Patterns, PriorVar, expand_prior
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import by_factors, function_space, with_own_link
+from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_sampled import sampled
 from net2gp.methods.laplace_tuning import Evidence, Matched, Search, Task, Tuned, Tuning
 from net2gp.methods.matching import some_points
@@ -152,7 +153,8 @@ def _solved(
         )
 
     determinant = lambda prior, scale: log_det(curvature, prior, params, scale)
-    if prior_var is None and isinstance(tuning, Matched | None) and _leaves_out(task):
+    by_default = isinstance(tuning, Matched | None) and not is_regression(task)
+    if prior_var is None and by_default and _leaves_out(task):
         # the directions that are left out would make a wide prior cost nothing
         found = tuned(task, *by_factors(task), prior_var, tuning, temperature)
         own = Search(task, determinant, found.prior_var, temperature, Evidence())

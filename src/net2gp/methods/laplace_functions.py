@@ -23,6 +23,7 @@ from net2gp.linear.curvature import (
 from net2gp.linear.linearized import PriorVar, expand_prior
 from net2gp.linear.tangent import TangentKernel
 from net2gp.methods.choosing import tuned
+from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_tuning import Evidence, LogDet, Matched, Task, Tuned, Tuning
 from net2gp.methods.matching import Build, has_open_link, match_link, some_points
 from net2gp.posteriors.covariances import Covariance, DiagonalCovariance
@@ -60,13 +61,15 @@ def function_space(
     def build(found: Tuned) -> WeightGaussian:
         return replace(process.posterior(found), temperature=temperature)
 
+    if isinstance(tuning, Matched | None) and is_regression(task):
+        return build(tuned(task, no_determinant, build, prior_var, tuning, temperature))
     if prior_var is None and not (
         part is task and part.f.numel() <= SPECTRUM_ROWS and not _per_layer(tuning)
     ):
         # on all the data, and without a factorization of all rows for each prior variance
         found = tuned(task, *by_factors(task), prior_var, tuning, temperature)
         return with_own_link(build(found), part, tuning)
-    determinant: LogDet = _nothing
+    determinant: LogDet = no_determinant
     if prior_var is None or part.open_noise:
         determinant = process.determinant()
     return build(tuned(part, determinant, build, prior_var, tuning, temperature))
@@ -157,7 +160,8 @@ def with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) 
     return match_link(posterior, some_points(part.x, (tuning or Matched()).count(part.f.shape[1])))
 
 
-def _nothing(prior: Params, scale: Tensor) -> Tensor:
+def no_determinant(prior: Params, scale: Tensor) -> Tensor:
+    """Where the posterior that is built has an evidence of its own."""
     return torch.zeros_like(scale)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, NetworkError
+from net2gp.errors import InputError
 from net2gp.inputs import num_rows, rows, tensors
 from net2gp.likelihoods import Gaussian, of_points
 from net2gp.linalg import (
@@ -24,23 +24,18 @@ from net2gp.linalg import (
     log_det_quadrature,
     nystrom,
 )
-from net2gp.linear.curvature import (
-    GGN,
-    DiagonalCurvature,
-    KronCurvature,
-    Source,
-    diagonal_curvature,
-    kron_curvature,
-)
+from net2gp.linear.curvature import GGN
 from net2gp.linear.ggn import Fisher
 from net2gp.linear.linearized import PriorVar, expand_prior
 from net2gp.linear.passes import capacity, column_pullbacks, memory_budget, points_at_once
 from net2gp.methods.choosing import tuned
+from net2gp.methods.laplace_functions import by_factors, no_determinant
+from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_tuning import Evidence, Matched, Task, Tuned, Tuning, Validation
 from net2gp.methods.matching import has_open_link, match_link, some_points
 from net2gp.posteriors.drawn import DrawnCovariance
-from net2gp.posteriors.precision import covariance, log_det, prior_vector
-from net2gp.posteriors.structures import Diagonal, Kron, Sampled, Structure
+from net2gp.posteriors.precision import prior_vector
+from net2gp.posteriors.structures import Sampled
 from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.progress import progress
 
@@ -140,36 +135,15 @@ def _with_say(task: Task, leave_out: float) -> Task:
 def _chosen(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
 ) -> Tuned:
-    """Prior and noise: as given, or by the evidence of Kronecker factors (of the diagonal without them)."""
+    """Prior and noise: as given, of the linear model, or by Kronecker factors (the diagonal without them)."""
     if prior_var is not None and not task.open_noise and not isinstance(tuning, Validation):
         nothing = torch.full((), float("nan"), dtype=torch.float64)
         return Tuned(prior_var, task.likelihood, 1.0 / temperature, nothing)
-    source = Source(task.linearized, task.x, task.y, task.likelihood)
-    factors: KronCurvature | DiagonalCurvature
-    structure: Structure = Kron()
-    try:
-        factors = kron_curvature(source)
-    except NetworkError:
-        factors, structure = diagonal_curvature(source), Diagonal()
-
-    def build(found: Tuned) -> WeightGaussian:
-        prior = expand_prior(found.prior_var, task.params)
-        Sigma = covariance(factors, prior, task.params, found.scale)
-        return WeightGaussian(
-            task.linearized,
-            found.likelihood,
-            Sigma,
-            task.x,
-            task.y,
-            found.prior_var,
-            found.evidence,
-        )
-
-    determinant = lambda prior, scale: log_det(factors, prior, task.params, scale)
+    if isinstance(tuning, Matched | None) and is_regression(task):
+        return tuned(task, no_determinant, None, prior_var, tuning, temperature)
     # the link is matched with the draws, afterwards
     by = Evidence() if isinstance(tuning, Matched | None) else tuning
-    part = replace(task, structure=structure)
-    return tuned(part, determinant, build, prior_var, by, temperature)
+    return tuned(task, *by_factors(task), prior_var, by, temperature)
 
 
 def _sketch(precision: Precision, structure: Sampled) -> LowRankPlusIdentity:

@@ -1,0 +1,233 @@
+"""Prior and noise of a regression's Laplace approximation: the evidence at the linear model's own mode."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from net2gp.errors import TuningAtEdge
+from net2gp.inputs import rows
+from net2gp.likelihoods import Gaussian, shape_targets
+from net2gp.linear import TangentKernel
+from net2gp.linear.linearized import PriorVar
+from net2gp.methods.laplace_tuning import Task
+from net2gp.posteriors.problem import Problem
+from net2gp.posteriors.spectrum import Spectrum, decompose
+from net2gp.posteriors.structures import Diagonal, Kron, LastLayer, LowRank, Subnetwork
+from net2gp.posteriors.tune import NOISE_SPREAD, TYPICAL_NOISE
+
+NUM_ROWS = 1500
+"""Rows N·C that prior and noise are tuned on; a fixed random choice of points, where there are more."""
+
+FEATURE_NUMBERS = 2 * 10**7
+"""Entries of a Jacobian up to which all rows are used, if the parameters are at most `NUM_ROWS`."""
+
+DECADES, STEP, ZOOMS = 6.0, 0.25, 5
+"""The range of the prior around the scale of the data, in powers of ten, the grid, and its refinements."""
+
+SMALLEST_NOISE = 1e-8
+"""The smallest noise that is tried, of the variance of y."""
+
+VARIANCE_TOL, VARIANCE_RANGE = 0.02, 20.0
+"""How well, and within which logarithms, a structure's prior and noise meet the variance that is wanted."""
+
+Variance = Callable[[float, float], float]
+"""The average variance of f at the data, by noise and prior variance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """y = f(x; θ*) + J(x)(θ − θ*) + ε with θ ~ N(0, v) and ε ~ N(0, σ²), seen in the basis of JJᵀ.
+
+    `error` is the network's mean squared residual, `spread` the variance of y, both over all rows, and
+    `repeats` the number of rows for each one that was decomposed.
+    """
+
+    spectrum: Spectrum
+    error: float
+    spread: float
+    repeats: float
+
+    def determined(self, ratio: Tensor) -> Tensor:
+        """γ/N at σ²/v: the share of the rows that the parameters take up, tr K(K + σ²/v)⁻¹ / N."""
+        values = self.spectrum.eigenvalues * self.repeats
+        count = self.repeats * (len(values) + self.spectrum.num_zeros)
+        return (values / (values + ratio[..., None])).sum(-1) / count
+
+    def left_out(self, noise_var: float, scale: float) -> float:
+        """The variance of f at a row that was left out, on average: σ² γ/(N − γ)."""
+        share = float(self.determined(torch.tensor(noise_var / scale, dtype=torch.float64)))
+        if share < 1 - 1e-9:
+            return noise_var * share / (1 - share)
+        return scale * float(self.spectrum.eigenvalues.mean())
+
+    def best(self, noise_var: float | None, scale: float | None) -> tuple[float, float]:
+        """The noise and the prior variance of the largest evidence among those that are possible.
+
+        An open noise is possible if the average predictive variance at the training rows, σ²(1 + γ/N), is
+        no smaller than the error that the network makes there. All pairs of a grid are tried, then of finer
+        grids around the best one; each pair costs O(N).
+        """
+        energy = self.spectrum.energies.sum() + self.spectrum.remainder.sum()
+        count = len(self.spectrum.eigenvalues) + self.spectrum.num_zeros
+        level = float(self.spectrum.eigenvalues.sum()) / count
+        variance = float(energy) / count
+        if level == 0.0 or variance == 0.0:
+            return noise_var or max(self.error, TYPICAL_NOISE * self.spread), scale or 1.0
+        top = math.log10(max(self.spread, self.error))
+        noises = _grid(noise_var, top + math.log10(SMALLEST_NOISE), top)
+        middle = math.log10(variance / level)
+        scales = _grid(scale, middle - DECADES, middle + DECADES)
+        ranges = [(float(part[0]), float(part[-1])) for part in (noises, scales)]
+        step = STEP
+        for _ in range(ZOOMS + 1):
+            score = self._score(noises, scales, noise_var is None)
+            row, column = divmod(int(score.argmax()), len(scales))
+            best = float(noises[row]), float(scales[column])
+            step /= 4
+            noises = _finer(best[0], step, ranges[0])
+            scales = _finer(best[1], step, ranges[1])
+        self._warn_at_edges(best, ranges, noise_var is None, scale is None)
+        found = 10.0 ** best[0], 10.0 ** best[1]
+        return noise_var or found[0], scale or found[1]
+
+    def _score(self, noises: Tensor, scales: Tensor, open_noise: bool) -> Tensor:
+        """The evidence of all pairs, with a weak prior of the noise; −∞ where a pair is not possible."""
+        noise, scale = 10.0 ** noises[:, None], 10.0**scales
+        total = self.spectrum.log_marginal_likelihood(noise, scale).cpu()
+        if not open_noise:
+            return total
+        away = (noise.log() - math.log(TYPICAL_NOISE * self.spread)) / NOISE_SPREAD
+        ratio = (noise / scale).to(self.spectrum.eigenvalues.device)
+        known = noise * (1 + self.determined(ratio).cpu())
+        return torch.where(known >= self.error * (1 - 1e-9), total - 0.5 * away**2, -torch.inf)
+
+    def _warn_at_edges(
+        self,
+        best: tuple[float, float],
+        ranges: list[tuple[float, float]],
+        open_noise: bool,
+        open_scale: bool,
+    ) -> None:
+        """Say so where the largest evidence is at an end of what was tried."""
+        said = []
+        near = lambda value, end: abs(value - end) < 0.1 * STEP
+        if open_noise and near(best[0], ranges[0][0]):
+            said.append(f"the noise ends at the smallest that is tried, {10 ** best[0]:.2g}")
+        if open_noise and near(best[0], ranges[0][1]) and self.error < self.spread:
+            said.append(f"the noise ends at the variance of y, {10 ** best[0]:.2g}")
+        if open_scale and any(near(best[1], end) for end in ranges[1]):
+            said.append(f"the prior variance ends at an end of its range, {10 ** best[1]:.2g}")
+        if said:
+            warnings.warn(
+                f"{' and '.join(said)}: the data do not determine it. Pass Gaussian(noise_var=...) or "
+                "prior_var=..., or tuning=Validation((x, y)) with rows that were held out.",
+                TuningAtEdge,
+                stacklevel=7,
+            )
+
+
+def is_regression(task: Task) -> bool:
+    """Whether the noise is one number, open or given."""
+    if not isinstance(task.likelihood, Gaussian):
+        return False
+    noise = task.likelihood.noise_var
+    return task.open_noise or not (isinstance(noise, Tensor) and noise.numel() > 1)
+
+
+def regression(task: Task, prior_var: PriorVar | None) -> Regression:
+    """The linear model of a task, at the prior that was given or at prior variance 1.
+
+    Cost: a Gram matrix of `NUM_ROWS` rows at most and its eigenvalues.
+    """
+    count, outputs = task.f.shape
+    limit = NUM_ROWS
+    features = task.linearized.num_params
+    if features <= NUM_ROWS:
+        limit = max(limit, FEATURE_NUMBERS // features)
+    size = min(count, max(1, limit // outputs))
+    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size]
+    chosen = chosen.sort().values.to(task.f.device)
+    y = shape_targets(task.f, task.y).double()
+    kernel = task.linearized.kernel(1.0 if prior_var is None else prior_var)
+    part = rows(task.x, chosen) if size < count else task.x
+    problem = Problem(kernel, None, Gaussian(1.0), part, y[chosen], task.f[chosen])
+    return Regression(
+        decompose(around_zero(problem)),
+        error=float((y - task.f).square().mean()),
+        spread=scale_of(y),
+        repeats=count / size,
+    )
+
+
+def scale_of(y: Tensor) -> float:
+    """The variance of the targets y (N, C) around their mean; of one point, or of equal ones, their size."""
+    centered = float((y - y.mean(0)).square().mean())
+    size = float(y.square().mean())
+    return centered if centered > 1e-12 * size else (size if size > 0 else 1.0)
+
+
+def around_zero(problem: Problem) -> Problem:
+    """The problem with the mean of θ ~ N(0, prior_var): f(x; θ*) − J(x)θ*."""
+    assert isinstance(problem.kernel, TangentKernel)
+    linearized = problem.kernel.linearized
+    theta = linearized.flatten(linearized.params)[:, None]
+    own = linearized.kernel().apply(problem.x, theta).to(torch.float64)
+    return replace(problem, offset=problem.offset - own.reshape(problem.offset.shape))
+
+
+def with_variance(
+    task: Task, target: tuple[float, float], prior_var: float, variance: Variance
+) -> tuple[float, float]:
+    """Noise and prior variance at which a structure is as unsure of left-out rows as the whole model.
+
+    `target` are the noise and the variance of f there. Kronecker factors and diagonals let parameters vary
+    together where the data forbid it: then they take a narrower prior. Where they, or some weights alone,
+    vary too little, the rest counts as noise, as it is an error that the structure does not explain. A
+    structure that has the whole covariance keeps what was found.
+    """
+    noise, left_out = target
+    structure = task.structure
+    inner = structure.structure if isinstance(structure, LastLayer) else structure
+    if not isinstance(inner, Kron | Diagonal | LowRank | Subnetwork) or left_out <= 0:
+        return noise, prior_var
+    own = variance(noise, prior_var)
+    if own > left_out:
+        narrower = lambda log: variance(noise, math.exp(log)) - left_out
+        log = _root(narrower, math.log(prior_var) - VARIANCE_RANGE, math.log(prior_var))
+        return noise, math.exp(log)
+    if isinstance(inner, LowRank) or not task.open_noise:
+        return noise, prior_var
+    total = noise + left_out
+    louder = lambda log: math.exp(log) + variance(math.exp(log), prior_var) - total
+    return math.exp(_root(louder, math.log(noise), math.log(total))), prior_var
+
+
+def _root(increasing: Callable[[float], float], low: float, high: float) -> float:
+    """Where an increasing function is zero, or the end of the range that is next to it."""
+    if increasing(low) >= 0:
+        return low
+    if increasing(high) <= 0:
+        return high
+    return float(brentq(increasing, low, high, xtol=VARIANCE_TOL))
+
+
+def _grid(given: float | None, low: float, high: float) -> Tensor:
+    if given is not None:
+        return torch.tensor([math.log10(given)], dtype=torch.float64)
+    count = math.ceil((high - low) / STEP) + 1
+    return torch.linspace(low, high, count, dtype=torch.float64)
+
+
+def _finer(best: float, step: float, ends: tuple[float, float]) -> Tensor:
+    """Nine points around the best one, within the range."""
+    if ends[0] == ends[1]:
+        return torch.tensor([best], dtype=torch.float64)
+    points = best + step * torch.arange(-4, 5, dtype=torch.float64)
+    return points.clamp(*ends)
