@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
+from net2gp.methods.laplace_regression import Regression, around_zero, scale_of
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.gaussian import feature_system
+from net2gp.posteriors.gaussian import as_rows, feature_system
 from net2gp.posteriors.inference import infer
 from net2gp.posteriors.problem import Problem, make_problem
 from net2gp.posteriors.solvers import Inference, Laplace, Solver
@@ -34,6 +35,12 @@ SPECTRUM_ROWS = 6000
 
 SMALLEST_LEVEL = 1e-3
 """The smallest prior variance of f that is tried: below it nothing changes."""
+
+FEW_ROWS, MANY_ROWS = 4, 20
+"""Rows below which residuals cannot say how far to go from θ*, and from which on points are left out."""
+
+BY_HEART = 1e-3
+"""The squared error of few points, of the variance of y, below which they may have been trained on."""
 
 NEWTON_ROWS = 2000
 """Rows up to which the prior is tuned on all points under other likelihoods."""
@@ -97,10 +104,27 @@ def adapt(
         return condition(kernel, data, likelihood, mean=mean, solver=solver)
     noise, scale = _open(likelihood), None if prior_var is None else 1.0
     tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
-    noise, scale = _tune_spectrum(tuning, noise, scale)
+    found = _tune_spectrum(tuning, noise, scale)
+    if not found.moves:
+        return _around_network(tuning, data, found, solver)
     if solver is None and num_rows(tuning.problem.x) == num_rows(data[0]):
-        return tuning.condition(noise, scale)
-    return condition(kernel.scaled(scale), data, Gaussian(noise), mean=mean, solver=solver)
+        return tuning.condition(found.noise_var, found.scale)
+    scaled, noise_model = kernel.scaled(found.scale), Gaussian(found.noise_var)
+    return condition(scaled, data, noise_model, mean=mean, solver=solver)
+
+
+def _around_network(
+    tuning: Spectrum, data: tuple[Inputs, Tensor], found: _Choice, solver: Solver | None
+) -> FunctionPosterior | WeightPosterior:
+    """Conditioned on what the network says of the points: its mean stays, here and after an update."""
+    problem = tuning.problem
+    assert problem.mean is not None
+    own = problem.mean(data[0]).detach().reshape(data[1].shape).to(data[1].dtype)
+    kernel, likelihood = problem.kernel.scaled(found.scale), Gaussian(found.noise_var)
+    if solver is None and num_rows(problem.x) == num_rows(data[0]):
+        settled = replace(problem, y=own, offset=own.reshape(problem.offset.shape).double())
+        return share_spectrum(tuning, settled).condition(found.noise_var, found.scale)
+    return condition(kernel, (data[0], own), likelihood, mean=problem.mean, solver=solver)
 
 
 def adapt_tasks(
@@ -189,25 +213,84 @@ def _tuning_problem(
     return make_problem(kernel, _subset(data, size), likelihood, mean)
 
 
-def _tune_spectrum(
-    tuning: Spectrum, noise_var: float | None, scale: float | None
-) -> tuple[float, float]:
-    """Noise and scale by the evidence around the network or, if it prefers no change, around zero."""
-    best = tune_spectra([tuning], noise_var, scale)
-    rows = len(tuning.eigenvalues) + tuning.num_zeros
-    level = float(tuning.eigenvalues.sum()) / rows
-    if scale is not None or tuning.problem.mean is None or best[1] * level >= best[0]:
-        return best
-    return tune_spectra([share_spectrum(tuning, _around_zero(tuning.problem))], noise_var, scale)
+@dataclass(frozen=True)
+class _Choice:
+    """Noise and scale, and whether the data may move the mean."""
+
+    noise_var: float
+    scale: float
+    moves: bool = True
 
 
-def _around_zero(problem: Problem) -> Problem:
-    """The problem with the mean of θ ~ N(0, prior_var): f(x; θ*) − J(x)θ*."""
-    assert isinstance(problem.kernel, TangentKernel)
-    linearized = problem.kernel.linearized
-    theta = linearized.flatten(linearized.params)[:, None]
-    own = linearized.kernel().apply(problem.x, theta).to(torch.float64)
-    return replace(problem, offset=problem.offset - own.reshape(problem.offset.shape))
+def _tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | None) -> _Choice:
+    """By the evidence around the network, or around zero where that cannot say how far to go."""
+    problem = tuning.problem
+    own = _Choice(*tune_spectra([tuning], noise_var, scale))
+    if problem.mean is None or scale is not None:
+        return own
+    y = problem.y.reshape(problem.offset.shape).double()
+    error, spread = float(problem.target.square().mean()), scale_of(y)
+    count = problem.offset.numel()
+    learned = count >= FEW_ROWS and _is_learned(tuning, own)
+    if not learned and not _is_open(tuning, own, error < BY_HEART * spread):
+        return own
+    around = share_spectrum(tuning, around_zero(problem))
+    model = Regression(around, error, spread)
+    if learned and error > 0:
+        warnings.warn(
+            "the network has learned what these data say, as where it was trained on them: its outputs "
+            "stay what they are, and only their uncertainty is found. Use laplace(network, data, Gaussian()) "
+            "for the data that a network was trained on; pass prior_var=... to move it nevertheless.",
+            NothingToTune,
+            stacklevel=4,
+        )
+    noise, scale = model.best(noise_var, None)
+    if count >= MANY_ROWS:
+        model.warn_at_edges(noise if noise_var is None else None, scale)
+    return _Choice(noise, scale, moves=count < FEW_ROWS)
+
+
+def _is_learned(tuning: Spectrum, found: _Choice) -> bool:
+    """Whether the changes that the evidence allows are below the noise, or do not help left-out points.
+
+    A point is left out by (K + σ²/s)⁻¹ of all. Few points can prefer noise by chance: then the gradient Jᵀr
+    must be smaller, too, than r of independent entries would make it.
+    """
+    residual = as_rows(tuning.problem, tuning.problem.target)
+    size = float(residual.square().mean())
+    if size == 0.0:
+        return True
+    small = _is_small(tuning, found)
+    if residual.numel() < MANY_ROWS:
+        pulled = float((tuning.eigenvalues[:, None] * tuning.energies).sum())
+        return small and pulled < 0.5 * size * float(tuning.eigenvalues.sum())
+    return small or float(_left_out(tuning, found, residual).square().mean()) > size
+
+
+def _is_small(tuning: Spectrum, found: _Choice) -> bool:
+    """Whether the changes of f that the prior allows are below the noise."""
+    count = len(tuning.eigenvalues) + tuning.num_zeros
+    return found.scale * float(tuning.eigenvalues.sum()) / count < found.noise_var
+
+
+def _is_open(tuning: Spectrum, found: _Choice, by_heart: bool) -> bool:
+    """Whether so few residuals leave open how far the parameters may be from θ*."""
+    count = tuning.problem.offset.numel()
+    return count < FEW_ROWS or (count < MANY_ROWS and (by_heart or _is_small(tuning, found)))
+
+
+def _left_out(tuning: Spectrum, found: _Choice, residual: Tensor) -> Tensor:
+    """y_n minus the prediction from all other rows: [A⁻¹r]_n / [A⁻¹]_nn with A = K + σ²/s."""
+    ratio = found.noise_var / found.scale
+    if tuning.Q is not None:
+        weights = 1 / (tuning.eigenvalues + ratio)
+        solved = tuning.Q @ (weights[:, None] * (tuning.Q.mT @ residual))
+        return solved / (tuning.Q.square() @ weights)[:, None]
+    assert tuning.U is not None
+    Phi = tuning.problem.features().detach().flatten(0, 1) @ tuning.U
+    weights = 1 / (tuning.eigenvalues + ratio)
+    hat = (Phi.square() @ weights)[:, None]
+    return (residual - Phi @ (weights[:, None] * (Phi.mT @ residual))) / (1 - hat)
 
 
 def _tune_scale(problem: Problem, inference: Inference) -> float:

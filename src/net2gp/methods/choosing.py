@@ -63,6 +63,7 @@ def _regressed(search: Search, build: Build | None) -> Tuned:
         return search.at(np.array([]))
     model = regression(task, given)
     noise, scale = model.best(noise, None if given is None else 1.0)
+    model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)
 
     def at(noise: float, prior_var: float | None) -> Tuned:
         logs = [] if prior_var is None else [np.log(prior_var)]

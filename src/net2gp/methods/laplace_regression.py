@@ -52,7 +52,7 @@ class Regression:
     spectrum: Spectrum
     error: float
     spread: float
-    repeats: float
+    repeats: float = 1.0
 
     def determined(self, ratio: Tensor) -> Tensor:
         """γ/N at σ²/v: the share of the rows that the parameters take up, tr K(K + σ²/v)⁻¹ / N."""
@@ -75,27 +75,18 @@ class Regression:
         grids around the best one; each pair costs O(N).
         """
         energy = self.spectrum.energies.sum() + self.spectrum.remainder.sum()
-        count = len(self.spectrum.eigenvalues) + self.spectrum.num_zeros
-        level = float(self.spectrum.eigenvalues.sum()) / count
-        variance = float(energy) / count
-        if level == 0.0 or variance == 0.0:
+        if float(energy) == 0.0 or float(self.spectrum.eigenvalues.sum()) == 0.0:
             return noise_var or max(self.error, TYPICAL_NOISE * self.spread), scale or 1.0
-        top = math.log10(max(self.spread, self.error))
-        noises = _grid(noise_var, top + math.log10(SMALLEST_NOISE), top)
-        middle = math.log10(variance / level)
-        scales = _grid(scale, middle - DECADES, middle + DECADES)
-        ranges = [(float(part[0]), float(part[-1])) for part in (noises, scales)]
-        step = STEP
-        for _ in range(ZOOMS + 1):
+        ends = self.ranges()
+        noises, scales = _grid(noise_var, *ends[0]), _grid(scale, *ends[1])
+        for zoom in range(ZOOMS + 1):
             score = self._score(noises, scales, noise_var is None)
             row, column = divmod(int(score.argmax()), len(scales))
             best = float(noises[row]), float(scales[column])
-            step /= 4
-            noises = _finer(best[0], step, ranges[0])
-            scales = _finer(best[1], step, ranges[1])
-        self._warn_at_edges(best, ranges, noise_var is None, scale is None)
-        found = 10.0 ** best[0], 10.0 ** best[1]
-        return noise_var or found[0], scale or found[1]
+            step = STEP / 4 ** (zoom + 1)
+            noises = _finer(best[0], step, ends[0]) if noise_var is None else noises
+            scales = _finer(best[1], step, ends[1]) if scale is None else scales
+        return noise_var or 10.0 ** best[0], scale or 10.0 ** best[1]
 
     def _score(self, noises: Tensor, scales: Tensor, open_noise: bool) -> Tensor:
         """The evidence of all pairs, with a weak prior of the noise; −∞ where a pair is not possible."""
@@ -108,29 +99,33 @@ class Regression:
         known = noise * (1 + self.determined(ratio).cpu())
         return torch.where(known >= self.error * (1 - 1e-9), total - 0.5 * away**2, -torch.inf)
 
-    def _warn_at_edges(
-        self,
-        best: tuple[float, float],
-        ranges: list[tuple[float, float]],
-        open_noise: bool,
-        open_scale: bool,
+    def warn_at_edges(
+        self, noise_var: float | None, scale: float | None, stacklevel: int = 5
     ) -> None:
-        """Say so where the largest evidence is at an end of what was tried."""
+        """Say so where a noise or a prior variance that was chosen is at an end of what was tried."""
         said = []
-        near = lambda value, end: abs(value - end) < 0.1 * STEP
-        if open_noise and near(best[0], ranges[0][0]):
-            said.append(f"the noise ends at the smallest that is tried, {10 ** best[0]:.2g}")
-        if open_noise and near(best[0], ranges[0][1]) and self.error < self.spread:
-            said.append(f"the noise ends at the variance of y, {10 ** best[0]:.2g}")
-        if open_scale and any(near(best[1], end) for end in ranges[1]):
-            said.append(f"the prior variance ends at an end of its range, {10 ** best[1]:.2g}")
+        (quietest, loudest), (narrowest, widest) = self.ranges()
+        near = lambda value, end: abs(math.log10(value) - end) < 0.1 * STEP
+        if noise_var is not None and near(noise_var, quietest):
+            said.append(f"the noise ends at the smallest that is tried, {noise_var:.2g}")
+        if noise_var is not None and near(noise_var, loudest) and self.error < self.spread:
+            said.append(f"the noise ends at the variance of y, {noise_var:.2g}")
+        if scale is not None and (near(scale, narrowest) or near(scale, widest)):
+            said.append(f"the prior variance ends at an end of its range, {scale:.2g}")
         if said:
             warnings.warn(
                 f"{' and '.join(said)}: the data do not determine it. Pass Gaussian(noise_var=...) or "
                 "prior_var=..., or tuning=Validation((x, y)) with rows that were held out.",
                 TuningAtEdge,
-                stacklevel=7,
+                stacklevel=stacklevel,
             )
+
+    def ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The ends of the noises and of the prior variances that are tried, in powers of ten."""
+        top = math.log10(max(self.spread, self.error))
+        energy = self.spectrum.energies.sum() + self.spectrum.remainder.sum()
+        middle = math.log10(float(energy / self.spectrum.eigenvalues.sum()))
+        return (top + math.log10(SMALLEST_NOISE), top), (middle - DECADES, middle + DECADES)
 
 
 def is_regression(task: Task) -> bool:
@@ -227,7 +222,4 @@ def _grid(given: float | None, low: float, high: float) -> Tensor:
 
 def _finer(best: float, step: float, ends: tuple[float, float]) -> Tensor:
     """Nine points around the best one, within the range."""
-    if ends[0] == ends[1]:
-        return torch.tensor([best], dtype=torch.float64)
-    points = best + step * torch.arange(-4, 5, dtype=torch.float64)
-    return points.clamp(*ends)
+    return (best + step * torch.arange(-4, 5, dtype=torch.float64)).clamp(*ends)
