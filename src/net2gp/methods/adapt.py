@@ -247,7 +247,8 @@ def _tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | Non
     noise, scale = model.best(noise_var, None)
     if count >= MANY_ROWS:
         model.warn_at_edges(noise if noise_var is None else None, scale)
-    return _Choice(noise, scale, moves=count < FEW_ROWS)
+    moves = not learned and (count < FEW_ROWS or not _is_small(tuning, own))
+    return _Choice(noise, scale, moves)
 
 
 def _is_learned(tuning: Spectrum, found: _Choice) -> bool:
