@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from net2gp.inputs import follows, num_rows
 from net2gp.linear.calls import forward, fresh_leaves
-from net2gp.linear.factors import Direct, Factor, Outer, jacobian
+from net2gp.linear.factors import Direct, Factor, Outer, jacobian, pulled
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.loops import leftover_jacobian
 from net2gp.linear.probe import Plan, demote, plan
-from net2gp.linear.uses import find_uses
+from net2gp.linear.proof import differing, random_like
+from net2gp.linear.proof import gradients as plain_gradients
+from net2gp.linear.uses import Uses, find_uses
 from net2gp.types import Inputs, Params
 
 __all__ = [
@@ -44,56 +46,106 @@ def capture(
 
     `seeds` asks for the gradients of combinations of the outputs instead. With `compress` a weight that
     is used at many places comes as its gradient, where that is smaller than what it is made of. With
-    `check` the gradients are compared with plain reverse mode at these points, at two more passes. Factors
-    are differentiable in `x` where it `follows`.
+    `check` the gradients are compared with plain reverse mode at these points, in one more pass. Where it
+    `follows(x)`, factors are differentiable in `x`, at the cost of one more forward pass.
 
     Cost: one forward pass, and C (or K) backward passes that skip the weights.
     """
-    gradients: _Gradients | None = None
-    for c, count, found in each_output(linearized, x, plan, seeds, check=check):
-        gradients = gradients or _Gradients(count, compress, follows(x))
-        for name, factor in found.items():
+    if not plan.structured:
+        return {}
+    taken, follow = _take(linearized, x, plan, seeds), follows(x)
+    if follow:  # compared before, in a pass that ends at the parameters
+        taken = taken.without(taken.uses.differing(taken.out, taken.leaves) if check else ())
+        taken, check = taken.following(plan), False
+    gradients = _Gradients(taken.count, compress, follow)
+    for c in range(taken.count):
+        for name, factor in taken.gradients(c, keep=check or c < taken.count - 1).items():
             gradients.add(name, c, factor)
-    return {} if gradients is None else gradients.factors
+    if check and taken.uses.names:
+        taken = taken.without(taken.differing(gradients.factors))
+    found = gradients.factors | {name: Direct(J) for name, J in taken.apart().items()}
+    return {name: found[name] for name in plan.structured}
 
 
 def each_output(
-    linearized: Linearized,
-    x: Inputs,
-    plan: Plan,
-    seeds: Seeds | None = None,
-    *,
-    check: bool = True,
-) -> Iterator[tuple[int, int, dict[str, Factor]]]:
-    """c, C and the gradients of output c alone, output by output: nothing is kept of those before.
+    linearized: Linearized, x: Inputs, plan: Plan, seeds: Seeds | None = None
+) -> Iterator[dict[str, Factor]]:
+    """The gradients of output c alone, output by output: nothing is kept of those before.
 
     Parameters that these points use in another way than the plan says come as their gradients, made in
-    the way that is right for any network. With `check`, two backward passes find them.
+    the way that is right for any network; two more backward passes find them.
     """
     if not plan.structured:
         return
+    taken = _take(linearized, x, plan, seeds)
+    taken = taken.without(taken.uses.differing(taken.out, taken.leaves))
+    apart = taken.apart()
+    for c in range(taken.count):
+        found = taken.gradients(c, keep=c < taken.count - 1)
+        yield found | {name: Direct(J[:, c : c + 1]) for name, J in apart.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """A forward pass over the points `x`, and where it used the structured parameters."""
+
+    linearized: Linearized
+    x: Inputs
+    names: tuple[str, ...]
+    leaves: Params
+    uses: Uses
+    out: Tensor
+    mix: Tensor | None
+    follow: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many combinations of outputs are differentiated."""
+        return self.out.shape[1] if self.mix is None else self.mix.shape[2]
+
+    def gradients(self, c: int, keep: bool) -> dict[str, Factor]:
+        """Of one of the combinations, from one backward pass."""
+        unit = self.out.new_zeros(len(self.out), self.count)
+        unit[:, c] = 1.0
+        if not self.uses.names:
+            return {}
+        return self.uses.factors(self.out, self.seed(unit), keep, self.follow)
+
+    def seed(self, v: Tensor) -> Tensor:
+        """The combination Σ_k v_bk of the combinations, as one of outputs (B, C)."""
+        return v if self.mix is None else (self.mix @ v[..., None])[..., 0]
+
+    def differing(self, factors: dict[str, Factor]) -> tuple[str, ...]:
+        """The parameters whose factors differ from plain reverse mode, all combinations weighted at random."""
+        v = random_like(self.out.new_empty(len(self.out), self.count))
+        own = {name: self.leaves[name] for name in self.uses.names}
+        wanted = plain_gradients(self.out, own, self.seed(v))
+        return differing({name: pulled(factors[name], v) for name in own}, wanted)
+
+    def without(self, names: Sequence[str]) -> _Taken:
+        """The same, with these parameters' gradients made in the way that is right for any network."""
+        return replace(self, uses=self.uses.without(names))
+
+    def following(self, plan: Plan) -> _Taken:
+        """The same, with a graph that goes back to the points in place of the parameters."""
+        calls, out = forward(self.linearized, self.linearized.params, self.x, follow=True)
+        names = self.uses.names
+        uses = find_uses(calls, plan.layers, plan.layouts, names, num_rows(self.x))
+        return replace(self, uses=uses, out=out, follow=True)
+
+    def apart(self) -> Params:
+        """The gradients of the parameters that these points do not use as planned: (B, C, p) each."""
+        other = tuple(name for name in self.names if name not in self.uses.names)
+        demote(self.linearized, other)
+        return gradients_apart(self.linearized, self.x, other, self.mix)
+
+
+def _take(linearized: Linearized, x: Inputs, plan: Plan, seeds: Seeds | None) -> _Taken:
     leaves = fresh_leaves(linearized, plan.structured)
     calls, out = forward(linearized, leaves, x)
     uses = find_uses(calls, plan.layers, plan.layouts, plan.structured, num_rows(x))
-    if check:
-        uses = uses.without(uses.differing(out, leaves))
-    follow = follows(x)
-    if follow:  # a graph back to the points, without the parameters
-        calls, out = forward(linearized, linearized.params, x, follow=True)
-        uses = find_uses(calls, plan.layers, plan.layouts, uses.names, num_rows(x))
-    chosen = None if seeds is None else seeds(out.detach()).to(out)
-    count = out.shape[1] if chosen is None else chosen.shape[2]
-    other = tuple(name for name in plan.structured if name not in uses.names)
-    demote(linearized, other)
-    apart = gradients_apart(linearized, x, other, chosen)
-    for c in range(count):
-        seed = torch.zeros_like(out) if chosen is None else chosen[:, :, c]
-        if chosen is None:
-            seed[:, c] = 1.0
-        keep = c < count - 1
-        found = uses.factors(out, seed, keep=keep, follow=follow) if uses.names else {}
-        found |= {name: Direct(J[:, c : c + 1]) for name, J in apart.items()}
-        yield c, count, {name: found[name] for name in plan.structured}
+    mix = None if seeds is None else seeds(out.detach()).to(out)
+    return _Taken(linearized, x, plan.structured, leaves, uses, out, mix)
 
 
 def gradients_apart(

@@ -277,7 +277,7 @@ def diagonal_curvature(source: Source) -> DiagonalCurvature:
     }
     for x, seeds, layout in source.parts():
         once: dict[str, tuple[Factor, Tensor]] = {}
-        for _, _, found in each_output(source.linearized, x, layout, seeds):
+        for found in each_output(source.linearized, x, layout, seeds):
             for name, factor in found.items():
                 if not _used_once(factor):
                     totals[name] += jacobian(factor).square().sum((0, 1)).double()

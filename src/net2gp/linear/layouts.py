@@ -56,23 +56,21 @@ def is_structured(
 
 
 def find_layouts(
-    calls: Sequence[Call | None], out: Tensor, short: Sequence[Call | None], turned: Tensor
+    calls: Sequence[Call | None], short: Sequence[Call | None], turned: Tensor
 ) -> tuple[Layout | None, ...]:
     """Where each call keeps its points: the axis that grows from two points to three.
 
     The gradients of a point's outputs must then live on the point's own rows; a layer whose rows do
-    not grow with the batch, or that keeps its points in another order, has no layout.
+    not grow with the batch, or that keeps two points in another order, has no layout. Three points are
+    left to the comparison with plain reverse mode.
     """
     layouts = [
         None if b is None or a is None or a.edge is None else _layout(a, b)
         for a, b in zip(short, calls, strict=True)
     ]
-    for source, values, points in ((calls, out, (0, 2)), (short, turned, (0,))):
-        for n in points:
-            kept = [i for i, layout in enumerate(layouts) if layout is not None]
-            grads = _gradients_of(values, n, [source[i] for i in kept])
-            for i, g in zip(kept, grads, strict=True):
-                layouts[i] = _confirmed(layouts[i], g, n)
+    kept = [i for i, layout in enumerate(layouts) if layout is not None]
+    for i, g in zip(kept, _gradients_of(turned, 0, [short[i] for i in kept]), strict=True):
+        layouts[i] = _confirmed(layouts[i], g, 0)
     return tuple(layouts)
 
 

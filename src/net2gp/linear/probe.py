@@ -194,7 +194,7 @@ def _probed(linearized: Linearized, x: Inputs) -> Plan:
     edges, reached = _walk(out, leaves)
     used = [call if call.edge is not None and call.edge.node in reached else None for call in calls]
     layers = tuple(call.key for call in calls)
-    layouts = find_layouts(used, out, matched(layers, short), turned)
+    layouts = find_layouts(used, matched(layers, short), turned)
     structured = tuple(n for n in leaves if is_structured(n, used, layouts, edges[n]))
     uses = find_uses(calls, layers, layouts, structured, 3)
     structured = uses.without(uses.differing(out, leaves)).names
