@@ -91,6 +91,24 @@ def check_inputs(x: Any, name: str = "x") -> None:
         check_finite(value, name)
 
 
+def check_batch(x: Any, known: Inputs) -> None:
+    """Raise if `x` is a single point, without the first axis that `known`, some points, has.
+
+    >>> check_batch(torch.zeros(2), torch.zeros(5, 2))
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: x is one point, ... Pass x[:1] in place of x[0], or add the axis: x[None].
+    """
+    if not isinstance(x, Tensor | tuple | dict) or len(tensors(x)) != len(tensors(known)):
+        return
+    pairs = zip(tensors(x), tensors(known), strict=True)
+    if all(isinstance(one, Tensor) and one.shape == some.shape[1:] for one, some in pairs):
+        raise InputError(
+            f"x is one point, {describe(x)}, without the first axis, which counts points. Pass x[:1] in "
+            "place of x[0], or add the axis: x[None]."
+        )
+
+
 def describe(x: Any) -> str:
     """A short account of what `x` is, for error messages."""
     if isinstance(x, Tensor):

@@ -102,6 +102,7 @@ class Method:
         return self.make(self.network(), x, y, self.likelihood)
 
 
+RECTIFIED = n2g.nngp(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)), bias_var=0.1)
 REGRESSION = Method(by_vogn)
 CLASSES = Method(by_vogn, n2g.Categorical(n2g.MonteCarlo(256)), 3, class_targets)
 LABELS = Method(by_vogn, n2g.Bernoulli(), 1, binary_targets)
@@ -144,7 +145,7 @@ METHODS: dict[str, Method] = {
     **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},
     "codes of classes": replace(CLASSES, make=by_codes(lambda model: model)),
     "codes of classes, rbf": replace(CLASSES, make=by_codes(lambda model: n2g.RBF(0.8))),
-    "codes of classes, infinite width": replace(CLASSES, make=by_codes(n2g.nngp)),
+    "codes of classes, infinite width": replace(CLASSES, make=by_codes(lambda model: RECTIFIED)),
 }
 
 EVERY: dict[str, Way | Method] = {**WAYS, **METHODS}

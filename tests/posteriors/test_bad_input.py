@@ -6,11 +6,13 @@ from importlib import import_module
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import net2gp as n2g
 from net2gp import errors
 from net2gp.errors import InputError, TooLarge
+from posteriors.methods import found
 from posteriors.ways import class_targets, network, points, real_targets, seeded
 
 X = points(6)
@@ -340,3 +342,34 @@ def test_adapt_refuses_what_it_cannot_tune():
     with pytest.raises(InputError, match="exact: leave inference out"):
         n2g.adapt(network(2), (X, Y), n2g.Gaussian(), inference=n2g.Laplace())
     n2g.adapt(network(2), (X, Y), n2g.Gaussian(noise), prior_var=1.0)
+
+
+ONE_OF_EACH = [
+    "gaussian by cholesky",
+    "gaussian in weight space",
+    "gaussian, rbf",
+    "laplace, kron last layer",
+    "laplace, function space",
+    "codes of classes",
+]
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("call", ["marginal", "joint", "predict", "sample"])
+def test_one_point_without_its_first_axis_is_told_how_to_get_one(name, call):
+    posterior, x = found(name), points(4, seed=3)
+    more = (3,) if call == "sample" else ()
+    with pytest.raises(InputError, match=r"x is one point, .* Pass x\[:1\] in place of x\[0\]"):
+        getattr(posterior, call)(x[0], *more)
+    getattr(posterior, call)(x[:1], *more)
+
+
+def test_one_image_without_its_first_axis_is_told_how_to_get_one():
+    """A convolution takes one, as an image without channels."""
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 1)).double().eval()
+    x = torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    posterior = n2g.condition(
+        n2g.linearize(network).kernel(), (x, x[:, 0, 0, :1]), n2g.Gaussian(0.1)
+    )
+    with pytest.raises(InputError, match=r"x is one point, .* \(1, 4, 4\).* Pass x\[:1\]"):
+        posterior.predict(x[0])

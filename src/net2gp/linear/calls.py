@@ -52,12 +52,13 @@ def recording() -> Iterator[None]:
 def recordable(x: Inputs, *, follow: bool = False) -> Inputs:
     """`x` as constants that autograd can save, which tensors made in inference mode are not.
 
-    With `follow` what requires a gradient keeps it, as a copy, which the network may change in place.
+    With `follow` what requires a gradient keeps it.
     """
 
     def one(value: Tensor) -> Tensor:
-        copied = value.is_inference() or (follow and value.requires_grad)
-        return value.clone() if copied else value.detach()
+        if value.is_inference():
+            return value.clone()
+        return value if follow else value.detach()
 
     return map_inputs(x, one)
 

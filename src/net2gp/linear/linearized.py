@@ -60,13 +60,8 @@ class Linearized:
     def __call__(self, x: Inputs) -> Tensor:
         """f(x; θ*): (N, C); differentiable in `x`."""
         self.check(x)
-        if not follows(x):
-            with torch.no_grad(), accepts(x):
-                return self.evaluate(self.params, x)
-        # a copy, which the network may change in place
-        own = map_inputs(x, lambda value: value.clone() if value.requires_grad else value)
-        with accepts(x):
-            return self.evaluate(self.params, own)
+        with torch.set_grad_enabled(follows(x)), accepts(x):
+            return self.evaluate(self.params, x)
 
     def check(self, x: Inputs, name: str = "x") -> None:
         """Raise unless `x` is finite and has the network's dtype and device."""
@@ -80,8 +75,9 @@ class Linearized:
         Differentiable with torch.func and with autograd.
         """
         check_eval_mode(self.network)
-        arguments: tuple[Tensor, ...] = () if isinstance(x, dict) else tuple(tensors(x))
-        keywords = x if isinstance(x, dict) else {}
+        own = map_inputs(x, torch.clone)  # which the network may change in place
+        arguments: tuple[Tensor, ...] = () if isinstance(own, dict) else tuple(tensors(own))
+        keywords = own if isinstance(own, dict) else {}
         with differentiable(self.network, follow=follows(x)):
             out = call(self.network, {**self.frozen, **params}, arguments, keywords)
         out = self.output(out) if self.output is not None else out

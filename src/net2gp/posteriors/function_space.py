@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError
-from net2gp.inputs import chunks, num_rows, rows
+from net2gp.inputs import check_batch, chunks, num_rows, rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
 from net2gp.posteriors.problem import check_points, predictive, prior_mean
@@ -127,7 +127,7 @@ class FunctionPosterior:
         Cost for a kernel with features and a `Lanczos` cache: 1 + rank forward-mode passes; else k(x, X)
         and one triangular solve per test row.
         """
-        check_points(self.kernel, self.num_outputs, x)
+        check_points(self.kernel, self.num_outputs, x, self.x)
         means, covariances = [], []
         for part in chunks(x, self._chunk_size()):
             cross = self._cross(part)
@@ -137,7 +137,7 @@ class FunctionPosterior:
 
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
-        check_points(self.kernel, self.num_outputs, x)
+        check_points(self.kernel, self.num_outputs, x, self.x)
         cross = self._cross(x)
         mean = self._mean(x, cross)
         prior = self._precise_kernel(x)
@@ -159,6 +159,7 @@ class FunctionPosterior:
 
         Pathwise for kernels with features; otherwise from the joint law at `x`.
         """
+        check_batch(x, self.x)
         if isinstance(self.kernel, FeatureKernel):
             return self.sample_functions(num_samples, generator=generator)(x)
         return draw_from(self.joint(x), num_rows(x), num_samples, generator)

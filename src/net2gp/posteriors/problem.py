@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory
-from net2gp.inputs import describe, gather, map_inputs, num_rows, rows, tensors
+from net2gp.inputs import check_batch, describe, gather, map_inputs, num_rows, rows, tensors
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
@@ -108,10 +108,13 @@ def _copy(value: Tensor) -> Tensor:
         return value.detach().clone()
 
 
-def check_points(kernel: Kernel, num_outputs: int, x: Inputs) -> None:
-    """Raise unless `x` can be inputs of the kernel and have as many outputs as the data had."""
+def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | None = None) -> None:
+    """Raise unless `x` can be inputs of the kernel and have as many outputs as the data, `known`, had."""
+    if known is not None:
+        check_batch(x, known)
     kernel.check(x)
-    count = len(kernel.diag(rows(x, slice(0, 1)))) if kernel.joint else num_outputs
+    with torch.no_grad():
+        count = len(kernel.diag(rows(x, slice(0, 1)))) if kernel.joint else num_outputs
     if count != num_outputs:
         raise InputError(
             f"the network gives {count} outputs for a point of x, {describe(x)}, but gave {num_outputs} for "

@@ -14,7 +14,7 @@ from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import chunks, describe, follows, num_rows
+from net2gp.inputs import check_batch, chunks, describe, follows, num_rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.links import Contrast, Probit
 from net2gp.likelihoods.mixtures import mixture
@@ -114,11 +114,13 @@ class WeightGaussian:
     @_evaluated
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
+        check_batch(x, self.x)
         return gaussian_law(self.linearized(x), self._sigma.blocks(self.linearized, x))
 
     @_evaluated
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
+        check_batch(x, self.x)
         mean = self.linearized(x)
         covariance = self._sigma.joint(self.linearized, x)
         return gaussian_law(mean.reshape(-1), covariance.to(mean.dtype))
@@ -135,6 +137,7 @@ class WeightGaussian:
 
         With a `Probit()` or `Contrast()` link the (N, C, C) covariances of f are not kept.
         """
+        check_batch(x, self.x)
         chosen = predictive(likelihood, self.likelihood)
         if how is not None:
             if not isinstance(how, WeightSamples):
@@ -156,6 +159,7 @@ class WeightGaussian:
     @_evaluated
     def contrast(self, x: Inputs) -> Tensor:
         """Var[f_c − f_t] for the class t of the largest mean, at each point: (N, C)."""
+        check_batch(x, self.x)
         if isinstance(self.covariance, LastLayerKron):
             top = self.linearized(x).argmax(-1)
             return self.covariance.differences(self.linearized, x, top)
@@ -177,6 +181,7 @@ class WeightGaussian:
     ) -> Tensor:
         """(S, N, C) values at `x` of functions drawn from the posterior; of networks, if not `linear`."""
         check_count(num_samples, "num_samples")
+        check_batch(x, self.x)
         like = self.linearized.example
         draws = self._sigma.draw(num_samples, generator).to(like)
         if linear:

@@ -9,7 +9,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
-from net2gp.inputs import chunks
+from net2gp.inputs import check_batch, chunks
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky
 from net2gp.posteriors.problem import check_points, predictive
@@ -47,7 +47,7 @@ class WeightPosterior:
 
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
-        check_points(self.kernel, self.num_outputs, x)
+        check_points(self.kernel, self.num_outputs, x, self.x)
         means, covariances = [], []
         for part in chunks(x, self._chunk_size()):
             Phi = self.kernel.features(part)
@@ -59,7 +59,7 @@ class WeightPosterior:
 
     def joint(self, x: Inputs) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c."""
-        check_points(self.kernel, self.num_outputs, x)
+        check_points(self.kernel, self.num_outputs, x, self.x)
         Phi = self.kernel.features(x)
         R = self.precision.half_solve(Phi.reshape(-1, Phi.shape[2]).mT)
         return gaussian_law(self._mean(x, Phi).reshape(-1), (R.mT @ R).to(Phi.dtype))
@@ -72,6 +72,7 @@ class WeightPosterior:
         self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(S, N, C) values at `x` of functions drawn from the posterior."""
+        check_batch(x, self.x)
         return self.sample_functions(num_samples, generator=generator)(x)
 
     def sample_functions(
