@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from net2gp import (
     CG,
@@ -20,8 +20,9 @@ from net2gp import (
     PivotedCholesky,
     condition,
     linearize,
+    ntk,
 )
-from net2gp.errors import NotConverged
+from net2gp.errors import NotConverged, WideVariances
 from net2gp.linalg import block_cg, log_det_quadrature
 from net2gp.posteriors import systems
 from posteriors.ways import class_targets, network, points, real_targets
@@ -194,3 +195,57 @@ def test_seeds_make_conjugate_gradients_deterministic():
     assert torch.equal(one.log_marginal_likelihood(), other.log_marginal_likelihood())
     different = solve(replace(solver, seed=1))
     assert not torch.equal(one.log_marginal_likelihood(), different.log_marginal_likelihood())
+
+
+RECTIFIER = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+KERNELS = {
+    "tangent": lambda: linearize(network(1, hidden=30)).kernel(),
+    "rbf": lambda: RBF(0.3),
+    "ntk": lambda: ntk(RECTIFIER, weight_var=2.0),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_variances_are_those_of_cholesky_by_default_where_a_cache_would_not_do(name):
+    kernel, x, test = KERNELS[name](), points(1500), points(3, seed=5)
+    data, noise = (x, real_targets(x, 1)), Gaussian(1e-2)
+    exact = condition(kernel, data, noise, solver=Cholesky()).marginal(test).variance
+    found = condition(kernel, data, noise, solver=CG(num_probes=0)).marginal(test).variance
+    torch.testing.assert_close(found, exact, rtol=0.01, atol=0)
+
+
+def test_variances_that_are_a_small_part_of_the_prior_are_solved_for_more_closely():
+    kernel, x, test = linearize(network(1, hidden=30)).kernel(), points(200), points(5, seed=5)
+    data, noise = (x, real_targets(x, 1)), Gaussian(1e-4)
+    exact = condition(kernel, data, noise, solver=Cholesky()).marginal(test)
+    solver = CG(tol=1e-3, preconditioner=PivotedCholesky(5), num_probes=0)
+    rough = condition(kernel, data, noise, solver=solver)
+    torch.testing.assert_close(rough.marginal(test).variance, exact.variance, rtol=0.01, atol=0)
+    cross, prior = kernel(x, test), kernel.diag(test)
+    plain = prior - (cross * rough.factor.solve(cross)).sum(0)
+    assert float((plain / exact.variance.flatten()).max()) > 2
+
+
+def test_a_default_cache_that_is_too_wide_is_told_of():
+    x = points(300)
+    data, solver = (x, real_targets(x, 1)), CG(store_gram=False, num_probes=0)
+    with pytest.warns(
+        WideVariances, match=r"rank 100 are up to \d\S* times too wide .*variance=Exact"
+    ):
+        condition(RBF(0.2), data, Gaussian(1e-2), solver=solver)
+    smooth = condition(RBF(3.0), data, Gaussian(1e-2), solver=solver)
+    exact = condition(RBF(3.0), data, Gaussian(1e-2), solver=Cholesky())
+    test = points(5, seed=5)
+    assert smooth.cache is not None
+    torch.testing.assert_close(
+        smooth.marginal(test).variance, exact.marginal(test).variance, rtol=0.1, atol=0
+    )
+
+
+def test_a_variance_that_cannot_be_reached_is_told_of():
+    x, test = points(200), points(5, seed=5)
+    solver = CG(max_iterations=3, preconditioner=None, num_probes=0)
+    with pytest.warns(NotConverged):
+        posterior = condition(RBF(0.3), (x, real_targets(x, 1)), Gaussian(1e-6), solver=solver)
+    with pytest.warns(NotConverged, match=r"may be far too wide: .*solver=Cholesky"):
+        posterior.marginal(test)

@@ -254,22 +254,22 @@ class IterativeFactor:
         residual: it is known what a variance is too wide by, and which residual would be small enough.
         """
         b, tol = block_matmul(self.S.mT, v), self.tol
-        solution = self._iterate(b, None, tol)
-        for attempt in range(0 if prior is None else ATTEMPTS):
-            assert prior is not None
+        if prior is None:
+            return block_matmul(self.S, self._iterate(b, None, tol).x), tol
+        for attempt in range(ATTEMPTS):
+            with warnings.catch_warnings():  # what counts is the error of the variances
+                warnings.simplefilter("ignore", NotConverged)
+                solution = self._iterate(b, None, tol)
             left = (prior - (b * solution.x).sum(0)).clamp(min=0.0)
             missed = (solution.relative_residuals * torch.linalg.vector_norm(b, dim=0)).square()
             allowed = torch.maximum(SHARE * left, ROUNDING * prior)
             worst = float((missed / allowed.clamp(min=1e-300)).max())
             if worst <= 1.0:
                 break
-            if attempt == ATTEMPTS - 1:
-                _warn_wide(float((missed / (left - missed).clamp(min=1e-300)).max()), tol)
+            if attempt == ATTEMPTS - 1 or not solution.converged:
+                _warn_wide(left, missed, solution)
                 break
             tol = max(0.5 * tol * worst**-0.5, SMALLEST_TOL)
-            with warnings.catch_warnings():  # of a tolerance that nobody asked for
-                warnings.simplefilter("ignore", NotConverged)
-                solution = self._iterate(b, None, tol)
         return block_matmul(self.S, solution.x), tol
 
 
@@ -280,11 +280,14 @@ ATTEMPTS, SMALLEST_TOL = 4, 1e-14
 """How often a solve goes on for variances, and the smallest relative residual that is asked for."""
 
 
-def _warn_wide(share: float, tol: float) -> None:
+def _warn_wide(left: Tensor, missed: Tensor, solution: Solution) -> None:
+    share = float(torch.where(missed < left, missed / (left - missed), torch.inf).max())
     if share > 10 * SHARE:
+        much = f"up to {share:.0%}" if share < 10 else "far"
+        residual = float(solution.relative_residuals.max())
         warnings.warn(
-            f"the variances of these points may be up to {share:.0%} too wide: conjugate gradients stopped "
-            f"at a relative residual of {tol:.1e}. Pass CG(store_gram=True) for products in float64, more "
+            f"the variances of these points may be {much} too wide: conjugate gradients stopped at a "
+            f"relative residual of {residual:.1e}. Pass CG(store_gram=True) for products in float64, more "
             "max_iterations, a preconditioner of a higher rank, or solver=Cholesky().",
             NotConverged,
             stacklevel=2,
