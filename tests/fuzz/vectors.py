@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fuzz.calls import CALLS
 from fuzz.dice import Dice, Shape, Step, block, weights
 
 
@@ -407,6 +408,25 @@ def normalized_weights(dice: Dice, shape: Shape) -> nn.Module:
     step = Step(forward, layer=nn.Linear(shape[0], dice.size(2)))
     step.standard = dice.chance(0.5)
     return step
+
+
+@block(1, 1, 1, 2, 2, 2, 3)
+def any_operation(dice: Dice, shape: Shape) -> nn.Module:
+    """One of the survey's operations, point by point."""
+    size = shape[0]
+    fitting = [
+        (function, rest)
+        for function, (first, *rest) in CALLS.values()
+        if tuple(size if s == "n" else s for s in first[1:]) == shape
+    ]
+    function, rest = dice.one(*fitting)
+
+    def forward(self: Step, x: Tensor) -> Tensor:
+        points = [function(point[None] + 0.1 * self.gain, *self.own) for point in x]
+        return torch.stack([out.reshape(-1) for out in points])
+
+    own = [weights(*(size if s == "n" else s for s in shape)) for shape in rest]
+    return Step(forward, own=nn.ParameterList(own), gain=weights(*shape))
 
 
 @block(1)
