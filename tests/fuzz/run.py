@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -102,6 +103,7 @@ def main() -> int:
     arguments.add_argument("--count", type=int, default=300)
     arguments.add_argument("--seed", type=int, default=0, help="of the first network")
     arguments.add_argument("--jobs", type=int, default=1)
+    arguments.add_argument("--share", type=float, default=1.0, help="of the questions, at random")
     arguments.add_argument("--only", type=int, help="examine the network of this seed alone")
     given = arguments.parse_args()
     torch.set_num_threads(1)
@@ -113,7 +115,7 @@ def main() -> int:
         return int(bool(result.faults()))
     seeds, results, start = range(given.seed, given.seed + given.count), [], time.time()
     with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
-        for result in pool.imap_unordered(judge, seeds, chunksize=4):
+        for result in pool.imap_unordered(partial(judge, share=given.share), seeds, chunksize=4):
             results.append(result)
             if result.faults():
                 print(f"\n{result.report()}", flush=True)
