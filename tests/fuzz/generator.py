@@ -82,7 +82,9 @@ def reproducible(seed: int) -> Iterator[None]:
 def draws(seed: int) -> Iterator[Case]:
     """Networks of this seed, one after the other, the same for each call."""
     for attempt in range(50):
-        with reproducible(1000 * seed + attempt):
+        found = None
+        with reproducible(1000 * seed + attempt), contextlib.suppress(RuntimeError, ValueError):
+            # a block may take its sample and no other points, an unpooling for one
             found = _Draw(seed, Dice(f"{seed}/{attempt}")).case()
         if found is not None:
             yield found
