@@ -764,6 +764,154 @@ def systems_of_each_point():
     return Step(forward, make=nn.Linear(3, 4), b=weights(2)), points(3)
 
 
+@idiom
+def input_shifted_in_place():
+    def forward(self, x):
+        x -= 0.5
+        return self.inner(x)
+
+    return Step(forward, inner=tanh_network()), points(3)
+
+
+@idiom
+def table_made_at_the_first_call():
+    def forward(self, x):
+        if self.table is None:
+            self.table = x.new_ones(4, 3).cumsum(0).cos()
+        return self.head((x * self.table + self.inner(x)).tanh().mean(1))
+
+    step = Step(forward, inner=nn.Linear(3, 3), head=nn.Linear(3, 2))
+    step.table = None
+    return step, points(4, 3)
+
+
+@idiom
+def random_features_from_a_seed_of_their_own():
+    def forward(self, x):
+        W = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+        return self.head(torch.cos(self.inner(x) @ W))
+
+    return Step(forward, inner=nn.Linear(3, 3), head=nn.Linear(4, 2)), points(3)
+
+
+@idiom
+def words_of_bounded_norm():
+    table = nn.Embedding(6, 3, max_norm=0.8)
+    layers = table, nn.Flatten(), nn.Tanh(), nn.Linear(12, 2)
+    return nn.Sequential(*layers), torch.randint(6, (N, 4))
+
+
+@idiom
+def weights_clipped_on_the_way():
+    def forward(self, x):
+        self.inner.weight.data.clamp_(-0.3, 0.3)
+        return self.head(self.inner(x).tanh())
+
+    return Step(forward, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)), points(3)
+
+
+@idiom
+def nearest_code_straight_through():
+    def forward(self, x):
+        h = self.inner(x)
+        code = self.codes[torch.cdist(h, self.codes).argmin(1)]
+        return self.head(h + (code - h).detach()) + code.sum(1, keepdim=True)
+
+    parts = {"inner": nn.Linear(3, 2), "codes": weights(4, 2), "head": nn.Linear(2, 2)}
+    return Step(forward, **parts), points(3)
+
+
+@idiom
+def sparse_neighbors():
+    def forward(self, x):
+        h = torch.sparse.mm(self.neighbors, x.T).T
+        return self.head(self.inner(h).tanh())
+
+    neighbors = (torch.arange(9).reshape(3, 3) % 2).double().to_sparse()
+    return Step(forward, neighbors=neighbors, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)), points(
+        3
+    )
+
+
+@idiom
+def layer_called_by_keyword():
+    def forward(self, x):
+        return self.head(input=self.inner(input=x).tanh())
+
+    return Step(forward, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)), points(3)
+
+
+@idiom
+def convolution_with_the_weight_of_a_layer():
+    def forward(self, x):
+        h = self.conv(x)
+        return self.head((h + F.conv1d(x.flip(2), self.conv.weight, padding=1)).tanh().mean(2))
+
+    return Step(forward, conv=nn.Conv1d(2, 4, 3, padding=1), head=nn.Linear(4, 2)), points(2, 5)
+
+
+@idiom
+def cosine_classifier():
+    def forward(self, x):
+        h, W = F.normalize(self.inner(x), dim=1), F.normalize(self.head.weight, dim=1)
+        return self.scale.exp() * F.linear(h, W)
+
+    parts = {"inner": nn.Linear(3, 4), "head": nn.Linear(4, 2, bias=False), "scale": weights()}
+    return Step(forward, **parts), points(3)
+
+
+@idiom
+def rotary_positions():
+    angles = torch.outer(torch.arange(4.0), torch.tensor([1.0, 0.1]))
+
+    def rotate(h):
+        a, b = h.chunk(2, -1)
+        return torch.cat(
+            [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1
+        )
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        return F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)[:, -1]
+
+    return Step(forward, project=nn.Linear(2, 12)), points(4, 2)
+
+
+@idiom
+def neural_differential_equation():
+    def forward(self, x):
+        for _ in range(4):
+            one = self.field(x)
+            x = x + 0.25 * self.field(x + 0.125 * one)
+        return x
+
+    return Step(forward, field=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))), points(
+        3
+    )
+
+
+@idiom
+def invertible_coupling():
+    def forward(self, x):
+        a, b = x.chunk(2, 1)
+        shift, log_scale = self.inner(a).chunk(2, 1)
+        return torch.cat([a, b * log_scale.exp() + shift, log_scale.sum(1, keepdim=True)], 1)
+
+    return Step(forward, inner=nn.Linear(2, 4)), points(4)
+
+
+@idiom
+def backbone_in_inference_mode():
+    def forward(self, x):
+        with torch.inference_mode():
+            h = self.fixed(x).tanh()
+        return self.head(h.clone())
+
+    step = Step(forward, head=nn.Linear(4, 2))
+    object.__setattr__(step, "fixed", nn.Linear(3, 4).double())  # hidden: no parameters of its own
+    return step, points(3)
+
+
 def subject_of(name: str) -> Case:
     with reproducible(sum(map(ord, name))):
         network, x = IDIOMS[name]()
