@@ -132,10 +132,11 @@ def _broadcast(
     shape = [*wide]
     shape.insert(axis, a.layout.width)
     layout = Layout.of(shape, axis)
-    return tuple(_expanded(one, wide, layout) for one in (a, b))  # type: ignore[return-value]
+    return tuple(expanded(one, wide, layout) for one in (a, b))  # type: ignore[return-value]
 
 
-def _expanded(signal: Signal, wide: tuple[int, ...], layout: Layout) -> Signal:
+def expanded(signal: Signal, wide: tuple[int, ...], layout: Layout) -> Signal:
+    """A signal with axes of one position repeated."""
     if signal.positions == tuple(wide):
         return replace(signal, layout=layout)
     places = torch.arange(prod(signal.positions)).reshape(signal.positions).broadcast_to(wide)
@@ -182,20 +183,21 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     if number is not None and isinstance(b, Signal | Logits):
         return scale_by(b, number) if isinstance(b, Signal) else scaled_logits(b, number)
     if isinstance(a, Signal) and isinstance(b, Signal):
-        return _product(translation, node, a, b)
+        return product_of(translation, node, a, b)
     for one, other in ((a, b), (b, a)):
         if isinstance(one, Signal) and isinstance(other, Data):
             return _gained(translation, node, one, other, False)
         if isinstance(other, Parameter):
             raise translation.refuse(
-                f"a product with the parameter '{other.name}'",
+                f"a product with the parameter '{other.path or other.name}'",
                 node,
                 "A scale that is held fixed may be a buffer or a number. ",
             )
     return None
 
 
-def _product(translation: Translation, node: fx.Node, a: Signal, b: Signal) -> Signal:
+def product_of(translation: Translation, node: fx.Node, a: Signal, b: Signal) -> Signal:
+    """Channel by channel."""
     if a.layout != b.layout:
         a, b = _broadcast(a, b, translation, node)
     one, other = a.only("a product"), b.only("a product")
@@ -220,7 +222,7 @@ def _gained(translation: Translation, node: fx.Node, signal: Any, data: Data, in
     signal = plain(signal, translation, node)
     axis, rank = signal.layout.channel_axis(), len(signal.layout.groups)
     own = (1,) * (rank - len(data.shape)) + data.shape
-    if own[axis] != 1 and signal.layout.width != 1:
+    if len(own) != rank or own[axis] != 1:
         raise translation.refuse("a factor from the data that differs between channels", node)
     wide = signal.positions
 
@@ -236,7 +238,8 @@ def _gained(translation: Translation, node: fx.Node, signal: Any, data: Data, in
 
 @function_rule("masked_fill")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
-    target, mask, value = args
+    given = {**dict(zip(("input", "mask", "value"), args, strict=False)), **kwargs}
+    target, mask, value = given["input"], given["mask"], given["value"]
     if isinstance(target, Logits):
         return filled_logits(translation, node, target, mask, float(value))
     if isinstance(target, Signal) and isinstance(mask, Data) and float(value) == 0:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from net2gp.limits import expressions as ex
 from net2gp.limits.expressions import Expression
-from net2gp.limits.layout import CHANNEL, POSITION, Layout
+from net2gp.limits.layout import CHANNEL, POSITION, Heads, Layout
 from net2gp.limits.registry import function_rule, run
 from net2gp.limits.translate import Data, Logits, Signal, Translation, permuted, plain
 
@@ -49,7 +49,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
         logits = filled_logits(translation, node, logits, ~mask, float("-inf"))
     elif isinstance(mask, Data) and not mask.floating:
-        logits = kept_logits(translation, logits, mask)
+        logits = kept_logits(translation, node, logits, mask)
     elif mask is not None:
         logits = masked_logits(translation, node, logits, mask, 1.0, True)
     if given.get("dropout_p"):
@@ -64,10 +64,10 @@ def logits_of(translation: Translation, node: fx.Node, a: Signal, b: Signal) -> 
     if (
         len(one) < 2
         or len(one) != len(other)
-        or [kind for kind, _ in one[-1]] != [CHANNEL]
-        or [kind for kind, _ in other[-2]] != [CHANNEL]
+        or [factor.kind for factor in one[-1]] != [CHANNEL]
+        or [factor.kind for factor in other[-2]] != [CHANNEL]
         or one[:-2] != other[:-2]
-        or any(kind == POSITION for group in one[:-2] for kind, _ in group)
+        or any(factor.kind == POSITION for group in one[:-2] for factor in group)
     ):
         raise translation.refuse(
             "a matrix product of two signals that is not q kᵀ over channels", node
@@ -75,7 +75,7 @@ def logits_of(translation: Translation, node: fx.Node, a: Signal, b: Signal) -> 
     query, first = without_factor(a.only("attention"))
     key, second = without_factor(b.only("attention"))
     factors = tuple(factor for factor in (first, second) if factor != 1)
-    return Logits(query, key, one[-1][0][1], factors, one[:-1])
+    return Logits(query, key, one[-1][0].size, factors, one[:-1], (a.layout, b.layout))
 
 
 def without_factor(e: Expression) -> tuple[Expression, float]:
@@ -90,11 +90,12 @@ def without_factor(e: Expression) -> tuple[Expression, float]:
 def attended(translation: Translation, node: fx.Node, logits: Logits, value: Signal) -> Signal:
     """Attention weights times values."""
     groups = value.layout.groups
-    if groups[:-2] != logits.layout[:-1] or any(kind == POSITION for kind, _ in groups[-1]):
+    if groups[:-2] != logits.layout[:-1] or any(f.kind == POSITION for f in groups[-1]):
         raise translation.refuse("attention over values with other axes", node)
     query, size = logits.query, logits.size
     positions = query.positions
     layout = Layout((*logits.layout, groups[-1]))
+    heads = Heads(*logits.layouts, value.layout, layout, size)
     scaling, gain = split_scale(logits)
     if scaling is None:
         raise translation.refuse(
@@ -111,7 +112,9 @@ def attended(translation: Translation, node: fx.Node, logits: Logits, value: Sig
                 t = step(t, masks)
             return t
 
-        e: Expression = ex.Attended(query, logits.key, v, gain, mechanism, logits.masks, positions)
+        e: Expression = ex.Attended(
+            query, logits.key, v, gain, mechanism, logits.masks, positions, heads
+        )
         return Signal(((value.layout.width, e),), layout)
     parts = (query, logits.key, v)
     alone = all(ex.independent(a, b) for n, a in enumerate(parts) for b in parts[:n])
@@ -122,7 +125,14 @@ def attended(translation: Translation, node: fx.Node, logits: Logits, value: Sig
             "Its limit is known in closed form only without softmax and with separate weights for q, k "
             "and v; with logits scaled by 1/d it is known for any function of them. ",
         )
-    e = ex.RandomlyAttended(query, logits.key, v, gain, positions)
+    if prod(factor.size for group in logits.layout[:-1] for factor in group) == 1:
+        raise translation.refuse(
+            "attention of one head with logits scaled by 1/√d",
+            node,
+            "Its logits stay random and are shared by all channels, so that the result is not Gaussian; with "
+            "several heads, whose number counts as infinite, it is. ",
+        )
+    e = ex.RandomlyAttended(query, logits.key, v, gain, positions, heads)
     return Signal(((value.layout.width, e),), layout)
 
 
@@ -171,10 +181,10 @@ def routed(
     return replace(signal.each(lambda e: ex.Routed(reference, e, layout.positions)), layout=layout)
 
 
-def kept_logits(translation: Translation, logits: Logits, mask: Data) -> Logits:
+def kept_logits(translation: Translation, node: fx.Node, logits: Logits, mask: Data) -> Logits:
     """Logits where the mask of the data is true, −∞ elsewhere."""
     place = len(logits.masks)
-    name = _mask(translation, mask)
+    name = _mask(translation, node, mask, logits)
     step = lambda t, masks: t.masked_fill(~masks[place].bool(), float("-inf"))
     return replace(logits, steps=(*logits.steps, step), masks=(*logits.masks, name))
 
@@ -215,12 +225,12 @@ def masked_logits(
     if not first and sign != 1:
         raise translation.refuse("subtracting logits", node)
     if isinstance(other, int | float | Tensor):
-        number = torch.as_tensor(other)
+        number = _same_for_heads(translation, node, torch.as_tensor(other))
         return replace(logits, steps=(*logits.steps, lambda t, masks: t + sign * number.to(t)))
     if not isinstance(other, Data):
         raise translation.refuse(f"adding {type(other).__name__} to attention logits", node)
     place = len(logits.masks)
-    name = _mask(translation, other)
+    name = _mask(translation, node, other, logits)
     step = lambda t, masks: t + sign * masks[place].to(t)
     return replace(logits, steps=(*logits.steps, step), masks=(*logits.masks, name))
 
@@ -230,23 +240,40 @@ def filled_logits(
 ) -> Logits:
     """Logits with a number where a mask of the module or of the data is true."""
     if isinstance(mask, Tensor):
-        fixed = mask.reshape(mask.shape[-2:]) if mask.dim() > 2 else mask
+        fixed = _same_for_heads(translation, node, mask)
         step = lambda t, masks: t.masked_fill(fixed.to(t.device), value)
         return replace(logits, steps=(*logits.steps, step))
     if not isinstance(mask, Data):
         raise translation.refuse(f"a mask that is {type(mask).__name__}", node)
     place = len(logits.masks)
-    name = _mask(translation, mask)
+    name = _mask(translation, node, mask, logits)
     step = lambda t, masks: t.masked_fill(masks[place].bool(), value)
     return replace(logits, steps=(*logits.steps, step), masks=(*logits.masks, name))
 
 
-def _mask(translation: Translation, data: Data) -> str:
-    """A mask of the data in the form (to, n, from), heads left out."""
+PER_HEAD = "Heads that differ have no common limit: use the same mask or bias for all of them. "
+
+
+def _same_for_heads(translation: Translation, node: fx.Node, fixed: Tensor) -> Tensor:
+    """A fixed mask or bias (from, to), if it is the same for all points and heads."""
+    if prod(fixed.shape[:-2]) != 1:
+        raise translation.refuse("a mask or bias of its own for each head", node, PER_HEAD)
+    return fixed.reshape(fixed.shape[-2:])
+
+
+def _mask(translation: Translation, node: fx.Node, data: Data, logits: Logits) -> str:
+    """A mask of the data in the form (from, n, to), heads left out."""
     shape = data.shape
-    if len(shape) > 2 and prod(shape[:-2]) == 1:
-        shape = shape[-2:]
-    wide = shape if len(shape) == 2 else (1, *shape)
+    if len(shape) != len(logits.layout) + 1:
+        raise translation.refuse(
+            f"a mask from the inputs of shape (N, {str(shape)[1:]} on logits of "
+            f"{len(logits.layout) + 2} axes",
+            node,
+            "Give it an axis for each of theirs: keep[:, None, None, :]. ",
+        )
+    if prod(shape[:-2]) != 1:
+        raise translation.refuse("a mask of its own for each head", node, PER_HEAD)
+    wide = shape[-2:]
 
     def extract(t: Tensor) -> Tensor:
         return t.reshape(t.shape[0], *wide).movedim(0, 1)

@@ -15,6 +15,7 @@ from net2gp.errors import InputError, NetworkError
 from net2gp.limits.initialization import CONVOLUTIONS, LOCAL, TRANSPOSED
 from net2gp.limits.plan import graph_of
 from net2gp.limits.registry import name_of
+from net2gp.limits.trace import attribute_of
 
 DATA, FIXED, OUTPUT = " data", " fixed", " output"
 """Sources of channels whose number cannot change; layers have names without a blank."""
@@ -97,14 +98,6 @@ def channels_of(network: nn.Module) -> Channels:
         else:
             values[node.name] = _function_sources(found, node, values)
     return found
-
-
-def attribute_of(network: nn.Module, target: str) -> Any:
-    """The value at a dotted path."""
-    value: Any = network
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def signal_parameters(network: nn.Module) -> set[str]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from net2gp.limits.activations import Activation
+from net2gp.limits.layout import Factor, Heads
 from net2gp.limits.positions import PositionMap, Window
 
 _ORDER = count()
@@ -51,10 +52,11 @@ class Weighted:
     """Weights times a signal: W u, Gaussian by the central limit theorem.
 
     `inputs` are the blocks of channels that the weights see, with their fractions. The window averages
-    positions; the axes `averaged` were flattened into the channels. Expressions with the same `weight`
-    (and `rows`) share their weights. `local`: weights of their own at each position. `fan_in` is the
-    module's own, for the standard parameterization. `finite`: each channel sees finitely many
-    others (depthwise), so the result has these moments but is not Gaussian.
+    positions; the axes `averaged` were flattened into the channels, in the order of `axis`. Expressions
+    with the same `weight` (and `rows`) share their weights, those with the same `shift` their biases,
+    whose variance the prior has under the name `bias`. `local`: weights of their own at each position.
+    `fan_in` is the module's own, for the standard parameterization. `finite`: each channel sees finitely
+    many others (depthwise), so the result has these moments but is not Gaussian.
     """
 
     weight: str
@@ -67,16 +69,23 @@ class Weighted:
     rows: tuple[int, int] | None = None
     local: bool = False
     finite: bool = False
+    axis: tuple[Factor, ...] = ()
+    shift: str | None = None
     order: int = field(default_factory=_next)
 
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter as a signal of its own (positional embedding, class token): one value a position."""
+    """A parameter as a signal of its own (positional embedding, class token): one value a position.
+
+    `shape` is the one it is used with, (1, ...), and `channel` its axis of channels.
+    """
 
     weight: str
     positions: tuple[int, ...]
     rows: tuple[int, int] | None = None
+    shape: tuple[int, ...] = ()
+    channel: int = -1
     order: int = field(default_factory=_next)
 
 
@@ -120,6 +129,15 @@ class Routed:
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """Channels `first` to `last` of another expression, of which this one has the law."""
+
+    whole: Expression
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
 class Attended:
     """Attention whose logits become deterministic: A(x) v(x), A = f(gain · E[q kᵀ]).
 
@@ -133,6 +151,8 @@ class Attended:
     mechanism: Callable[[Tensor, tuple[Tensor, ...]], Tensor]
     masks: tuple[str, ...]
     positions: tuple[int, ...]
+    heads: Heads | None = None
+    part: Part | None = None
     order: int = field(default_factory=_next)
 
 
@@ -145,6 +165,8 @@ class RandomlyAttended:
     value: Expression
     gain: float
     positions: tuple[int, ...]
+    heads: Heads | None = None
+    part: Part | None = None
     order: int = field(default_factory=_next)
 
 
@@ -160,13 +182,18 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Normalized:
-    """A signal over its root mean square over channels and the axes `over`; centered first if asked."""
+    """A signal over its root mean square over channels and the axes `over`; centered first if asked.
+
+    The channels of each of the `groups` have statistics of their own, with the same limit.
+    """
 
     input: Expression
     over: tuple[int, ...]
     center: bool
     eps: float
     positions: tuple[int, ...]
+    groups: int = 1
+    part: Part | None = None
     order: int = field(default_factory=_next)
 
 
@@ -249,7 +276,7 @@ def ordered(root: Expression) -> list[Expression]:
 
 def roots(e: Expression) -> frozenset[Root]:
     """The weights and data that the channels of `e` depend on, one by one."""
-    return frozenset(_root(leaf) for leaf in _closure(e) if not inherits(leaf))
+    return frozenset(root for leaf in _closure(e) if not inherits(leaf) for root in _roots(leaf))
 
 
 def _closure(e: Expression) -> list[Expression]:
@@ -263,11 +290,16 @@ def _closure(e: Expression) -> list[Expression]:
     return list(found.values())
 
 
-def _root(leaf: Expression) -> Root:
+def _roots(leaf: Expression) -> tuple[Root, ...]:
     if isinstance(leaf, Raw):
-        return ("data", None)  # all of the data is given: no part of it is independent of another
+        return (
+            ("data", None),
+        )  # all of the data is given: no part of it is independent of another
     assert isinstance(leaf, Weighted | Parameter)
-    return (leaf.weight, leaf.rows)
+    weights = (leaf.weight, leaf.rows)
+    if isinstance(leaf, Parameter) or leaf.shift is None:
+        return (weights,)
+    return (weights, (f"bias {leaf.shift}", leaf.rows))
 
 
 def independent(a: Expression, b: Expression) -> bool:
@@ -329,11 +361,19 @@ def rows(e: Expression, first: int, last: int) -> Expression:
         case Sum():
             return Sum(tuple((c, rows(t, first, last)) for c, t in e.terms), e.positions)
         case Attended() | RandomlyAttended():
-            return _changed(e, value=rows(e.value, first, last))
+            return _changed(e, value=rows(e.value, first, last), part=_part(e, first, last))
+        case Normalized():
+            return _changed(e, input=rows(e.input, first, last), part=_part(e, first, last))
         case Product():
             return Product(rows(e.left, first, last), rows(e.right, first, last), e.positions)
         case _:
             return _changed(e, input=rows(e.input, first, last))
+
+
+def _part(e: Attended | RandomlyAttended | Normalized, first: int, last: int) -> Part:
+    if e.part is None:
+        return Part(e, first, last)
+    return Part(e.part.whole, e.part.first + first, e.part.first + last)
 
 
 def _changed(e: Expression, **fields: object) -> Expression:

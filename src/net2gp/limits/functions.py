@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from net2gp.limits.activations import activation_of
-from net2gp.limits.arithmetic import scale_by, total
+from net2gp.limits.arithmetic import expanded, product_of, scale_by, total
 from net2gp.limits.layout import Layout, LayoutError
 from net2gp.limits.pointwise import Pointwise
 from net2gp.limits.positions import PositionMap
+from net2gp.limits.probing import (
+    POINTS,
+    channel_operation,
+    is_pointwise,
+    linear_factor,
+    position_operation,
+)
 from net2gp.limits.registry import FUNCTIONS, function_rule, name_of, run
-from net2gp.limits.rules import dropped
+from net2gp.limits.rules import dropped, rule
 from net2gp.limits.torch_functions import from_function
+from net2gp.limits.trace import BATCH
 from net2gp.limits.translate import (
     Data,
     Logits,
@@ -24,13 +33,10 @@ from net2gp.limits.translate import (
     Signal,
     Translation,
     activated,
-    is_pointwise,
-    linear_factor,
     mapped,
     parameter_signal,
     permuted,
     plain,
-    position_operation,
     reshaped,
     sliced,
 )
@@ -52,7 +58,7 @@ _STAIRS = {
 
 def translate_call(translation: Translation, node: fx.Node) -> Any:
     """The value of a function's result."""
-    args, kwargs = translation.value(node.args), dict(translation.value(node.kwargs))
+    args, kwargs = positional(translation.value(node.args), translation.value(node.kwargs))
     name = name_of(node.target)
     if name in FUNCTIONS:
         found = FUNCTIONS[name](translation, node, args, kwargs)
@@ -79,7 +85,10 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
     layer = from_function(node.target, args, kwargs) if place == 0 else None
     if layer is not None:
         return activated(args[place], activation_of(layer), translation, node)
-    if is_pointwise(apply):
+    found = channel_operation(args[place], apply, translation, node)
+    if found is not None:
+        return found
+    if is_pointwise(apply, (POINTS, *args[place].layout.shape)):
         factor = linear_factor(apply)
         if factor is not None:
             return scale_by(args[place], factor)
@@ -91,16 +100,36 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
     return found
 
 
+def positional(args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments of a call with those that functions are told by name in their places."""
+    named = dict(kwargs)
+    if not args:
+        first = next((name for name in ("input", "tensors", "self") if name in named), None)
+        args = () if first is None else (named.pop(first),)
+    if "axis" in named:
+        named["dim"] = named.pop("axis")
+    if "other" in named and len(args) == 1:
+        args = (*args, named.pop("other"))
+    return args, named
+
+
 @function_rule("flatten", "view", "reshape", "unsqueeze", "squeeze", "unflatten")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
     if isinstance(args[0], Parameter):
-        return replace(args[0], shape=tuple(translation.found[node.name].shape))
+        if args[0].own != args[0].shape:
+            raise translation.refuse(f"a view of the expanded parameter '{args[0].name}'", node)
+        shape = tuple(translation.found[node.name].shape)
+        return replace(args[0], shape=shape, own=shape)
     if not isinstance(args[0], Signal):
         return None
     try:
         return reshaped(args[0], translation.shape(node))
     except LayoutError as error:
-        raise translation.refuse(f"the change of shape {error}", node) from error
+        raise translation.refuse(
+            f"the change of shape: {error}",
+            node,
+            "Channels may be split and merged in their order. ",
+        ) from error
 
 
 @function_rule("permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "mT", "t")
@@ -111,7 +140,13 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     out = run(node.target, (torch.empty(sizes, device="meta"), *args[1:]), kwargs)
     order = tuple(sizes.index(size) - 1 for size in out.shape)
     if order[0] != -1:
-        raise translation.refuse("moving the batch axis", node)
+        raise translation.refuse(
+            "moving the batch axis",
+            node,
+            "Instead of qkv.reshape(n, t, 3, heads, d).permute(2, 0, 3, 1, 4) write "
+            "q, k, v = qkv.chunk(3, -1) and split the heads of each; attention with a softmax needs logits "
+            "scaled by 1/d. ",
+        )
     return permuted(args[0], order[1:])
 
 
@@ -119,6 +154,8 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
     if args[1] in ("shape", "dtype", "device", "ndim"):
         return translation.found[node.name]
+    if args[1] in ("data", "grad") and isinstance(args[0], Signal | Parameter):
+        raise translation.refuse(f"the attribute .{args[1]}", node, "Gradients do not pass it. ")
     if args[1] in ("mT", "T") and isinstance(args[0], Signal):
         count = len(args[0].layout.groups)
         return permuted(args[0], (*range(count - 2), count - 1, count - 2))
@@ -139,45 +176,86 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     )
 
 
-@function_rule("contiguous", "clone", "float", "double", "to", "type_as", "expand_as")
+@function_rule("contiguous", "clone", "float", "double", "to", "type_as", "half", "bfloat16")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+    result = translation.found[node.name]
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        raise translation.refuse(
+            f"a signal as {getattr(result, 'dtype', type(result).__name__)}",
+            node,
+            "Whole numbers have a jump at every step, and no gradient. ",
+        )
     return args[0]
 
 
-@function_rule("expand", "repeat")
+@function_rule("expand", "expand_as", "repeat")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
-    if not isinstance(args[0], Parameter):
+    found = tuple(translation.found[node.name].shape)
+    if isinstance(args[0], Parameter):
+        own = (1,) * (len(found) - len(args[0].own)) + args[0].own
+        if any(a not in (1, b) for a, b in zip(own, found, strict=True)):
+            raise translation.refuse(f"repetitions of the parameter '{args[0].name}'", node)
+        shape = (1, *found[1:]) if found[0] == BATCH and own[0] == 1 else found
+        return replace(args[0], shape=shape, own=own)
+    if not isinstance(args[0], Signal):
         return None
-    return replace(args[0], shape=(1, *translation.shape(node)))
+    signal = plain(args[0], translation, node)
+    shape, axis = signal.layout.shape, signal.layout.channel_axis()
+    grown = [number for number, size in enumerate(found[1:]) if (*shape, 0)[number] != size]
+    if len(found) != len(shape) + 1 or found[0] != BATCH or any(shape[n] != 1 for n in grown):
+        raise translation.refuse("an expansion by other than axes of one position", node)
+    if axis in grown:
+        raise translation.refuse("an expansion of one channel to many", node)
+    layout = Layout.of(found[1:], axis)
+    return expanded(signal, layout.positions, layout)
 
 
 @function_rule("dropout")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
-    if not isinstance(args[0], Signal):
-        return args[0] if isinstance(args[0], Logits) else None
+    if not isinstance(args[0], Signal | Logits):
+        return None
     probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     training = args[2] if len(args) > 2 else kwargs.get("training", True)
-    return dropped(args[0], float(probability) if training else 0.0)
+    return dropped(args[0], float(probability) if training else 0.0, translation, node)
 
 
-@function_rule(
-    "layer_norm", "rms_norm", "group_norm", "linear", "conv1d", "conv2d", "conv3d", "embedding"
-)
+@function_rule("glu")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
-    name = name_of(node.target)
-    raise translation.refuse(
-        f"the function {name}", node, "Use the module of that name, e.g. nn.Linear. "
-    )
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    return gated(args[0], dim, translation, node) if isinstance(args[0], Signal) else None
 
 
-@function_rule("chunk", "split")
+@rule.register
+def _(layer: nn.GLU, translation: Translation, node: fx.Node, value: Any) -> Any:
+    if not isinstance(value, Signal):
+        raise translation.refuse("GLU of anything but a signal", node)
+    return gated(value, layer.dim, translation, node)
+
+
+def gated(signal: Signal, dim: int, translation: Translation, node: fx.Node) -> Signal:
+    """The first half of the channels times the sigmoid of the second."""
+    half = signal.layout.width // 2
+    first, second = parts_of(signal, dim, [half, half], translation, node)
+    gate = activated(second, activation_of(nn.Sigmoid()), translation, node)
+    return product_of(translation, node, first, gate)
+
+
+@function_rule("chunk", "split", "tensor_split", "unsafe_chunk", "unsafe_split")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
     signal = args[0]
     if not isinstance(signal, Signal):
         return None
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+    axis = dim % (len(signal.layout.groups) + 1)
+    sizes = [one.shape[axis] for one in translation.found[node.name]]
+    return tuple(parts_of(signal, dim, sizes, translation, node))
+
+
+def parts_of(
+    signal: Signal, dim: int, sizes: list[int], translation: Translation, node: fx.Node
+) -> list[Signal]:
+    """Parts of a signal along its channels."""
     axis = dim % (len(signal.layout.groups) + 1) - 1
-    sizes = [one.shape[axis + 1] for one in translation.found[node.name]]
     if axis != signal.layout.channel_axis() or not signal.layout.is_plain():
         raise translation.refuse("splitting along positions", node, "Index them: x[:, a:b]. ")
     parts, start = [], 0
@@ -186,7 +264,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
         shape[axis] = size
         parts.append(Signal(sliced(signal, start, start + size), Layout.of(shape, axis)))
         start += size
-    return tuple(parts)
+    return parts
 
 
 @function_rule("getitem")

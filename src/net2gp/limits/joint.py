@@ -201,10 +201,14 @@ def _recentered(
 
 
 def _shared_weights(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool) -> Pair | None:
-    """Cov(W u, W v) = σ_w² E[u v] + σ_b²."""
-    if (a.weight, a.rows) != (b.weight, b.rows):
+    """Cov(W u + c, W v + c) = σ_w² E[u v] + σ_b²; the one or the other term if only that is shared."""
+    if a.rows != b.rows:
         return None
-    if a.window != b.window or len(a.inputs) != len(b.inputs) or a.local:
+    biased = a.shift is not None and a.shift == b.shift
+    if a.weight != b.weight:
+        return _shared_biases(run, a, b, full) if biased else None
+    same = (a.window, a.axis, len(a.inputs)) == (b.window, b.axis, len(b.inputs))
+    if not same or a.local:
         raise UnsupportedLayer(
             f"no infinite-width rule for the weights '{a.weight}', which are shared between layers of "
             "different geometry. Use monte_carlo_kernel(network)."
@@ -217,14 +221,27 @@ def _shared_weights(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool)
         cov, ntk = fraction * found[0], None if found[1] is None else fraction * found[1]
         total = (cov, ntk) if total is None else (total[0] + cov, added(total[1], ntk))
     if total is None:
-        if a.bias is None:
+        if not biased:
             return None
-        total = (_zeros(run, a, b, full), None)
-    return through_weights(run, a, total, full)
+        total = (_zeros(run, a.inputs[0][1], b.inputs[0][1], full), None)
+    return through_weights(run, a, total, full, biased)
 
 
-def _zeros(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool) -> Tensor:
-    one, other = a.inputs[0][1], b.inputs[0][1]
+def _shared_biases(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool) -> Pair:
+    """Layers with weights of their own and the same biases: σ_b²."""
+    if a.local or b.local:
+        raise UnsupportedLayer(
+            f"no infinite-width rule for biases of '{a.weight}' that differ between positions and are shared "
+            "with other weights. Use monte_carlo_kernel(network)."
+        )
+    zeros = _zeros(run, a, b, full)
+    cov = zeros + run.prior.bias(a.bias)
+    if not run.tangent:
+        return cov, None
+    return cov, zeros + 1 if run.prior.standard(a.weight) else cov
+
+
+def _zeros(run: Evaluation, one: Expression, other: Expression, full: bool) -> Tensor:
     example = next(iter(run.left.values()))
     pairs = [example.shape[1]]
     if run.right is not None:

@@ -29,7 +29,9 @@ class InfiniteWidth:
     graph: fx.GraphModule
     prior: Prior
     product_dtype: torch.dtype | None = None
-    plans: dict[tuple[tuple[int, ...], ...], Plan] = field(default_factory=dict, repr=False)
+    plans: dict[tuple[tuple[int | torch.dtype, ...], ...], Plan] = field(
+        default_factory=dict, repr=False
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "plans": {}}  # made again from the graph when inputs come
@@ -63,7 +65,7 @@ class InfiniteWidth:
     def plan(self, x: Inputs) -> Plan:
         """What is computed for inputs of this shape."""
         inputs = self.inputs(x)
-        key = tuple((*one.shape[1:], int(one.is_floating_point())) for one in inputs)
+        key = tuple((*one.shape[1:], one.dtype) for one in inputs)
         if key not in self.plans:
             self.plans[key] = plan_of(self.graph, inputs)
         return self.plans[key]

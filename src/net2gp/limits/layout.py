@@ -3,7 +3,9 @@
 A layout lists, for every axis of the tensor after the batch axis, the factors that were merged into
 it, outermost first: `channel` (the infinite one), `copy` (a piece split off the channels: heads,
 groups; independent and identically distributed) and `position`. Flattening an image of C channels
-gives one axis with the factors channel, position, position.
+gives one axis with the factors channel, position, position. Channels and copies keep their stride, the
+distance between neighbors in the signal's own numbering of channels, so that an order that was changed
+is noticed where they are merged again.
 """
 
 from __future__ import annotations
@@ -11,10 +13,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
 
 CHANNEL, COPY, POSITION = "channel", "copy", "position"
 
-Factor = tuple[str, int]
+
+class Factor(NamedTuple):
+    """One factor of an axis: its kind, its size, and for channels and copies their stride."""
+
+    kind: str
+    size: int
+    stride: int = 0
 
 
 class LayoutError(ValueError):
@@ -32,7 +43,7 @@ class Layout:
         """Axes of sizes `shape` (without the batch), of which number `channel` holds the channels."""
         return Layout(
             tuple(
-                ((CHANNEL if axis == channel else POSITION, size),)
+                (Factor(CHANNEL, size, 1) if axis == channel else Factor(POSITION, size),)
                 for axis, size in enumerate(shape)
             )
         )
@@ -45,22 +56,22 @@ class Layout:
     @property
     def positions(self) -> tuple[int, ...]:
         """Sizes of the position factors, in order: the shape of the positions of the moments."""
-        return tuple(size for kind, size in self.factors if kind == POSITION)
+        return tuple(f.size for f in self.factors if f.kind == POSITION)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes."""
-        return tuple(prod(size for _, size in group) for group in self.groups)
+        return tuple(prod(f.size for f in group) for group in self.groups)
 
     @property
     def width(self) -> int:
         """The number of channels, with all pieces split off them."""
-        return prod(size for kind, size in self.factors if kind != POSITION)
+        return prod(f.size for f in self.factors if f.kind != POSITION)
 
     def channel_axis(self) -> int:
         """The axis (after the batch) with the channel factor."""
         for axis, group in enumerate(self.groups):
-            if any(kind == CHANNEL for kind, _ in group):
+            if any(f.kind == CHANNEL for f in group):
                 return axis
         raise LayoutError("there is no channel axis")
 
@@ -68,14 +79,14 @@ class Layout:
         """Whether one axis holds the channels alone and every other axis positions alone."""
         axis = self.channel_axis()
         return all(
-            all((kind == POSITION) == (number != axis) for kind, _ in group)
+            all((f.kind == POSITION) == (number != axis) for f in group)
             for number, group in enumerate(self.groups)
         )
 
     def position_numbers(self, axis: int) -> tuple[int, ...]:
         """Which of the positions' axes (counted among positions only) lie in this axis."""
-        before = sum(kind == POSITION for group in self.groups[:axis] for kind, _ in group)
-        here = sum(kind == POSITION for kind, _ in self.groups[axis])
+        before = sum(f.kind == POSITION for group in self.groups[:axis] for f in group)
+        here = sum(f.kind == POSITION for f in self.groups[axis])
         return tuple(range(before, before + here))
 
     def permuted(self, order: Sequence[int]) -> Layout:
@@ -89,12 +100,12 @@ class Layout:
     def regrouped(self, shape: Sequence[int]) -> Layout:
         """The same factors on axes of other sizes (reshape); a factor is split where it must be.
 
-        >>> Layout.of((4, 6, 5), 0).regrouped((120,)).groups
-        ((('channel', 4), ('position', 6), ('position', 5)),)
-        >>> Layout.of((7, 8), 1).regrouped((7, 2, 4)).groups
-        ((('position', 7),), (('copy', 2),), (('channel', 4),))
+        >>> [tuple(f) for f in Layout.of((4, 6, 5), 0).regrouped((120,)).factors]
+        [('channel', 4, 1), ('position', 6, 0), ('position', 5, 0)]
+        >>> [tuple(f) for f in Layout.of((7, 8), 1).regrouped((7, 2, 4)).factors]
+        [('position', 7, 0), ('copy', 2, 4), ('channel', 4, 1)]
         """
-        pending = [factor for factor in self.factors if factor[1] != 1 or factor[0] == CHANNEL]
+        pending = [factor for factor in self.factors if factor.size != 1 or factor.kind == CHANNEL]
         groups: list[tuple[Factor, ...]] = []
         for size in shape:
             group: list[Factor] = []
@@ -102,14 +113,14 @@ class Layout:
             while left > 1:
                 if not pending:
                     raise LayoutError(f"{self.shape} cannot become {tuple(shape)}")
-                kind, length = pending.pop(0)
+                kind, length, stride = pending.pop(0)
                 if left % length == 0:
-                    group.append((kind, length))
+                    group.append(Factor(kind, length, stride))
                     left //= length
                 elif length % left == 0:
-                    outer = COPY if kind == CHANNEL else kind
-                    group.append((outer, left))
-                    pending.insert(0, (kind, length // left))
+                    outer, inner = COPY if kind == CHANNEL else kind, length // left
+                    group.append(Factor(outer, left, stride * inner))
+                    pending.insert(0, Factor(kind, inner, stride))
                     left = 1
                 else:
                     raise LayoutError(f"{self.shape} cannot become {tuple(shape)}")
@@ -121,17 +132,28 @@ class Layout:
         axis = self.channel_axis()
         return Layout(
             tuple(
-                group if number == axis else ((POSITION, prod(size for _, size in group)),)
+                group if number == axis else (Factor(POSITION, prod(f.size for f in group)),)
                 for number, group in enumerate(self.groups)
             )
         )
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The axes of queries, keys, values and of the result of attention, and the size of a head."""
+
+    query: Layout
+    key: Layout
+    value: Layout
+    result: Layout
+    size: int
 
 
 def _settle(
     groups: list[tuple[Factor, ...]], pending: list[Factor]
 ) -> tuple[tuple[Factor, ...], ...]:
     """Put what is left (factors of size one) where it is found again, and join split channels."""
-    if any(size != 1 for _, size in pending):
+    if any(factor.size != 1 for factor in pending):
         raise LayoutError("elements are left over")
     if pending:
         if not groups:
@@ -142,10 +164,44 @@ def _settle(
 
 def _joined(group: tuple[Factor, ...]) -> tuple[Factor, ...]:
     result: list[Factor] = []
-    for kind, size in group:
-        if result and kind != POSITION and result[-1][0] != POSITION:
-            both = CHANNEL if CHANNEL in (kind, result[-1][0]) else COPY
-            result[-1] = (both, result[-1][1] * size)
+    for factor in group:
+        if result and POSITION not in (factor.kind, result[-1].kind):
+            result[-1] = _both(result[-1], factor)
         else:
-            result.append((kind, size))
+            result.append(factor)
     return tuple(result)
+
+
+def _both(outer: Factor, inner: Factor) -> Factor:
+    """Two neighboring factors of the channels as one, if they are in the order they were split in."""
+    kind = CHANNEL if CHANNEL in (outer.kind, inner.kind) else COPY
+    if outer.size == 1 or inner.size == 1:
+        return Factor(kind, outer.size * inner.size, (inner if outer.size == 1 else outer).stride)
+    if outer.stride != inner.size * inner.stride:
+        raise LayoutError("it puts channels in another order (a channel shuffle)")
+    return Factor(kind, outer.size * inner.size, inner.stride)
+
+
+def arranged(t: Tensor, layout: Layout) -> Tensor:
+    """Values (n, *positions, channels) of a signal as the network's tensor (n, *shape)."""
+    places, sizes = _places(layout)
+    t = t.reshape(t.shape[0], *sizes)
+    order = [places.index(number) + 1 for number in range(len(places))]
+    return t.permute(0, *order).reshape(t.shape[0], *layout.shape)
+
+
+def collected(t: Tensor, layout: Layout) -> Tensor:
+    """The inverse of `arranged`: (n, *shape) → (n, *positions, channels)."""
+    places, _ = _places(layout)
+    t = t.reshape(t.shape[0], *(factor.size for factor in layout.factors))
+    t = t.permute(0, *(place + 1 for place in places))
+    return t.reshape(t.shape[0], *layout.positions, layout.width)
+
+
+def _places(layout: Layout) -> tuple[list[int], list[int]]:
+    """The numbers of the factors, positions first, then channels from the largest stride on; their sizes."""
+    factors = layout.factors
+    channels = [number for number, factor in enumerate(factors) if factor.kind != POSITION]
+    channels.sort(key=lambda number: (-factors[number].stride, factors[number].size))
+    places = [n for n, factor in enumerate(factors) if factor.kind == POSITION] + channels
+    return places, [factors[number].size for number in places]

@@ -12,32 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, NetworkError
 from net2gp.limits import expressions as ex
-from net2gp.limits import layers, pointwise
+from net2gp.limits import functional_layers, pointwise, recurrent, weighted
 from net2gp.limits.activations import UnsupportedLayer, activation_of
 from net2gp.limits.evaluate import Program
 from net2gp.limits.functions import translate_call
-from net2gp.limits.layout import POSITION, Layout
-from net2gp.limits.rules import is_activation, rule
+from net2gp.limits.layout import Layout, LayoutError
+from net2gp.limits.proof import check
+from net2gp.limits.rules import hint_of, is_activation, rule
 from net2gp.limits.torch_functions import from_function
-from net2gp.limits.trace import BATCH, shapes, trace
+from net2gp.limits.trace import (
+    BATCH,
+    attribute_of,
+    keeps_forward,
+    kind_of,
+    parameter_of,
+    shapes,
+    trace,
+)
 from net2gp.limits.translate import Data, Parameter, Signal, Translation, module_of
 
-WEIGHTED = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Embedding,
-    nn.RNN,
-    nn.RNNCell,
-    layers.LocallyConnected1d,
-    layers.LocallyConnected2d,
-)
+WEIGHTED = (*weighted.KINDS, *recurrent.KINDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +58,17 @@ class Plan:
         return result
 
 
-def graph_of(network: nn.Module) -> fx.GraphModule:
-    """The traced network, stopped at every layer with a rule."""
+def leaves() -> tuple[type, ...]:
+    """The classes of layers with a rule."""
     known = {*rule.registry, *activation_of.registry}
-    leaves = tuple(
+    return tuple(
         kind for kind in known if isinstance(kind, type) and kind not in (object, nn.Module)
     )
-    return trace(network, leaves)
+
+
+def graph_of(network: nn.Module) -> fx.GraphModule:
+    """The traced network, stopped at every layer with a rule."""
+    return trace(network, leaves())
 
 
 def weight_names(graph: fx.GraphModule) -> tuple[str, ...]:
@@ -78,33 +78,41 @@ def weight_names(graph: fx.GraphModule) -> tuple[str, ...]:
         if node.op == "call_module":
             layer = graph.get_submodule(node.target)
             if isinstance(layer, nn.RNN | nn.RNNCell):
-                for name, value in layer.named_parameters():
-                    if name.startswith("weight"):
-                        seen.setdefault(id(value), f"{node.target}.{name}")
+                for name in recurrent.weight_names(layer):
+                    seen.setdefault(id(parameter_of(layer, name)), f"{node.target}.{name}")
             elif isinstance(layer, WEIGHTED) or type(layer) in _registered():
-                weight = layer._parameters.get("weight")
+                weight = parameter_of(layer, "weight")
                 seen.setdefault(id(layer if weight is None else weight), str(node.target))
         elif node.op == "get_attr":
-            value = _attribute(graph, node.target)
+            value = attribute_of(graph, node.target)
             if isinstance(value, nn.Parameter):
-                seen.setdefault(id(value), str(node.target))
+                layer_name, own = _home(graph, str(node.target))
+                if layer_name is None or own == "weight":
+                    seen.setdefault(id(value), layer_name or str(node.target))
     return tuple(seen.values())
 
 
+def _home(graph: fx.GraphModule, target: str) -> tuple[str | None, str]:
+    """The layer that a parameter belongs to, None if it is one of its own, and its name there."""
+    path, _, own = target.rpartition(".")
+    layer = graph.get_submodule(path)
+    known = isinstance(layer, (*WEIGHTED, *_NORMS)) and own in ("weight", "bias")
+    return (path if known else None), own
+
+
 def _registered() -> set[type]:
-    """Layers with parameters that users gave a rule to."""
-    return {
-        kind
-        for kind in rule.registry
-        if not kind.__module__.startswith(("torch", "net2gp", "builtins"))
-    }
+    """Layers that users gave a rule to."""
+    return {kind for kind in rule.registry if _is_foreign(kind)}
 
 
-def _attribute(graph: fx.GraphModule, target: str) -> Any:
-    value: Any = graph
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
+def _is_foreign(kind: type) -> bool:
+    return not kind.__module__.startswith(("torch", "net2gp", "builtins"))
+
+
+def _believed() -> tuple[type, ...]:
+    """Layers that are not compared with their rule: those of users, random ones, those with a norm inside."""
+    users = {kind for kind in (*rule.registry, *activation_of.registry) if _is_foreign(kind)}
+    return (*users, nn.RReLU, pointwise.ExpNormalized)
 
 
 def plan_of(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Plan:
@@ -122,9 +130,10 @@ def plan_of(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Plan:
         if node.op == "output":
             output = translation.value(node.args[0])
         else:
-            translation.values[node.name] = _value(translation, node)
+            translation.values[node.name] = _named_value(translation, node)
     plan = _finished(translation, output)
     _check_rows_apart(plan, inputs)
+    check(translation, inputs, _believed())
     return plan
 
 
@@ -156,15 +165,32 @@ def _finished(translation: Translation, output: Any) -> Plan:
 
 
 def _check_output(e: ex.Expression) -> None:
-    """Refuse outputs with a mean that is not zero because something fixed was added."""
-    terms = [term for _, term in e.terms] if isinstance(e, ex.Sum) else [e]
-    for term in terms:
+    """Refuse outputs with a mean that is not zero because something fixed was added, however long before."""
+    stack: list[ex.Expression] = [e]
+    while stack:
+        term = stack.pop()
         function = getattr(getattr(term, "activation", None), "function", None)
         if isinstance(term, ex.Raw) or isinstance(function, partial):
             raise UnsupportedLayer(
                 "no infinite-width rule for a network that adds something fixed (a number, or its inputs) to "
                 "its output: a kernel has no mean. Leave it out, and pass it as mean= where you condition."
             )
+        if not isinstance(term, ex.Point | ex.Product):
+            stack.extend(ex.inherits(term))
+
+
+def _named_value(translation: Translation, node: fx.Node) -> Any:
+    """The value of a node; an error in it is named after the node."""
+    try:
+        return _value(translation, node)
+    except (NetworkError, InputError):
+        raise
+    except LayoutError as error:
+        raise translation.refuse(f"the change of axes: {error}", node) from error
+    except Exception as error:
+        called = node.target if isinstance(node.target, str) else node.target.__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise translation.refuse(f"this use of {called} ({reason})", node) from error
 
 
 def _value(translation: Translation, node: fx.Node) -> Any:
@@ -172,10 +198,12 @@ def _value(translation: Translation, node: fx.Node) -> Any:
     if node.op == "placeholder":
         return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
     if node.op == "get_attr":
-        value = _attribute(translation.graph, str(node.target))
+        value = attribute_of(translation.graph, str(node.target))
         if isinstance(value, nn.Parameter):
-            name = translation.owner(value, str(node.target))
-            return Parameter(name, tuple(value.shape))
+            target, shape = str(node.target), tuple(value.shape)
+            layer, own = _home(translation.graph, target)
+            used = layer if layer is not None and own == "weight" else target
+            return Parameter(translation.owner(value, used), shape, shape, layer, target)
         return value
     given = [translation.values[one.name] for one in node.all_input_nodes]
     weighty = [value for value in given if not isinstance(value, Data | Tensor | int | float)]
@@ -212,6 +240,11 @@ def _holds(value: Any) -> bool:
 
 def _module_value(translation: Translation, node: fx.Node, data_only: bool) -> Any:
     layer = module_of(translation, node)
+    kind = kind_of(layer, leaves())
+    if kind is not None and not keeps_forward(layer, kind):
+        raise translation.refuse(
+            f"{type(layer).__name__}, whose forward is not that of {kind.__name__}", node
+        )
     found = translation.found[node.name]
     if data_only and not isinstance(layer, WEIGHTED) and type(layer) not in _registered():
         _refuse_activation(translation, node, layer)
@@ -221,7 +254,7 @@ def _module_value(translation: Translation, node: fx.Node, data_only: bool) -> A
     return rule(layer, translation, node, *args, *translation.value(node.kwargs).values())
 
 
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+_NORMS = (*functional_layers.NORMS, nn.modules.batchnorm._BatchNorm)
 
 
 def _check_fixed(translation: Translation, node: fx.Node, layer: nn.Module) -> None:
@@ -232,7 +265,7 @@ def _check_fixed(translation: Translation, node: fx.Node, layer: nn.Module) -> N
         raise translation.refuse(f"{kind} of the inputs in training", node, "Call network.eval(). ")
     parameters = dict(layer.named_parameters())
     if parameters and not isinstance(layer, _NORMS):
-        raise translation.refuse(kind, node)
+        raise translation.refuse(kind, node, hint_of(layer))
     shifts = (value - float(name == "weight") for name, value in parameters.items())
     if any(bool(shift.detach().any()) for shift in shifts):
         raise translation.refuse(
@@ -279,8 +312,6 @@ _NAMED = {
     "Sigmoid",
     "Softplus",
     "Erf",
-    "Sin",
-    "Cos",
 }
 
 
@@ -326,8 +357,3 @@ def _run_data(
             elif node.name in nodes:
                 runner.env[node] = runner.run_node(node)
     return {node.name: runner.env[node] for node in graph.graph.nodes if node.name in wanted}
-
-
-def output_order(layout: Layout) -> tuple[int, ...]:
-    """Sizes of the output's factors in the order of the network's output, channels as negative numbers."""
-    return tuple(size if kind == POSITION else -size for kind, size in layout.factors)

@@ -245,7 +245,7 @@ class Window:
         if self._keeps_size(number) and equal and not recorded:
             return self._summed_in_place(t, number, axes)
         for axis in axes:
-            t = self._padded(t, number, axis)
+            t = self.padded(t, number, axis)
         kernel, stride = self.kernel[number], self.stride[number]
         if kernel == 1 and stride == 1:
             return t
@@ -299,7 +299,8 @@ class Window:
             result[tuple(into)] += t[tuple(out_of)]
         return result
 
-    def _padded(self, t: Tensor, number: int, axis: int) -> Tensor:
+    def padded(self, t: Tensor, number: int, axis: int) -> Tensor:
+        """t with what lies outside along one of the window's axes, which is `axis` of t."""
         if self.insert and self.insert[number]:
             t = _with_zeros_between(t, axis, self.insert[number])
         low, high = self.padding[number]

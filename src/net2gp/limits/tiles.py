@@ -115,7 +115,7 @@ def arranged(t: Tensor, plan: Plan) -> Tensor:
     n, m = t.shape[-2:]
     t = t.permute(2 * rank, *range(rank), 2 * rank + 1, *range(rank, 2 * rank))
     place = 1
-    for kind, size in plan.layout.factors:
+    for kind, size, _ in plan.layout.factors:
         if kind == POSITION:
             place += 1
         elif size > 1:

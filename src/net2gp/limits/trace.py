@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,21 +18,109 @@ BATCH = 3
 """Size of the batch in the run that finds the shapes."""
 
 
+HARMLESS = ("extra_repr", "reset_parameters")
+"""Methods that a subclass of a layer may have of its own and still computes what the layer does."""
+
+
+def keeps_forward(layer: nn.Module, kind: type) -> bool:
+    """Whether `layer` computes what layers of class `kind` do: a subclass with no method of theirs changed.
+
+    >>> class Doubled(nn.Linear):
+    ...     def forward(self, x):
+    ...         return 2 * super().forward(x)
+    >>> keeps_forward(nn.Linear(2, 3), nn.Linear), keeps_forward(Doubled(2, 3), nn.Linear)
+    (True, False)
+    """
+    bases = [base for base in kind.__mro__ if base not in (object, nn.Module)]
+    names = {name for base in bases for name in vars(base) if not name.startswith("__")}
+    methods = {name for name in names if callable(getattr(kind, name))} - set(HARMLESS)
+    return all(
+        inspect.getattr_static(type(layer), name) is inspect.getattr_static(kind, name)
+        and name not in vars(layer)
+        for name in ("forward", "__call__", *methods)
+    )
+
+
+def kind_of(layer: nn.Module, kinds: Iterable[type]) -> type | None:
+    """The nearest class of the layer among `kinds`, or None."""
+    known = set(kinds)
+    return next((base for base in type(layer).__mro__ if base in known), None)
+
+
+class _Value(fx.Proxy):
+    """A value of the walk whose augmented assignments, x += y, are noted as the changes in place they are."""
+
+
+def _augmented(function: Callable[..., Any]) -> Callable[[_Value, Any], Any]:
+    def apply(self: _Value, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return apply
+
+
+AUGMENTED = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow)
+
+for _function in AUGMENTED:
+    setattr(_Value, f"__{_function.__name__}__", _augmented(_function))
+
+
 class _Tracer(fx.Tracer):
-    """Stops at torch's own modules and at those that have a rule."""
+    """Stops at torch's own modules and at those that have a rule, unless they have another forward."""
 
     def __init__(self, leaves: tuple[type, ...] = ()) -> None:
         super().__init__()
         self.leaves = leaves
+        self.without_gradient: set[str] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, nn.Sequential):
             return False
-        return isinstance(m, self.leaves) or super().is_leaf_module(m, module_qualified_name)
+        kind = kind_of(m, self.leaves)
+        if kind is not None:
+            return keeps_forward(m, kind)
+        return "forward" not in vars(m) and super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            self.without_gradient.add(node.name)
+        return node
 
 
 def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
     """The graph of `network`; raises if Python's control flow depends on the inputs."""
+    _check_module(network)
+    _check_hooks(network)
+    whole = isinstance(network, leaves) or _is_leaf(network, leaves)
+    root = nn.Sequential(network) if whole and not isinstance(network, nn.Sequential) else network
+    tracer = _Tracer(leaves)
+    try:
+        defaults = _defaults(root)
+        with torch.enable_grad():
+            graph = tracer.trace(root, defaults)
+        _without_defaults(graph, set(defaults))
+    except Exception as error:
+        raise NetworkError(_not_walked(network, error)) from error
+    module = fx.GraphModule(tracer.root, graph)
+    _with_layers(module, tracer.root)
+    _check_in_place(module)
+    _check_gradients(module, tracer.without_gradient)
+    return module
+
+
+def _with_layers(module: fx.GraphModule, root: nn.Module) -> None:
+    """Put back the layers of parameters that are used directly, of which torch.fx keeps these alone."""
+    for node in module.graph.nodes:
+        path, _, _ = str(node.target).rpartition(".")
+        if node.op == "get_attr" and path:
+            holder, _, name = path.rpartition(".")
+            setattr(module.get_submodule(holder), name, root.get_submodule(path))
+
+
+def _check_module(network: nn.Module) -> None:
     if not isinstance(network, nn.Module):
         raise NetworkError(
             f"an infinite-width limit needs an nn.Module, but got {type(network).__name__}. Wrap a "
@@ -43,33 +133,74 @@ def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
             )
     if isinstance(network, torch.jit.ScriptModule):
         raise NetworkError("a scripted module has no code to walk: pass the original module.")
-    _check_hooks(network)
-    root = nn.Sequential(network) if _is_leaf(network, leaves) else network
-    tracer = _Tracer(leaves)
-    try:
-        defaults = _defaults(root)
-        graph = tracer.trace(root, defaults)
-        _without_defaults(graph, set(defaults))
-    except Exception as error:
-        where = _place(error)
-        raise NetworkError(
-            f"{type(network).__name__} cannot be walked by torch.fx: {error} {where}"
-            "Control flow that depends on the inputs has no graph: make it depend on attributes of the "
-            "module, or use monte_carlo_kernel(network), which only calls the module."
-        ) from error
-    module = fx.GraphModule(tracer.root, graph)
-    _check_in_place(module)
-    return module
+
+
+def _not_walked(network: nn.Module, error: Exception) -> str:
+    """Why torch.fx did not get through, and what to do."""
+    reason, kind = str(error), type(network).__name__
+    if "co_varnames" in reason:
+        return (
+            f"{kind} cannot be walked by torch.fx: its forward is wrapped by a decorator, or takes *args or "
+            "**kwargs, so that its arguments cannot be told. Wrap it in a module whose forward has plain "
+            "arguments, or use monte_carlo_kernel(network), which only calls the module."
+        )
+    return (
+        f"{kind} cannot be walked by torch.fx: {reason} {_place(error)}"
+        "Control flow that depends on the inputs has no graph: make it depend on attributes of the "
+        "module, or use monte_carlo_kernel(network), which only calls the module."
+    )
 
 
 def _check_hooks(network: nn.Module) -> None:
     """Refuse functions that a walk over the layers would not see."""
     for name, module in network.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        hooks = (module._forward_hooks, module._forward_pre_hooks)
+        if any((*hooks, module._backward_hooks, module._backward_pre_hooks)):
             raise NetworkError(
-                f"'{name}' ({type(module).__name__}) has forward hooks, which the limit would not see. "
-                "Remove them, or write what they do into forward."
+                f"'{name}' ({type(module).__name__}) has forward hooks or backward hooks, which the limit "
+                "would not see. Remove them, or write what they do into forward."
             )
+    for name, value in network.named_parameters():
+        if value._backward_hooks:
+            raise NetworkError(
+                f"the parameter '{name}' has hooks that change its gradient, which the limit would not see. "
+                "Remove them."
+            )
+
+
+def _check_gradients(module: fx.GraphModule, names: set[str]) -> None:
+    """Refuse what is computed from weights under torch.no_grad(): its tangent kernel is another."""
+    weighty: set[str] = set()
+    for node in module.graph.nodes:
+        own = False
+        if node.op == "call_module":
+            own = any(True for _ in module.get_submodule(str(node.target)).parameters())
+        elif node.op == "get_attr":
+            own = isinstance(attribute_of(module, str(node.target)), nn.Parameter)
+        if own or any(one.name in weighty for one in node.all_input_nodes):
+            weighty.add(node.name)
+            if node.name in names:
+                raise NetworkError(
+                    f"'{node.name}' is computed from weights under torch.no_grad(), so that they do not "
+                    "train there: the tangent kernel of all weights would be another. Leave no_grad out of "
+                    "forward."
+                )
+
+
+def parameter_of(layer: nn.Module, name: str) -> Tensor | None:
+    """A parameter of a layer, or the one that it is a parametrization of."""
+    forms: Any = getattr(layer, "parametrizations", {})
+    if name in forms:
+        return getattr(forms[name], "original", None)
+    return layer._parameters.get(name)
+
+
+def attribute_of(network: nn.Module, target: str) -> Any:
+    """The value at a dotted path."""
+    value: Any = network
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
 
 
 def _check_in_place(module: fx.GraphModule) -> None:
@@ -90,7 +221,7 @@ def _check_in_place(module: fx.GraphModule) -> None:
 def _in_place(module: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
-    if node.kwargs.get("inplace"):
+    if node.kwargs.get("inplace") or "out" in node.kwargs or node.target in AUGMENTED:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op == "call_method":

@@ -18,9 +18,8 @@ from net2gp.errors import InputError
 from net2gp.limits import expressions as ex
 from net2gp.limits.activations import Activation, UnsupportedLayer
 from net2gp.limits.expressions import Expression
-from net2gp.limits.layout import POSITION, Layout
-from net2gp.limits.positions import PositionMap, probed, reordering, reshaping
-from net2gp.limits.trace import BATCH
+from net2gp.limits.layout import POSITION, Factor, Layout
+from net2gp.limits.positions import PositionMap, reordering, reshaping
 
 Block = tuple[int, Expression]
 
@@ -62,10 +61,16 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter of the module used directly, and its shape after expansions."""
+    """A parameter of the module used directly: its shape, and the one it had before it was expanded.
+
+    `layer` is the name of the layer whose weight or bias it is, None for a parameter of its own.
+    """
 
     name: str
     shape: tuple[int, ...]
+    own: tuple[int, ...]
+    layer: str | None = None
+    path: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,8 @@ class Logits:
     key: Expression
     size: int
     factors: tuple[float, ...]
-    layout: tuple[tuple[tuple[str, int], ...], ...]
+    layout: tuple[tuple[Factor, ...], ...]
+    layouts: tuple[Layout, Layout]
     steps: tuple[Callable[[Tensor, tuple[Tensor, ...]], Tensor], ...] = ()
     masks: tuple[str, ...] = ()
 
@@ -90,7 +96,8 @@ class Translation:
     values: dict[str, Any] = field(default_factory=dict)
     extract: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = field(default_factory=dict)
     owners: dict[int, str] = field(default_factory=dict)
-    kinds: dict[str, type] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    biases: dict[str, str] = field(default_factory=dict)
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
         """The shape of a node's tensor without the batch."""
@@ -141,12 +148,14 @@ class Translation:
 
     def constant(self, tensor: Tensor, like: Signal, node: fx.Node) -> Signal:
         """A fixed tensor as a signal that broadcasts to `like`: a position's vector of channels."""
-        wide = tensor.detach().broadcast_to((BATCH, *like.layout.shape))[:1]
+        if tensor.dim() > len(like.layout.shape) and tensor.shape[0] != 1:
+            raise self.refuse("a fixed tensor that differs between the points of a batch", node)
+        wide = tensor.detach().broadcast_to((1, *like.layout.shape))
         key = f"constant {node.name}"
 
         def extract(t: Tensor) -> Tensor:
             kept = wide.to(t.device).movedim(channel + 1, -1).reshape(1, -1, width).movedim(1, 0)
-            return kept.expand(-1, t.shape[0], -1).to(torch.get_default_dtype())
+            return kept.expand(-1, t.shape[0], -1)
 
         channel, width = like.layout.channel_axis(), like.layout.width
         if not like.layout.is_plain():
@@ -181,12 +190,12 @@ def permuted(signal: Signal, order: tuple[int, ...]) -> Signal:
 def plain(signal: Signal, translation: Translation, node: fx.Node) -> Signal:
     """The signal with channels alone on their axis and one axis of positions for every other axis."""
     axis = signal.layout.channel_axis()
-    if any(kind == POSITION for kind, _ in signal.layout.groups[axis]):
+    if any(factor.kind == POSITION for factor in signal.layout.groups[axis]):
         raise translation.refuse(
             "an operation on positions that were flattened into channels", node
         )
     others = [group for number, group in enumerate(signal.layout.groups) if number != axis]
-    if any(kind != POSITION for group in others for kind, _ in group):
+    if any(factor.kind != POSITION for group in others for factor in group):
         raise translation.refuse("an operation across channels that were split", node)
     layout = signal.layout.merged()
     return mapped(signal, reshaping(signal.positions, layout.positions), layout)
@@ -222,89 +231,24 @@ def composed(outer: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor
     return activation_of(Pointwise(lambda u: outer(inner(u))))
 
 
-def position_operation(
-    signal: Signal, apply: Callable[[Tensor], Tensor], translation: Translation, node: fx.Node
-) -> Signal | None:
-    """A linear operation on positions that is the same for every channel, read off by probing; or None.
-
-    `apply` is the operation itself. It runs on unit vectors with one channel, and on random numbers with
-    several, which must agree: so nothing is taken for linear, or for acting on positions alone, that is not.
-    """
-    signal = plain(signal, translation, node)
-    axis, positions = signal.layout.channel_axis(), signal.positions
-    others = [number for number in range(len(signal.layout.groups)) if number != axis]
-
-    def run(t: Tensor, channels: int) -> Tensor:
-        """(K, channels, *positions) → what the operation gives."""
-        shape = list(signal.layout.shape)
-        shape[axis] = channels
-        return apply(t.movedim(1, axis + 1).reshape(t.shape[0], *shape))
-
-    try:
-        sizes = [run(torch.zeros(2, c, *positions, dtype=torch.float64), c).shape for c in (2, 5)]
-        changed = [number for number, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b]
-        if len(changed) != 1 or changed[0] == 0 or sizes[0][0] != 2 or sizes[0][changed[0]] != 2:
-            return None
-        channel = changed[0]
-        after = tuple(size for number, size in enumerate(sizes[0]) if number not in (0, channel))
-        if prod(positions) * prod(after) > 2**24:
-            raise translation.refuse("a linear map of so many positions", node)
-
-        def map_one(t: Tensor) -> Tensor:
-            return run(t[:, None], 1).movedim(channel, 1).reshape(t.shape[0], *after)
-
-        found = probed(positions, after, map_one)
-        generator = torch.Generator().manual_seed(0)
-        test = torch.randn(2, 3, *positions, generator=generator, dtype=torch.float64)
-        given = run(test, 3).movedim(channel, 1).reshape(2, 3, *after)
-        if not torch.allclose(given, found(test, 2), rtol=1e-9, atol=1e-10):
-            return None
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
-        return None
-    assert len(others) == len(positions)
-    width = signal.layout.width
-    shape = list(sizes[0][1:])
-    shape[channel - 1] = width
-    return mapped(signal, found, Layout.of(shape, channel - 1))
-
-
-def is_pointwise(function: Callable[[Tensor], Tensor]) -> bool:
-    """Whether each output depends on the input of its place alone, and in the same way everywhere."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, 6, 5, generator=generator, dtype=torch.float64)
-    other = torch.randn(4, 6, 5, generator=generator, dtype=torch.float64)
-    keep = torch.rand(4, 6, 5, generator=generator) < 0.5
-    try:
-        with torch.no_grad():
-            y, flat = function(x), function(x.flatten())
-            mixed = function(torch.where(keep, x, other))
-    except Exception:
-        return False
-    if not isinstance(y, Tensor) or y.shape != x.shape or not y.is_floating_point():
-        return False
-    same = torch.allclose(y.flatten(), flat, rtol=1e-12, atol=1e-12, equal_nan=True)
-    return same and torch.allclose(mixed[keep], y[keep], rtol=1e-12, atol=1e-12, equal_nan=True)
-
-
-def linear_factor(function: Callable[[Tensor], Tensor]) -> float | None:
-    """c, if the pointwise function is u ↦ c u."""
-    generator = torch.Generator().manual_seed(0)
-    u = 30 * torch.randn(64, generator=generator, dtype=torch.float64)
-    factor = float(function(torch.ones(1, dtype=torch.float64)))
-    return factor if torch.allclose(function(u), factor * u, rtol=1e-14, atol=0) else None
-
-
 def parameter_signal(
     parameter: Parameter, like: Signal, translation: Translation, node: fx.Node
 ) -> Signal:
     """A parameter as a signal that broadcasts to `like`."""
+    if parameter.layer is not None:
+        raise translation.refuse(
+            f"'{parameter.path}', which belongs to a layer, outside of that layer", node
+        )
     like = plain(like, translation, node)
     axis, shape = like.layout.channel_axis(), like.layout.shape
-    own = (1,) * (len(shape) + 1 - len(parameter.shape)) + parameter.shape
-    if own[axis + 1] != shape[axis] or shape[axis] == 1:
+    missing = (1,) * (len(shape) + 1 - len(parameter.shape))
+    own, seen = missing + parameter.own, missing + parameter.shape
+    if len(own) != len(shape) + 1 or own[0] != 1:
+        raise translation.refuse(f"the parameter '{parameter.name}' along the batch", node)
+    if own[axis + 1] != shape[axis] or seen[axis + 1] != shape[axis] or shape[axis] == 1:
         raise translation.refuse(f"the parameter '{parameter.name}' shared by all channels", node)
     inner = tuple(size for number, size in enumerate(own[1:]) if number != axis)
-    e: Expression = ex.Parameter(parameter.name, inner)
+    e: Expression = ex.Parameter(parameter.name, inner, shape=own, channel=axis + 1)
     wide = like.positions
     if inner != wide:
         places = torch.arange(prod(inner)).reshape(inner).broadcast_to(wide).reshape(-1)

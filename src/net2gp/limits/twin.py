@@ -9,12 +9,12 @@ from torch.nn.utils import parametrize
 from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import check_inputs
 from net2gp.limits.activations import UnsupportedLayer
-from net2gp.limits.channels import attribute_of, widened
+from net2gp.limits.channels import widened
 from net2gp.limits.initialization import Slot, slots
 from net2gp.limits.kernels import infinite_width
 from net2gp.limits.plan import graph_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variance, Variances, prior_of
-from net2gp.limits.trace import shapes
+from net2gp.limits.trace import attribute_of, shapes
 from net2gp.types import Inputs
 
 

@@ -42,18 +42,21 @@ def affine(t: Tensor, factor: float | Tensor, shift: float | Tensor) -> Tensor:
     return torch.add(torch.tensor(shift, dtype=t.dtype), t, alpha=factor)
 
 
-def through_weights(run: Evaluation, e: ex.Weighted, pair: Pair, full: bool) -> Pair:
-    """The moments of W u and W v from those of u and v: shared weights, one window."""
+def through_weights(
+    run: Evaluation, e: ex.Weighted, pair: Pair, full: bool, biased: bool = True
+) -> Pair:
+    """The moments of W u and W v from those of u and v: shared weights, one window; biases if `biased`."""
+    biased = biased and e.bias is not None
     narrow = full and not e.local
     rank = len(e.inputs[0][1].positions)
     cov, ntk = both(pair, lambda t: _windowed(t, e, rank, narrow))
     total = 1 if e.window is None else e.window.total
     weight_var, bias_var = run.prior.weight(e.weight) / total, run.prior.bias(e.bias)
-    new = affine(cov, weight_var, bias_var if e.bias is not None else 0.0)
+    new = affine(cov, weight_var, bias_var if biased else 0.0)
     if not run.tangent:
         return _spread(new, e, full), None
     if run.prior.standard(e.weight):
-        own = affine(cov, e.fan_in / total, 1.0 if e.bias is not None else 0.0)
+        own = affine(cov, e.fan_in / total, 1.0 if biased else 0.0)
     else:
         own = new
     if ntk is None:
