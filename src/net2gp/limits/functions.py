@@ -23,7 +23,7 @@ from net2gp.limits.probing import (
     position_operation,
 )
 from net2gp.limits.registry import FUNCTIONS, function_rule, name_of, run
-from net2gp.limits.rules import dropped, rule
+from net2gp.limits.rules import HINTS, dropped, rule
 from net2gp.limits.torch_functions import from_function
 from net2gp.limits.trace import BATCH
 from net2gp.limits.translate import (
@@ -95,9 +95,16 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
         return activated(args[place], activation_of(Pointwise(apply)), translation, node)
     found = position_operation(args[place], apply, translation, node)
     if found is None:
-        hint = "It couples the channels. " if name in ("softmax", "log_softmax") else ""
-        raise translation.refuse(f"the function {name}", node, hint)
+        raise translation.refuse(f"the function {name}", node, _reason(name))
     return found
+
+
+def _reason(name: str) -> str:
+    """Why a function has no rule: what is said of the layer of that name."""
+    layer = name.replace("_", "")
+    if name in ("amax", "max"):
+        layer = "maxpool"
+    return next((text for start, text in HINTS.items() if start.lower() in layer), "")
 
 
 def positional(args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -294,6 +294,9 @@ def _check_rows_apart(plan: Plan, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _check_no_activation(translation: Translation, node: fx.Node) -> None:
+    """Refuse an activation of the inputs themselves; a function of what was made of them is theirs."""
+    if any(one.op != "placeholder" for one in node.all_input_nodes):
+        return
     layer = from_function(
         node.target, translation.value(node.args), dict(translation.value(node.kwargs))
     )

@@ -38,7 +38,9 @@ def check(
     own widths, and one backward pass.
     """
     points = few(inputs)
-    module = drawn(translation.graph)
+    found = [t for t in translation.found.values() if isinstance(t, Tensor)]
+    dtypes = [t.dtype for t in found if t.is_floating_point()]
+    module = drawn(translation.graph, dtypes[-1] if dtypes else torch.float64)
     runner = _Runner(module, points, translation, unchecked)
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
@@ -73,14 +75,19 @@ def few(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(result)
 
 
-def drawn(graph: fx.GraphModule) -> fx.GraphModule:
-    """A copy in float64 with random weights; gains of norms are one, as in the limit."""
+def drawn(graph: fx.GraphModule, dtype: torch.dtype) -> fx.GraphModule:
+    """A copy in float64 with random weights; gains of norms are one, as in the limit.
+
+    A norm without an eps of its own has that of `dtype`, which the network computes in.
+    """
     module = copy.deepcopy(graph).double()
     generator = torch.Generator().manual_seed(0)
     held = set()
     for layer in module.modules():
         if isinstance(layer, nn.PReLU):
             held |= {id(value) for value in layer.parameters()}
+        if isinstance(layer, nn.RMSNorm) and layer.eps is None:
+            layer.eps = float(torch.finfo(dtype).eps)
         if isinstance(layer, NORMS):
             for name, value in layer.named_parameters(recurse=False):
                 nn.init.constant_(value, float(name == "weight"))
@@ -212,8 +219,11 @@ def _check_gradients(module: nn.Module, theirs: Tensor, ours: Tensor, tolerance:
             gradients = torch.autograd.grad(
                 (output * weights).sum(), parameters, retain_graph=True, allow_unused=True
             )
-        except RuntimeError:  # changed in place where it is needed: the network itself cannot train
-            return
+        except RuntimeError as error:
+            raise UnsupportedLayer(
+                "no infinite-width rule for a network without gradients, which its tangent kernel needs: "
+                f"{str(error).splitlines()[0]}."
+            ) from error
         found.append({n: g for n, g in enumerate(gradients) if g is not None})
     largest = max((float(g.abs().max()) for g in found[0].values()), default=1.0)
     for number, value in enumerate(parameters):

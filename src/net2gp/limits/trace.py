@@ -138,7 +138,7 @@ def _check_module(network: nn.Module) -> None:
 def _not_walked(network: nn.Module, error: Exception) -> str:
     """Why torch.fx did not get through, and what to do."""
     reason, kind = str(error), type(network).__name__
-    if "co_varnames" in reason:
+    if "co_varnames" in reason or "*args expansion" in reason:
         return (
             f"{kind} cannot be walked by torch.fx: its forward is wrapped by a decorator, or takes *args or "
             "**kwargs, so that its arguments cannot be told. Wrap it in a module whose forward has plain "
