@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from net2gp.limits.activations import UnsupportedLayer
 from net2gp.limits.kernels import infinite_width
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -371,5 +372,31 @@ def test_logits_scaled_by_the_root_need_several_heads():
         return Module(forward, **{name: nn.Linear(6, 8) for name in "qkv"}, o=head())
 
     assert kernels(attention(2), MAPS)[0].isfinite().all()
-    with pytest.raises(Exception, match="attention of one head with logits scaled by 1/√d"):
+    with pytest.raises(UnsupportedLayer, match="attention of one head with logits scaled by 1/√d"):
         kernels(attention(1), MAPS)
+
+
+def test_the_same_part_of_a_dropped_signal_has_the_same_mask():
+    def twice(cut: Callable[[Tensor], Tensor]) -> nn.Module:
+        def forward(m: Module, x: Tensor) -> Tensor:
+            h = m.d(torch.relu(m.a(x)))
+            return m.o(cut(h) + cut(h))
+
+        return Module(forward, a=wide(), d=nn.Dropout(0.4), o=head(4)).train()
+
+    once = Module(
+        lambda m, x: m.o(2 * m.d(torch.relu(m.a(x)))), a=wide(), d=nn.Dropout(0.4), o=head()
+    )
+    assert_same(twice(lambda h: h[:, :4]), once.train(), VECTORS)
+    assert_same(twice(lambda h: h.chunk(2, 1)[1]), once.train(), VECTORS)
+
+
+def test_shared_weights_of_parts_that_do_not_line_up_are_refused():
+    def forward(m: Module, x: Tensor) -> Tensor:
+        h = torch.relu(m.a(x))
+        u, v = h[:, :4], torch.relu(m.b(h))
+        return m.o(m.f(torch.cat([u, v], 1)) + m.f(torch.cat([v, u], 1)))
+
+    network = Module(forward, a=wide(), b=wide(8), f=nn.Linear(12, 8), o=head())
+    with pytest.raises(UnsupportedLayer, match="'f', which are shared between layers of different"):
+        kernels(network, VECTORS)

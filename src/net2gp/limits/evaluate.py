@@ -169,6 +169,19 @@ class Evaluation:
         inner = exact.reshape(count, *pairs).movedim(0, -1)
         return torch.diagonal_scatter(flat, inner, 0, 0, 1).reshape(t.shape)
 
+    def masked(self, pair: Pair, e: ex.Dropped, full: bool) -> Pair:
+        """Moments under one dropout mask: a value with itself, at one position of one point, has 1/keep."""
+        if not self.zipped:
+            return pair
+        cov, ntk = (None if t is None else self._masked(t, e, full) for t in pair)
+        assert cov is not None
+        return cov, ntk
+
+    def _masked(self, t: Tensor, e: ex.Dropped, full: bool) -> Tensor:
+        if not (full and e.positions):
+            return t / e.keep
+        return self.with_equal_positions(t, self.equal_positions(t, e) / e.keep, e)
+
     def side(self, kind: str, e: Expression) -> tuple[Tensor, Tensor]:
         """An entry of the profiles of x and x': (..., n) and (..., m)."""
         if self.profiles is None:

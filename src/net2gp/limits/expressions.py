@@ -199,11 +199,16 @@ class Normalized:
 
 @dataclass(frozen=True, eq=False)
 class Dropped:
-    """Dropout in training: each value kept with probability `keep` and divided by it."""
+    """Dropout in training: each value kept with probability `keep` and divided by it.
+
+    `mask` tells one dropout from another; parts of the same channels have the same mask.
+    """
 
     input: Expression
     keep: float
     positions: tuple[int, ...]
+    mask: int = field(default_factory=_next)
+    span: tuple[int, int] | None = None
     order: int = field(default_factory=_next)
 
 
@@ -348,37 +353,6 @@ def is_centered(e: Expression) -> bool:
             return independent(e.left, e.right) and (is_centered(e.left) or is_centered(e.right))
         case _:
             return False
-
-
-def rows(e: Expression, first: int, last: int) -> Expression:
-    """Channels `first` to `last` of a signal: other channels are independent of these."""
-    match e:
-        case Weighted() | Parameter():
-            start = e.rows[0] if e.rows else 0
-            return _changed(e, rows=(start + first, start + last))
-        case Raw():
-            return _changed(e, first=e.first + first, last=e.first + last)
-        case Sum():
-            return Sum(tuple((c, rows(t, first, last)) for c, t in e.terms), e.positions)
-        case Attended() | RandomlyAttended():
-            return _changed(e, value=rows(e.value, first, last), part=_part(e, first, last))
-        case Normalized():
-            return _changed(e, input=rows(e.input, first, last), part=_part(e, first, last))
-        case Product():
-            return Product(rows(e.left, first, last), rows(e.right, first, last), e.positions)
-        case _:
-            return _changed(e, input=rows(e.input, first, last))
-
-
-def _part(e: Attended | RandomlyAttended | Normalized, first: int, last: int) -> Part:
-    if e.part is None:
-        return Part(e, first, last)
-    return Part(e.part.whole, e.part.first + first, e.part.first + last)
-
-
-def _changed(e: Expression, **fields: object) -> Expression:
-    values = {name: getattr(e, name) for name in e.__dataclass_fields__ if name != "order"}
-    return type(e)(**{**values, **fields})
 
 
 def as_function(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression] | None:

@@ -42,8 +42,11 @@ def _cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | 
         return _stein(run, b, a, full, left=False)
     later_first = (True, False) if a.order > b.order else (False, True)
     for left in later_first:
-        if _is_linear(a if left else b):
+        e = a if left else b
+        if _is_linear(e) and not isinstance(e, ex.Dropped):
             return _expanded(run, a, b, full, left)
+    if isinstance(a, ex.Dropped) or isinstance(b, ex.Dropped):
+        return _dropped(run, a, b, full)
     if isinstance(a, ex.Raw) and isinstance(b, ex.Raw):
         return _two_tensors(run, a, b, full)
     if isinstance(a, ex.Weighted) and isinstance(b, ex.Weighted):
@@ -105,8 +108,6 @@ def _expanded(run: Evaluation, a: Expression, b: Expression, full: bool, left: b
     e = a if left else b
     if isinstance(e, ex.Sum):
         return _sum(run, e, b if left else a, full, left)
-    if isinstance(e, ex.Dropped):
-        return cross(run, e.input, b, full) if left else cross(run, a, e.input, full)
     inner = ex.inherits(e)[0]
     if isinstance(e, ex.Gained | ex.Normalized) or (isinstance(e, ex.Mapped) and e.map.keeps):
         wide = full
@@ -122,6 +123,16 @@ def _expanded(run: Evaluation, a: Expression, b: Expression, full: bool, left: b
     if wide and not full and a.positions:
         return both(moved, lambda t: run.equal_positions(t, a))
     return moved
+
+
+def _dropped(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
+    """Different masks are independent of mean one; the same mask has 1/keep at one position of one point."""
+    one = a.input if isinstance(a, ex.Dropped) else a
+    other = b.input if isinstance(b, ex.Dropped) else b
+    found = cross(run, one, other, full)
+    if found is None or not (isinstance(a, ex.Dropped) and isinstance(b, ex.Dropped)):
+        return found
+    return run.masked(found, a, full) if (a.mask, a.span) == (b.mask, b.span) else found
 
 
 def _sum(run: Evaluation, e: ex.Sum, other: Expression, full: bool, left: bool) -> Pair | None:
@@ -207,8 +218,8 @@ def _shared_weights(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool)
     biased = a.shift is not None and a.shift == b.shift
     if a.weight != b.weight:
         return _shared_biases(run, a, b, full) if biased else None
-    same = (a.window, a.axis, len(a.inputs)) == (b.window, b.axis, len(b.inputs))
-    if not same or a.local:
+    parts, others = ([fraction for fraction, _ in e.inputs] for e in (a, b))
+    if (a.window, a.axis, parts) != (b.window, b.axis, others) or a.local:
         raise UnsupportedLayer(
             f"no infinite-width rule for the weights '{a.weight}', which are shared between layers of "
             "different geometry. Use monte_carlo_kernel(network)."

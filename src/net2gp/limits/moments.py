@@ -256,12 +256,7 @@ def statistics(run: Evaluation, e: ex.Normalized) -> None:
 
 def dropped(run: Evaluation, e: ex.Dropped, full: bool) -> Pair:
     """Masks of their own for each evaluation: only a value with itself has 1/keep more."""
-    pair = run.get(e.input, full)
-    if not run.zipped:
-        return pair
-    if not (full and e.positions):
-        return both(pair, lambda t: t / e.keep)
-    return both(pair, lambda t: run.with_equal_positions(t, run.equal_positions(t, e) / e.keep, e))
+    return run.masked(run.get(e.input, full), e, full)
 
 
 def product(run: Evaluation, e: ex.Product, full: bool) -> Pair:

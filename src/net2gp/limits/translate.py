@@ -19,6 +19,7 @@ from net2gp.limits import expressions as ex
 from net2gp.limits.activations import Activation, UnsupportedLayer
 from net2gp.limits.expressions import Expression
 from net2gp.limits.layout import POSITION, Factor, Layout
+from net2gp.limits.parts import rows
 from net2gp.limits.positions import PositionMap, reordering, reshaping
 
 Block = tuple[int, Expression]
@@ -263,7 +264,7 @@ def sliced(signal: Signal, first: int, last: int) -> tuple[Block, ...]:
         low, high = max(first - start, 0), min(last - start, width)
         if low < high:
             whole = low == 0 and high == width
-            blocks.append((high - low, e if whole else ex.rows(e, low, high)))
+            blocks.append((high - low, e if whole else rows(e, low, high)))
         start += width
     return tuple(blocks)
 
