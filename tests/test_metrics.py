@@ -351,7 +351,7 @@ def test_mistakes_with_samples_and_uncertainties_say_what_to_pass() -> None:
         metrics.coverage(mean, var, y * torch.nan, 0.5)
     with pytest.raises(InputError, match="scores_out must hold numbers, but 5 of 5 are NaN"):
         metrics.auroc(mean, mean * torch.nan)
-    with pytest.raises(InputError, match="y must be a tensor, but is of type float"):
+    with pytest.raises(InputError, match="y must be a tensor, but is an object of type float"):
         metrics.rmse(mean, 1.0)
 
 

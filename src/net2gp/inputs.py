@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from net2gp.errors import InputError, check_finite
 from net2gp.types import Data, Inputs
+
+LABELS = ("labels", "label")
+"""The entries of a dict batch that hold the targets, as Hugging Face names them."""
+
+DATASET_BATCH = 256
+"""Items of a `Dataset` that are collated together."""
+
+BY_NUMBER = """\
+Objects go into the module, and their numbers are x:
+
+    class ByNumber(nn.Module):
+        def __init__(self, network, objects):
+            super().__init__(); self.network, self.objects = network, objects
+        def forward(self, number):
+            return self.network(collate([self.objects[n] for n in number.tolist()]))
+
+Pass ByNumber(network, objects).eval() and (torch.arange(len(y)), y), with your own collate."""
+"""How inputs that are no tensors (graphs, molecules, texts) are handed over."""
 
 
 def tensors(x: Inputs) -> list[Tensor]:
     """The tensors that make up `x`, in a fixed order."""
     if isinstance(x, Tensor):
         return [x]
-    return list(x.values()) if isinstance(x, dict) else list(x)
+    return list(x.values()) if isinstance(x, Mapping) else list(x)
 
 
 def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
     """`x` with `function` applied to each of its tensors."""
     if isinstance(x, Tensor):
         return function(x)
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         return {name: function(value) for name, value in x.items()}
     return tuple(function(value) for value in x)
 
@@ -50,8 +69,8 @@ def join(parts: list[Inputs]) -> Inputs:
         return first
     if isinstance(first, Tensor):
         return torch.cat(cast(list[Tensor], parts))
-    if isinstance(first, dict):
-        return {name: torch.cat([cast(dict, part)[name] for part in parts]) for name in first}
+    if isinstance(first, Mapping):
+        return {name: torch.cat([cast(Mapping, part)[name] for part in parts]) for name in first}
     return tuple(torch.cat(values) for values in zip(*cast(list[tuple], parts), strict=True))
 
 
@@ -70,14 +89,16 @@ def follows(x: Inputs | None) -> bool:
 
 def check_inputs(x: Any, name: str = "x") -> None:
     """Raise unless `x` is a tensor, or a tuple or dict of tensors with equally many rows, all finite."""
-    if not isinstance(x, Tensor | tuple | dict) or not all(
+    if not isinstance(x, Tensor | tuple | Mapping) or not all(
         isinstance(v, Tensor) for v in tensors(x)
     ):
         raise InputError(
             f"{name} must be a tensor, or a tuple or dict of tensors, but is {describe(x)}. "
-            f"Convert it, e.g. {name} = torch.as_tensor({name})."
+            f"{_advice(x, name)}"
         )
     values = tensors(x)
+    for value in values:
+        _check_dense(value, name)
     if not values or any(value.dim() == 0 for value in values):
         raise InputError(f"{name} must have a first axis that counts points, but is {describe(x)}.")
     if len({value.shape[0] for value in values}) > 1:
@@ -99,7 +120,7 @@ def check_batch(x: Any, known: Inputs) -> None:
     ...
     net2gp.errors.InputError: x is one point, ... Pass x[:1] in place of x[0], or add the axis: x[None].
     """
-    if not isinstance(x, Tensor | tuple | dict) or len(tensors(x)) != len(tensors(known)):
+    if not isinstance(x, Tensor | tuple | Mapping) or len(tensors(x)) != len(tensors(known)):
         return
     pairs = zip(tensors(x), tensors(known), strict=True)
     if all(isinstance(one, Tensor) and one.shape == some.shape[1:] for one, some in pairs):
@@ -109,19 +130,68 @@ def check_batch(x: Any, known: Inputs) -> None:
         )
 
 
+def _check_dense(value: Tensor, name: str) -> None:
+    if value.is_nested:
+        raise InputError(
+            f"{name} is a nested tensor, whose rows have different sizes. Pad them: "
+            f"{name} = {name}.to_padded_tensor(0.0), with a mask as a second input."
+        )
+    if value.layout != torch.strided:
+        raise InputError(f"{name} is a sparse tensor. Pass {name} = {name}.to_dense().")
+
+
+def _advice(x: Any, name: str) -> str:
+    """What to type in place of an `x` that is no tensor."""
+    if isinstance(x, np.ndarray):
+        return f"Convert it: {name} = torch.as_tensor({name}, dtype=torch.float32)."
+    if hasattr(x, "to_numpy"):
+        return f"Convert it: {name} = torch.tensor({name}.to_numpy(), dtype=torch.float32)."
+    if isinstance(x, list) and x and all(isinstance(v, Tensor) for v in x):
+        return (
+            f"Pass {name} = torch.stack({name}) if it holds the points, or tuple({name}) if it holds the "
+            "arguments of the network."
+        )
+    return BY_NUMBER if _holds_objects(x) else f"Convert it, e.g. {name} = torch.as_tensor({name})."
+
+
+def _holds_objects(x: Any) -> bool:
+    """Whether some part of `x` is neither a tensor nor a number."""
+    if isinstance(x, tuple | list | Mapping):
+        return any(_holds_objects(part) for part in (x.values() if isinstance(x, Mapping) else x))
+    return not isinstance(x, Tensor | int | float | np.ndarray | np.generic | None)
+
+
 def describe(x: Any) -> str:
-    """A short account of what `x` is, for error messages."""
+    """What `x` is, as a noun that fits after "is" and after "got", for error messages.
+
+    >>> describe(3), describe(torch.zeros(2))
+    ('an object of type int', 'a tensor of shape (2,) and torch.float32')
+    """
+    if x is None:
+        return "None"
     if isinstance(x, Tensor):
-        return f"a tensor of shape {tuple(x.shape)} and {x.dtype}"
+        return f"a tensor of shape {_shape(x)} and {x.dtype}"
     if isinstance(x, tuple | list):
-        return f"a {type(x).__name__} of [{', '.join(describe(value) for value in x)}]"
-    if isinstance(x, dict):
-        return "a dict of {" + ", ".join(f"{k}: {describe(v)}" for k, v in x.items()) + "}"
-    return f"of type {type(x).__name__}"
+        shown = [describe(value) for value in x[:4]] + ["…"] * (len(x) > 4)
+        return f"a {type(x).__name__} of [{', '.join(shown)}]"
+    if isinstance(x, Mapping):
+        kind = type(x).__name__
+        return f"a {kind} of {{{', '.join(f'{k}: {describe(v)}' for k, v in x.items())}}}"
+    return f"an object of type {type(x).__name__}"
 
 
-def gather(data: Data) -> tuple[Inputs, Tensor]:
+def _shape(x: Tensor) -> str:
+    # a nested tensor has none
+    return "of several sizes" if x.is_nested else str(tuple(x.shape))
+
+
+def gather(data: Data, like: Tensor | None = None) -> tuple[Inputs, Tensor]:
     """Inputs and targets of `data` as one pair, checked.
+
+    `data` is a pair (x, y), a loader of such pairs, or a map-style `Dataset` of them; a dict with an entry
+    "labels" (or "label") is a pair too: that entry and all others. Tensors stay as they are. NumPy arrays
+    become tensors: whole numbers keep their dtype, and floating ones take the dtype and device of `like`,
+    a parameter of the network, or torch's default dtype.
 
     A loader is read once, and its first batch once more: a loader that shuffles or augments between
     passes is refused, since kernels, residuals and caches would then speak of different points.
@@ -130,25 +200,24 @@ def gather(data: Data) -> tuple[Inputs, Tensor]:
     >>> x.shape, y.shape
     (torch.Size([4, 2]), torch.Size([4, 1]))
     """
-    pairs = [data] if isinstance(data, tuple | list) else list(_loader_pairs(data))
-    if not pairs:
+    single = isinstance(data, tuple | list | Mapping)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset | DataLoader):
+        data = DataLoader(data, DATASET_BATCH)
+    batches = [data] if single else list(_batches(data))
+    if not batches:
         raise InputError("data is empty: the loader gave no batch.")
-    for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InputError(
-                f"data must be a pair (x, y) or a loader of such pairs, but has {describe(pair)}. "
-                "Pass (x, y), with x a tensor, tuple or dict of tensors and y a tensor."
-            )
-        _check_pair(pair[0], pair[1])
-    if not isinstance(data, tuple | list):
+    pairs = [_pair(batch, like) for batch in batches]
+    if not single:
         _check_same_shapes(pairs)
-        _check_same_order(pairs[0], next(iter(_loader_pairs(data))))
+        _check_same_order(pairs[0], _pair(next(iter(_batches(data))), like))
     return join([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
 
 
-def _loader_pairs(data: Any) -> Iterator[Any]:
+def _batches(data: Any) -> Iterator[Any]:
     if not isinstance(data, DataLoader) and not hasattr(data, "__iter__"):
-        raise InputError(f"data must be a pair (x, y) or a DataLoader, but is {describe(data)}.")
+        raise InputError(
+            f"data must be a pair (x, y), a Dataset or a DataLoader, but is {describe(data)}."
+        )
     if iter(data) is data:
         raise InputError(
             f"data can be read only once, since it is an iterator ({describe(data)}). "
@@ -163,10 +232,60 @@ def _as_tuples(batch: Any) -> Any:
     return tuple(map(_as_tuples, batch)) if isinstance(batch, list) else batch
 
 
+def _pair(batch: Any, like: Tensor | None) -> tuple[Inputs, Tensor]:
+    """Inputs and targets of one batch, checked."""
+    if isinstance(batch, Mapping):
+        found = [name for name in LABELS if name in batch]
+        if found:
+            inputs = {name: value for name, value in batch.items() if name != found[0]}
+            batch = (inputs, batch[found[0]])
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InputError(
+            f"data must be a pair (x, y) or a loader of such pairs, but has {describe(batch)}. "
+            f"{_pair_advice(batch)}"
+        )
+    x, y = batch
+    if isinstance(x, tuple | Mapping):
+        names = list(x) if isinstance(x, Mapping) else range(len(x))
+        converted = [_as_tensor(value, "x", like) for value in tensors(x)]
+        x = dict(zip(names, converted, strict=True)) if isinstance(x, Mapping) else tuple(converted)
+    x, y = _as_tensor(x, "x", like), _as_tensor(y, "y", like)
+    _check_pair(x, y)
+    return x, y
+
+
+def _pair_advice(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return 'A dict must have its targets under "labels": {**inputs, "labels": y}, or pass (inputs, y).'
+    if isinstance(batch, tuple | list | Tensor):
+        return (
+            "Pass (x, y), with x a tensor, tuple or dict of tensors and y a tensor; for a list of items "
+            "(x_n, y_n), DataLoader(items, batch_size=100)."
+        )
+    return BY_NUMBER
+
+
+def _as_tensor(value: Any, name: str, like: Tensor | None) -> Any:
+    """A NumPy array as a tensor, all else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    try:
+        found = torch.tensor(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{name} is an array of {value.dtype}, which is no number ({error}). Encode it first, or pass a "
+            "tensor."
+        ) from None
+    dtype = torch.get_default_dtype() if like is None else like.dtype
+    device = None if like is None else like.device
+    return found.to(device, dtype if found.is_floating_point() else None)
+
+
 def _check_pair(x: Any, y: Any) -> None:
     check_inputs(x)
     if not isinstance(y, Tensor):
         raise InputError(f"y must be a tensor, but is {describe(y)}. Use torch.as_tensor(y).")
+    _check_dense(y, "y")
     if y.dim() == 0 or y.shape[0] != num_rows(x):
         count = y.shape[0] if y.dim() else 0
         raise InputError(

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 Params = dict[str, Tensor]
 """Parameters by name, as `named_parameters()` gives them."""
 
-Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a network takes: a tensor, or a tuple or dict of tensors with a common first (batch) axis."""
 
-Data = DataLoader | tuple[Inputs, Tensor]
-"""Inputs and targets: a pair, or a loader of such pairs that does not shuffle."""
+Data = DataLoader | Dataset | tuple[Inputs | np.ndarray, Tensor | np.ndarray] | Mapping[str, Tensor]
+"""Inputs and targets: a pair, a dict with "labels", or a `Dataset` or loader of these, not shuffled."""
 
 Mean = Callable[[Inputs], Tensor]
 """A prior mean: inputs of N points to (N, C)."""

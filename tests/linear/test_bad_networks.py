@@ -112,7 +112,7 @@ def test_a_division_by_the_largest_value_of_the_batch_is_noticed(largest: int) -
 
 def test_a_module_is_needed() -> None:
     with pytest.raises(
-        NetworkError, match=r"must be a torch\.nn\.Module, but is of type builtin_func"
+        NetworkError, match=r"must be a torch\.nn\.Module, but is an object of type builtin_func"
     ):
         linearize(torch.sin)
 
@@ -242,7 +242,10 @@ PRODUCTS = list(products(linearize(mlp())))
         (x().to("meta"), r"x is on meta, but the network is on cpu\. Move it: x = x\.to\('cpu'\)"),
         (x() / 0, r"x must be finite, but 15 of 15 values are NaN or infinite \(first in row 0\)"),
         (x()[:0], r"x is empty: at least one point is needed"),
-        (x().numpy(), r"x must be a tensor, or a tuple or dict of tensors, but is of type ndarray"),
+        (
+            x().numpy(),
+            r"x must be a tensor, or a tuple or dict of tensors, but is an object of type ndarray",
+        ),
         ([x(), x()], r"x must be a tensor, or a tuple or dict of tensors, but is a list"),
         ((x(), x(4)), r"the tensors in x must have equally many rows, but have \[5, 4\]"),
         (

@@ -223,7 +223,9 @@ def test_mistakes_say_what_to_pass() -> None:
         jacobian_similarity(network, deeper, x)
     with pytest.raises(InputError, match=r"likelihood must be e.g. Categorical\(\)"):
         task_embedding(network, x, Categorical)
-    with pytest.raises(InputError, match=r"PerParameter\(\), PerFilter\(\).*but is of type str"):
+    with pytest.raises(
+        InputError, match=r"PerParameter\(\), PerFilter\(\).*but is an object of type str"
+    ):
         task_embedding(network, x, Categorical(), per="filter")
     with pytest.raises(InputError, match="pass only= to linearize"):
         task_embedding(linearize(network), x, Categorical(), only="0.*")

@@ -403,7 +403,9 @@ def test_kron_names_the_parameter_that_it_cannot_handle():
 
 def test_a_last_layer_that_is_not_the_output_is_refused():
     network = nn.Sequential(nn.Linear(3, 3), nn.Softmax(1)).double().eval()
-    with pytest.raises(NetworkError, match="not that of its last linear layer"):
+    with pytest.raises(
+        NetworkError, match="no layer in whose weights the output of Sequential is linear"
+    ):
         quietly(
             network, (X, labels(n2g.Categorical())), n2g.Categorical(), structure=n2g.LastLayer()
         )

@@ -254,8 +254,8 @@ def test_values_that_steer_are_checked_when_they_are_made(make, text):
 @pytest.mark.parametrize(
     ("prior_var", "text"),
     [
-        ("1", "prior_var must be a number, a tensor, or a dict .* is of type str"),
-        ({"*": 1.0, "0.bias": None}, r"prior_var\['0.bias'\] is of type NoneType"),
+        ("1", "prior_var must be a number, a tensor, or a dict .* is an object of type str"),
+        ({"*": 1.0, "0.bias": None}, r"prior_var\['0.bias'\] is None"),
         (0, "prior_var must be positive and finite, but is 0. .* with only="),
         ({"*": 1.0, "0.bias": 0.0}, r"prior_var\['0.bias'\] must be positive"),
         (float("nan"), "prior_var must be positive and finite, but is nan"),

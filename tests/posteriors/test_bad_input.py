@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,10 +44,13 @@ DATA = {
         r"y must be a floating tensor.*Categorical\(\)",
     ),
     "other outputs": ((X, Y[:, :1]), r"y must have shape \(6, 2\)"),
-    "arrays": ((X.numpy(), Y.numpy()), r"x must be a tensor.*torch.as_tensor\(x\)"),
+    "an array of texts": (
+        (np.array(["a"] * len(Y)), Y),
+        r"x is an array of <U1, .* Encode it first",
+    ),
     "a list of numbers": ((X, Y.tolist()), r"y must be a tensor.*torch.as_tensor\(y\)"),
     "three things": ((X, Y, Y), r"data must be a pair \(x, y\)"),
-    "no data at all": (None, r"data must be a pair \(x, y\) or a DataLoader"),
+    "no data at all": (None, r"data must be a pair \(x, y\), a Dataset or a DataLoader"),
     "an empty loader": (DataLoader([]), "data is empty"),
 }
 
@@ -106,7 +110,7 @@ GAUSSIAN = {
     ),
     "a solver by name": (
         lambda: (kernel(), n2g.Gaussian(0.1), {"solver": "cg"}),
-        r"solver must be Cholesky\(\), WeightSpace\(\), CG\(\) or None, but is of type str",
+        r"solver must be Cholesky\(\), WeightSpace\(\), CG\(\) or None, but is an object of type str",
     ),
     "a solver class": (
         lambda: (kernel(), n2g.Gaussian(0.1), {"solver": n2g.CG}),
@@ -142,11 +146,11 @@ GAUSSIAN = {
     ),
     "a mean that gives nothing": (
         lambda: (n2g.RBF(), n2g.Gaussian(0.1), {"mean": lambda x: None}),
-        "the mean gives of type NoneType",
+        "the mean gives None",
     ),
     "a mean that is a number": (
         lambda: (n2g.RBF(), n2g.Gaussian(0.1), {"mean": 0.0}),
-        "mean must be a function of x, or None, but is of type float",
+        "mean must be a function of x, or None, but is an object of type float",
     ),
     "a network for a kernel": (
         lambda: (network(2), n2g.Gaussian(0.1), {}),
@@ -154,11 +158,11 @@ GAUSSIAN = {
     ),
     "a linearization for a kernel": (
         lambda: (n2g.linearize(network(2)), n2g.Gaussian(0.1), {}),
-        r"kernel must be a Kernel, but is of type Linearized",
+        r"kernel must be a Kernel, but is an object of type Linearized",
     ),
     "a class for a kernel": (
         lambda: (n2g.RBF, n2g.Gaussian(0.1), {}),
-        "kernel must be a Kernel, but is of type",
+        "kernel must be a Kernel, but is an object of type",
     ),
     "a number for a likelihood": (lambda: (kernel(), 0.1, {}), r"likelihood must be e.g. Gaussian"),
     "a class for a likelihood": (

@@ -233,7 +233,9 @@ def test_a_limit_is_not_loaded_into_a_deeper_network(tmp_path):
 
 
 def test_what_is_no_posterior_or_no_file_is_not_saved(tmp_path):
-    with pytest.raises(InputError, match="save takes a posterior of net2gp, but got of type str"):
+    with pytest.raises(
+        InputError, match="save takes a posterior of net2gp, but got an object of type str"
+    ):
         save("posterior", tmp_path / "posterior.safetensors")
     with pytest.raises(InputError, match="is a folder"):
         save(small(), tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +85,9 @@ class Sampling:
         """(N, C) outputs with these parameters."""
         given = {**params, **dict(self.network.named_buffers())}
         args = (x,) if isinstance(x, Tensor) else x if isinstance(x, tuple) else ()
-        out = functional_call(self.network, given, args, x if isinstance(x, dict) else None)
+        out = functional_call(
+            self.network, given, args, dict(x) if isinstance(x, Mapping) else None
+        )
         if not isinstance(out, Tensor) or out.dim() == 0 or out.shape[0] != num_rows(x):
             raise NetworkError(
                 f"the network must return a tensor with one row for each of the {num_rows(x)} points, but "

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from net2gp.errors import NetworkError, check_memory
+from net2gp.errors import check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Categorical, of_points
 from net2gp.linear.curvature import GGN, DiagonalCurvature, FullCurvature, KronBlock, Source
-from net2gp.linear.linearized import Linearized, linearize
-from net2gp.types import Inputs, Likelihood
+from net2gp.linear.head import features_and_outputs, weights_of
+from net2gp.types import Likelihood
 
 CHUNK_NUMBERS = 2**24
 """Numbers of a chunk's outer products and curvatures."""
@@ -30,79 +30,14 @@ class LastLayerCurvature:
     inner: FullCurvature | DiagonalCurvature | KronBlock
 
 
-def find_last_layer(network: nn.Module, x: Inputs) -> str:
-    """The name of the `nn.Linear` that the network calls last."""
-    called: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda *_, name=name: called.append(name))
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        if handles:
-            linearize(network)(rows(x, slice(0, 1)))
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not called:
-        raise NetworkError(
-            f"LastLayer() needs an nn.Linear at the end, but {type(network).__name__} has none. Pass "
-            "only= with the names of the last parameters, and structure=Full() or Kron()."
-        )
-    return called[-1]
-
-
-def last_linearized(network: nn.Module, x: Inputs, output: object = None) -> Linearized:
-    """The network, linearized in the parameters of its last layer, which must be its output's last step."""
-    name = find_last_layer(network, x)
-    prefix = f"{name}." if name else ""
-    found = linearize(network, only=f"{prefix}*", output=output)  # type: ignore[arg-type]
-    few = rows(x, slice(0, 2))
-    given, out = features(found, few), found(few)
-    rebuilt = given @ _weights(found).T.to(given)
-    if rebuilt.shape != out.shape or not torch.allclose(rebuilt, out, rtol=1e-3, atol=1e-4):
-        raise NetworkError(
-            f"the network's output is not that of its last linear layer, '{name}'. Return its logits, pick "
-            "them with linearize(network, output=...), or choose parameters with only=."
-        )
-    return found
-
-
-def _weights(linearized: Linearized) -> Tensor:
-    """(C, D + 1), or (C, D) without a bias."""
-    values = list(linearized.params.values())
-    return torch.cat([values[0], values[1][:, None]], 1) if len(values) == 2 else values[0]
-
-
-def features(linearized: Linearized, x: Inputs) -> Tensor:
-    """The last layer's inputs φ, with a constant 1 behind them if it has a bias: (N, D')."""
-    name = next(iter(linearized.params)).removesuffix("weight").removesuffix(".")
-    kept: list[Tensor] = []
-    layer = linearized.network.get_submodule(name)
-    handle = layer.register_forward_hook(lambda module, given, out: kept.append(given[0]))
-    try:
-        linearized(x)
-    finally:
-        handle.remove()
-    if len(kept) != 1 or kept[0].dim() != 2 or len(kept[0]) != num_rows(x):
-        raise NetworkError(
-            f"the last linear layer, '{name}', must be called once with one row a point. Choose parameters "
-            "with only= and another structure instead of LastLayer()."
-        )
-    phi = kept[0]
-    return torch.cat([phi, torch.ones_like(phi[:, :1])], 1) if len(linearized.params) == 2 else phi
-
-
 def _parts(source: Source) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The first point, features and outputs chunk by chunk."""
     count = num_rows(source.x)
-    width = _weights(source.linearized).shape[1]
+    width = weights_of(source.linearized.params).shape[1]
     size = max(1, CHUNK_NUMBERS // width**2)
     for start in range(0, count, size):
         part = rows(source.x, slice(start, start + size))
-        phi = features(source.linearized, part)
-        f = phi @ _weights(source.linearized).to(phi).T
-        yield start, phi, f
+        yield start, *features_and_outputs(source.linearized, part)
 
 
 def _curvatures(source: Source, first: int, f: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -125,7 +60,7 @@ def last_layer_full(source: Source) -> LastLayerCurvature:
 
     Λ_n and φ_nφ_nᵀ are symmetric, so a triangle of each is enough.
     """
-    C, D = _weights(source.linearized).shape
+    C, D = weights_of(source.linearized.params).shape
     check_memory(
         3 * 8 * (C * D) ** 2,
         source.linearized.example.device,
@@ -154,8 +89,8 @@ def _mirrored(i: Tensor, j: Tensor, size: int) -> Tensor:
 
 def last_layer_diagonal(source: Source) -> LastLayerCurvature:
     """Σ_n Λ_ncc φ_ni²."""
-    total = _weights(source.linearized).new_zeros(
-        _weights(source.linearized).shape, dtype=torch.float64
+    total = weights_of(source.linearized.params).new_zeros(
+        weights_of(source.linearized.params).shape, dtype=torch.float64
     )
     for first, phi, f in _parts(source):
         for some, Lam in _curvatures(source, first, f):
@@ -166,7 +101,7 @@ def last_layer_diagonal(source: Source) -> LastLayerCurvature:
 
 def last_layer_kron(source: Source) -> LastLayerCurvature:
     """Σ φφᵀ ⊗ Σ Λ / N; never a curvature of its own for each point where the likelihood allows it."""
-    C, D = _weights(source.linearized).shape
+    C, D = weights_of(source.linearized.params).shape
     like = source.linearized.example
     A = like.new_zeros(D, D, dtype=torch.float64)
     G = like.new_zeros(C, C, dtype=torch.float64)

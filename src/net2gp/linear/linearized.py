@@ -20,6 +20,7 @@ from net2gp.linear.evaluation import (
     differentiable,
     pushforward,
 )
+from net2gp.linear.kinds import check_kind
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class Linearized:
         """
         check_eval_mode(self.network)
         own = map_inputs(x, torch.clone)  # which the network may change in place
-        arguments: tuple[Tensor, ...] = () if isinstance(own, dict) else tuple(tensors(own))
-        keywords = own if isinstance(own, dict) else {}
+        keywords = dict(own) if isinstance(own, Mapping) else {}
+        arguments: tuple[Tensor, ...] = () if isinstance(own, Mapping) else tuple(tensors(own))
         with differentiable(self.network, follow=follows(x)):
             out = call(self.network, {**self.frozen, **params}, arguments, keywords)
         out = self.output(out) if self.output is not None else out
@@ -233,7 +234,7 @@ def linearize(
 
     Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
     """
-    _check_kind(network)
+    check_kind(network)
     check_eval_mode(network)
     named = dict(network.named_parameters())
     if not named:
@@ -252,19 +253,12 @@ def linearize(
     return Linearized(network, values, frozen, output)
 
 
-def _check_kind(network: nn.Module) -> None:
-    if not isinstance(network, nn.Module):
-        raise NetworkError(f"network must be a torch.nn.Module, but is {describe(network)}.")
-    if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        kind = type(network).__name__
-        raise NetworkError(
-            f"the network is wrapped in {kind}. Pass what is inside: network.module."
-        )
-    if isinstance(network, torch.jit.ScriptModule):
-        raise NetworkError(
-            "the network is compiled by torch.jit, which does not let its parameters be replaced. "
-            "Pass the Python module that it was made from."
-        )
+def example_of(network: nn.Module | Linearized) -> Tensor | None:
+    """A floating parameter, to read dtype and device from; None where there is none to be had."""
+    if isinstance(network, Linearized):
+        return network.example
+    values = network.parameters() if isinstance(network, nn.Module) else ()
+    return next((value for value in values if value.is_floating_point()), None)
 
 
 def _check_given(params: Params | None, named: Mapping[str, Tensor]) -> Params:
@@ -288,7 +282,12 @@ def _check_params(params: Params) -> None:
             f"the chosen parameters must share one dtype and device, but have {sorted(map(str, kinds))}. "
             "Convert the network, e.g. network.float(), or choose fewer parameters with only=."
         )
-    dtype = next(iter(kinds))[0]
+    dtype, device = next(iter(kinds))
+    if device.type == "meta":
+        raise NetworkError(
+            "the network is on the meta device, which holds shapes and no values. Load its weights: "
+            "network.to_empty(device='cpu').load_state_dict(weights)."
+        )
     if dtype not in (torch.float32, torch.float64):
         raise NetworkError(f"the parameters are {dtype}: use network.float() or network.double().")
     for name, value in params.items():

@@ -6,7 +6,7 @@ Gram matrix JᵀJ of the Jacobian, with the curvature of a likelihood that of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -245,7 +245,7 @@ def _linearized(network: nn.Module | Linearized, only: Patterns | None) -> Linea
 
 
 def _inputs(data: Points) -> Inputs:
-    if isinstance(data, Tensor | dict):
+    if isinstance(data, Tensor | Mapping):
         check_inputs(data)
         return data
     return gather(data)[0]

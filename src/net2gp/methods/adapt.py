@@ -91,7 +91,7 @@ def adapt(
     """
     linearized = network if isinstance(network, Linearized) else linearize(network)
     mean = None if zero_mean else linearized
-    data = gather(data)
+    data = gather(data, linearized.example)
     kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
     if isinstance(likelihood, Gaussian) and inference is not None:
         raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
@@ -160,7 +160,8 @@ def adapt_tasks(
     spectra: dict[str, Spectrum] = {}
     with progress("tasks", len(tasks)) as advance:
         for name, data in tasks.items():
-            problem = make_problem(kernel, data, Gaussian(1.0), mean)
+            pair = gather(data, linearized.example)
+            problem = make_problem(kernel, pair, Gaussian(1.0), mean)
             known = next((s for s in spectra.values() if same_inputs(s.problem.x, problem.x)), None)
             spectra[name] = decompose(problem) if known is None else share_spectrum(known, problem)
             advance()

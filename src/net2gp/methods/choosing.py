@@ -96,7 +96,7 @@ def _check_used(task: Task, tuning: Tuning) -> None:
 
 
 def _validated(search: Search, best: Tuned, validation: Validation, build: Build) -> Tuned:
-    x, y = gather(validation.data)
+    x, y = gather(validation.data, search.task.linearized.example)
     if not len(validation.grid):
         raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
     search.task.likelihood.check(search.task.linearized(x), y)

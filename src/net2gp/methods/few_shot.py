@@ -15,7 +15,7 @@ from net2gp.errors import EmptyClass, InputError, check_memory
 from net2gp.inputs import describe, gather, num_rows
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import Linearized, linearize
-from net2gp.linear.linearized import PriorVar
+from net2gp.linear.linearized import PriorVar, example_of
 from net2gp.posteriors.codes import ClassPosterior, Standardized
 from net2gp.posteriors.function_space import FunctionPosterior, SpectralFactor
 from net2gp.posteriors.problem import make_problem
@@ -65,7 +65,7 @@ def adapt_classes(
     Williams, Gaussian Processes for Machine Learning, 2006, sections 5.4.2 (leaving one out) and 6.5
     (least squares).
     """
-    x, y = gather(data)
+    x, y = gather(data, None if isinstance(network, Kernel) else example_of(network))
     classes = _check_labels(x, y, num_classes)
     if num_classes is None and len(torch.unique(y)) < classes:
         warnings.warn(

@@ -25,14 +25,14 @@ from net2gp.linear.curvature import (
     subset_curvature,
 )
 from net2gp.linear.evaluation import pullback
+from net2gp.linear.head import has_features, last_linearized
 from net2gp.linear.last_layer import (
     LastLayerCurvature,
     last_layer_diagonal,
     last_layer_full,
     last_layer_kron,
-    last_linearized,
 )
-from net2gp.linear.linearized import Patterns, PriorVar, expand_prior
+from net2gp.linear.linearized import Patterns, PriorVar, example_of, expand_prior
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import by_factors, function_space, with_own_link
 from net2gp.methods.laplace_regression import is_regression
@@ -116,7 +116,7 @@ def laplace(
     if prior_var is not None:
         check_prior_var(prior_var)
     with torch.inference_mode(False):
-        task = make_task(network, gather(data), likelihood, only, structure)
+        task = make_task(network, gather(data, example_of(network)), likelihood, only, structure)
         return _solved(task, prior_var, tuning, temperature)
 
 
@@ -237,11 +237,9 @@ def _linearized(
     if isinstance(network, Linearized):
         if only is not None:
             raise InputError("pass only= to linearize, which has chosen the parameters already.")
-        if isinstance(structure, LastLayer):
-            return last_linearized(network.network, x, network.output)
-        return network
+        return last_linearized(network, x) if isinstance(structure, LastLayer) else network
     if isinstance(structure, LastLayer):
-        return last_linearized(network, x)
+        return last_linearized(linearize(network), x)
     return linearize(network, only=only)
 
 
@@ -288,6 +286,10 @@ def curvature_of(
     if isinstance(structure, Subnetwork):
         return _subnetwork_curvature(task, structure, prior_var, temperature)
     assert isinstance(structure, Full | Diagonal | Kron)
+    return _plain_curvature(task, structure)
+
+
+def _plain_curvature(task: Task, structure: Full | Diagonal | Kron) -> Curvature:
     source = Source(task.linearized, task.x, task.y, task.likelihood, structure.fisher)
     if isinstance(structure, Full):
         return full_curvature(source)
@@ -311,9 +313,11 @@ def _subnetwork_curvature(
     return subset_curvature(source, torch.topk(variance, count).indices.sort().values)
 
 
-def _last_layer_curvature(task: Task, structure: LastLayer) -> LastLayerCurvature:
+def _last_layer_curvature(task: Task, structure: LastLayer) -> Curvature | LastLayerCurvature:
     inner = structure.structure
     assert inner is not None
+    if not has_features(task.linearized, task.x):
+        return _plain_curvature(task, inner)
     source = Source(task.linearized, task.x, task.y, task.likelihood, inner.fisher)
     if isinstance(inner, Full):
         return last_layer_full(source)

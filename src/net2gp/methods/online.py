@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,7 +153,7 @@ def _epoch(
         part = rows(x, index)
         optimizer.zero_grad()
         arguments = (part,) if isinstance(part, Tensor) else tuple(part)
-        out = network(**part) if isinstance(part, dict) else network(*arguments)
+        out = network(**part) if isinstance(part, Mapping) else network(*arguments)
         loss = objective(out.reshape(len(index), -1), y[index], params)
         loss.backward()
         optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -252,7 +253,7 @@ def _tempered(problem: Problem, solver: Solver) -> FunctionPosterior | WeightPos
 
 def _layout(x: Inputs) -> object:
     """What must not differ between old and new inputs: structure, shapes of rows, dtypes, devices."""
-    names = list(x) if isinstance(x, dict) else type(x)
+    names = list(x) if isinstance(x, Mapping) else type(x)
     return names, [(v.shape[1:], v.dtype, v.device) for v in tensors(x)]
 
 

@@ -23,6 +23,7 @@ from net2gp.linear.curvature import (
     LowRankCurvature,
     SubsetCurvature,
 )
+from net2gp.linear.head import weights_of
 from net2gp.linear.last_layer import LastLayerCurvature
 from net2gp.posteriors.covariances import (
     Covariance,
@@ -235,9 +236,9 @@ def _(
 
 def _by_class(curvature: LastLayerCurvature, prior: Params, params: Params) -> Tensor:
     """Prior variances in the order (c, i), the bias behind each class's weights: (C·D',)."""
-    parts = [prior[n].double().expand(params[n].shape) for n in curvature.names]
-    joined = torch.cat([parts[0], parts[1][:, None]], 1) if len(parts) == 2 else parts[0]
-    return joined.reshape(-1)
+    return weights_of(
+        {n: prior[n].double().expand(params[n].shape) for n in curvature.names}
+    ).reshape(-1)
 
 
 @covariance.register

@@ -130,7 +130,7 @@ def _check_fisher(structure: Full | Diagonal | Kron) -> None:
 
 
 def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str | int | float) else f"what is {describe(value)}"
+    return repr(value) if isinstance(value, str | int | float) else describe(value)
 
 
 @dataclass(frozen=True, eq=False)

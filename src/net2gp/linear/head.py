@@ -1,0 +1,207 @@
+"""The last linear layer of a network, wherever it is applied, and what multiplies its weights.
+
+A head is an `nn.Linear`, or a convolution with a kernel of one place, in whose parameters the output is
+linear.
+If it is applied at several places (tokens, atoms, pixels) that are then summed, averaged or picked,
+f(x) = Σ_t w_t (W h_t + b) = W φ + b s with φ = Σ_t w_t h_t and s = Σ_t w_t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.errors import NetworkError
+from net2gp.inputs import map_inputs, num_rows, rows, tensors
+from net2gp.linear.evaluation import LOCK, accepts
+from net2gp.linear.linearized import Linearized
+from net2gp.types import Inputs, Params
+
+CHECKED_POINTS = 8
+"""Points at which the output is compared with what a head would give."""
+
+
+def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
+    """The same network with the parameters of its last layer as the chosen ones."""
+    called = _called(linearized, x)
+    values = {**linearized.params, **linearized.frozen}
+    few = _few(x)
+    for name in reversed(called):
+        prefix = f"{name}." if name else ""
+        names = [f"{prefix}{part}" for part in ("weight", "bias") if f"{prefix}{part}" in values]
+        own = linearized.network.get_submodule(name)._parameters
+        if sum(value is not None for value in own.values()) != len(names) or not names:
+            continue  # a weight that another layer owns, or one that is computed from others
+        frozen = {key: value for key, value in values.items() if key not in names}
+        found = replace(linearized, params={key: values[key] for key in names}, frozen=frozen)
+        if _is_linear(found, few):
+            return found
+    kind = type(linearized.network).__name__
+    if not called:
+        raise NetworkError(
+            f"LastLayer() needs an nn.Linear, or a convolution with a kernel of one place, at the end, but "
+            f"{kind} calls none. Pass only= with the names of the last parameters, and structure=Full() or "
+            "Kron()."
+        )
+    shown = ", ".join(f"'{name}'" for name in called[:-5:-1])
+    raise NetworkError(
+        f"LastLayer() found no layer in whose weights the output of {kind} is linear. It looked at {shown}"
+        f"{' and all before them' if len(called) > 4 else ''}. Return the logits, without a softmax or "
+        "another function behind the layer: pick them with linearize(network, output=...). Or choose "
+        "parameters with "
+        f"only=['{called[-1]}.*'] and structure=Full() or Kron()."
+    )
+
+
+def _called(linearized: Linearized, x: Inputs) -> list[str]:
+    """The names of all layers that could be a head, in the order of their last call at a point of `x`."""
+    called: dict[str, None] = {}
+
+    def note(name: str) -> None:
+        called.pop(name, None)
+        called[name] = None
+
+    with LOCK:
+        handles = [
+            module.register_forward_hook(lambda *_, name=name: note(name))
+            for name, module in linearized.network.named_modules()
+            if _is_head(module)
+        ]
+        try:
+            linearized(rows(x, slice(0, 1)))
+        finally:
+            for handle in handles:
+                handle.remove()
+    return list(called)
+
+
+def _is_head(module: nn.Module) -> bool:
+    if isinstance(module, nn.Linear):
+        return True
+    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return False
+    alone = set(module.kernel_size) | set(module.stride) | {module.groups} == {1}
+    return alone and (isinstance(module.padding, str) or set(module.padding) == {0})
+
+
+def _few(x: Inputs) -> Inputs:
+    count = num_rows(x)
+    chosen = torch.linspace(0, count - 1, min(count, CHECKED_POINTS)).round().long()
+    return rows(x, chosen.to(tensors(x)[0].device))
+
+
+def _moved(found: Linearized) -> Params:
+    """The layer's parameters, turned around and moved at random, so that no kink behind it stays unseen."""
+    generator = torch.Generator().manual_seed(0)
+    moved = {}
+    for name, value in found.params.items():
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+        moved[name] = -value + (0.1 + 0.5 * value.square().mean().sqrt()) * noise
+    return moved
+
+
+def _change(found: Linearized, x: Inputs) -> tuple[Params, Tensor]:
+    """A step of the layer's parameters, and what it does to the output."""
+    moved = _moved(found)
+    with torch.no_grad():
+        change = found.evaluate(moved, x) - found.evaluate(found.params, x)
+    return {name: moved[name] - value for name, value in found.params.items()}, change
+
+
+def _is_linear(found: Linearized, x: Inputs) -> bool:
+    """Whether the output depends on the layer's parameters, and linearly."""
+    step, change = _change(found, x)
+    return bool(change.abs().max() > 0) and _close(found.jvp(x, step), change)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+
+
+def has_features(found: Linearized, x: Inputs) -> bool:
+    """Whether f = W φ(x) + b s(x) + what does not depend on W and b: one φ for all outputs of a point.
+
+    It is not so where every place has outputs of its own, such as the pixels of an image.
+    """
+    few = _few(x)
+    step, change = _change(found, few)
+    if change.shape[1] != len(found.example):
+        return False
+    return _close(features(found, few) @ weights_of(step).T, change)
+
+
+def weights_of(params: Params) -> Tensor:
+    """The parameters of a head as one matrix: (C, D + 1) with the bias behind, or (C, D) without one."""
+    values = [value.flatten(1) if value.dim() > 1 else value[:, None] for value in params.values()]
+    return torch.cat(values, 1)
+
+
+def features(linearized: Linearized, x: Inputs) -> Tensor:
+    """What the weights of the head multiply, φ, with s behind it if there is a bias: (N, D')."""
+    return features_and_outputs(linearized, x)[0]
+
+
+def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Tensor]:
+    """φ (N, D') and the network's outputs (N, C), by one pass and two backward passes behind the head.
+
+    w_t is the derivative of a point's first output in the first channel at the place t. The derivative of
+    the sum of these outputs, each times the number of its point, says which point t belongs to. φ is
+    differentiable in `x`.
+    """
+    follow = torch.is_grad_enabled() and any(value.requires_grad for value in tensors(x))
+    layer = _layer(linearized)
+    calls, out = _cut(linearized, layer, x, follow)
+    with torch.inference_mode(False), torch.enable_grad():
+        places, first = [z for _, z in calls], out[:, 0]
+        total, numbered = first.sum(), (first * torch.arange(1, len(out) + 1).to(out)).sum()
+        weights = torch.autograd.grad(
+            total, places, create_graph=follow, retain_graph=True, materialize_grads=True
+        )
+        by_number = torch.autograd.grad(numbered, places, materialize_grads=True)
+    bias = len(linearized.params) == 2
+    phi = out.new_zeros(len(out), linearized.example[0].numel() + bias)
+    for (h, _), w, v in zip(calls, weights, by_number, strict=True):
+        each, times = (_by_place(g, layer)[:, 0] for g in (w, v))
+        owner = (times / each.detach()).nan_to_num(1.0, 1.0, 1.0).round().long()
+        flat = _by_place(h, layer)
+        flat = torch.cat([flat, torch.ones_like(flat[:, :1])], 1) if bias else flat
+        phi = phi.index_add(0, owner.clamp(1, len(out)) - 1, each[:, None] * flat)
+    return phi, out.detach()
+
+
+def _layer(linearized: Linearized) -> nn.Module:
+    name = next(iter(linearized.params)).removesuffix("weight").removesuffix(".")
+    return linearized.network.get_submodule(name)
+
+
+def _cut(
+    linearized: Linearized, layer: nn.Module, x: Inputs, follow: bool
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Inputs and outputs of each call of the layer, and the network's outputs as functions of the latter."""
+    linearized.check(x)
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def hook(module: nn.Module, given: tuple, keywords: dict, out: Tensor) -> Tensor:
+        h = given[0] if given else keywords["input"]
+        z = out.detach().requires_grad_()
+        calls.append((h if follow else h.detach(), z))
+        return z.clone()  # what comes behind may change it in place
+
+    def own(value: Tensor) -> Tensor:
+        copied = value.is_inference() or (follow and value.requires_grad)
+        return value.clone() if copied else value.detach()
+
+    with LOCK, torch.inference_mode(False), torch.enable_grad(), accepts(x):
+        handle = layer.register_forward_hook(hook, with_kwargs=True)
+        try:
+            return calls, linearized.evaluate(linearized.params, map_inputs(x, own))
+        finally:
+            handle.remove()
+
+
+def _by_place(value: Tensor, layer: nn.Module) -> Tensor:
+    """(places, channels)."""
+    value = value if isinstance(layer, nn.Linear) else value.movedim(1, -1)
+    return value.reshape(-1, value.shape[-1])
