@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import net2gp as n2g
-from net2gp.errors import InputError, Net2GPWarning, NetworkError
+from net2gp.errors import InputError, Net2GPWarning, NetworkError, NotLogits, NotStationary
 from net2gp.inputs import gather
 
 X = torch.linspace(-1, 1, 24).reshape(12, 2)
@@ -240,3 +240,151 @@ def test_networks_of_other_kinds_are_named() -> None:
     wrapped = nn.DataParallel(network)
     with pytest.raises(NetworkError, match=r"wrapped in DataParallel\. Pass what is inside"):
         n2g.laplace(wrapped.eval(), (X, Y), n2g.Gaussian())
+
+
+def square_classifier() -> nn.Module:
+    """As many features as classes, so that one point looks like a batch of outputs."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+
+
+def posteriors():
+    torch.manual_seed(0)
+    x = torch.randn(12, 3)
+    network, data = square_classifier(), (x, LABELS)
+    laplace = lambda structure: fitted(
+        network, data, n2g.Categorical(), prior_var=1.0, structure=structure
+    )
+    for structure in (n2g.Full(), n2g.Kron(), n2g.LastLayer(), n2g.FunctionSpace()):
+        yield type(structure).__name__, laplace(structure), x
+    yield "adapt", n2g.adapt(network, data, n2g.Categorical(), prior_var=1.0), x
+    solver = n2g.WeightSpace()
+    yield "weights", n2g.adapt(network, data, n2g.Categorical(), prior_var=1.0, solver=solver), x
+    yield "adapt_classes", n2g.adapt_classes(network, data), x
+
+
+def test_one_point_without_a_batch_is_told_to_have_one() -> None:
+    message = r"x is one point, .* shape \(3,\).* or add the axis: x\[None\]\."
+    for _name, posterior, x in posteriors():
+        calls = [posterior.predict, posterior.marginal, posterior.joint]
+        for call in (*calls, lambda v, p=posterior: p.sample(v, 2)):
+            with pytest.raises(InputError, match=message):
+                call(x[0])
+        assert posterior.predict(x[0][None]).probs.shape == (1, 3)
+    linearized = n2g.linearize(classifier())
+    with pytest.raises(NetworkError, match=r"first axis of the output must count.* x\[None\]\."):
+        linearized(X[0])
+
+
+class Raises(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("not these")
+
+
+def test_what_a_network_raises_comes_with_what_it_was_given() -> None:
+    linearized = n2g.linearize(Raises().eval())
+    kernel = linearized.kernel()
+    calls = {
+        "call": lambda: linearized(X),
+        "jvp": lambda: linearized.jvp(X, linearized.params),
+        "vjp": lambda: linearized.vjp(X, Y),
+        "jacobian": lambda: linearized.jacobian(X),
+        "kernel": lambda: kernel(X),
+        "diag": lambda: kernel.diag(X),
+        "matmul": lambda: kernel.matmul(X, X, Y),
+        "apply": lambda: kernel.apply(X, torch.ones(3, 1)),
+        "adjoint": lambda: kernel.adjoint(X, Y),
+        "laplace": lambda: n2g.laplace(linearized, (X, Y), n2g.Gaussian()),
+        "adapt": lambda: n2g.adapt(linearized, (X, Y), n2g.Gaussian()),
+    }
+    for call in calls.values():
+        with pytest.raises(
+            NetworkError, match=r"the network cannot take x, a tensor .*: not these"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("value", ["a", [[1.0], [2.0, 3.0]], object()])
+def test_a_prior_variance_that_is_no_number_is_refused(value) -> None:
+    message = r"prior_var must be a number, a tensor, or a dict of these by parameter name, but"
+    with pytest.raises(InputError, match=message):
+        n2g.adapt(regressor(), (X, Y), n2g.Gaussian(), prior_var=value)
+    with pytest.raises(InputError, match=message):
+        n2g.adapt(regressor(), (X, Y), n2g.Gaussian(), prior_var={"*": value})
+    with pytest.raises(InputError, match=message):
+        n2g.adapt_classes(classifier(), (X, LABELS), prior_var=value)
+
+
+def test_a_prior_in_which_the_noise_is_lost_is_refused() -> None:
+    message = (
+        r"prior variance of the outputs is .*e\+20 and the noise 0\.1.* Pass a smaller prior_var"
+    )
+    for solver in (None, n2g.Cholesky(), n2g.WeightSpace()):
+        with pytest.raises(InputError, match=message):
+            n2g.adapt(regressor(), (X, Y), n2g.Gaussian(0.1), prior_var=1e20, solver=solver)
+    wide = n2g.adapt(regressor(), (X, Y), n2g.Gaussian(0.1), prior_var=1e10)
+    assert float(wide.marginal(X).stddev.max()) < 1.0  # noise .1 in 12 points
+
+
+@pytest.mark.parametrize("call", [n2g.adapt, n2g.laplace])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_targets_whose_squares_overflow_are_refused(call, dtype) -> None:
+    large = Y.to(dtype) * (1e20 if dtype == torch.float32 else 1e160)
+    message = r"y is as large as .*, whose square torch\.float.. cannot hold.* y = y / y\.std\(\)"
+    with pytest.raises(InputError, match=message):
+        call(regressor(dtype), (X.to(dtype), large), n2g.Gaussian())
+
+
+def test_ignored_labels_are_told_to_be_dropped() -> None:
+    y = LABELS.clone()
+    y[[2, 5]] = -100
+    message = (
+        r"y has 2 of them\. Drop these points: keep = y != -100, and pass \(x\[keep\], y\[keep\]\)"
+    )
+    with pytest.raises(InputError, match=message):
+        n2g.laplace(classifier(), (X, y), n2g.Categorical())
+    with pytest.raises(InputError, match=message):
+        n2g.adapt_classes(classifier(), (X, y))
+    with pytest.raises(InputError, match=message):
+        n2g.laplace(regressor(), (X, y.clamp(max=1)), n2g.Bernoulli())
+    keep = y != -100
+    posterior = fitted(classifier(), (X[keep], y[keep]), n2g.Categorical(), prior_var=1.0)
+    assert posterior.predict(X).probs.shape == (12, 3)
+
+
+def test_probabilities_in_place_of_logits_are_warned_of() -> None:
+    network = nn.Sequential(classifier(), nn.Softmax(1)).eval()
+    with pytest.warns(NotLogits, match=r"Categorical\(\) takes logits .* softmax a second time"):
+        n2g.adapt(network, (X, LABELS), n2g.Categorical(), prior_var=1.0)
+    with pytest.warns(NotLogits, match="look like probabilities"):
+        n2g.laplace(network, (X, LABELS), n2g.Categorical(), prior_var=1.0)
+    with pytest.warns(NotLogits, match=r"Bernoulli\(\) takes logits .* sigmoid a second time"):
+        n2g.Bernoulli().check(torch.linspace(0, 1, 12)[:, None], LABELS % 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logs = nn.Sequential(classifier(), nn.LogSoftmax(1))(X).detach()
+        n2g.Categorical().check(logs, LABELS)  # whose softmax are the probabilities themselves
+        n2g.Categorical().check(torch.zeros(12, 3), LABELS)
+        n2g.Bernoulli().check(torch.linspace(-1, 1, 12)[:, None], LABELS % 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [(nn.Dropout(0.2), "Dropout"), (nn.BatchNorm1d(4), "BatchNorm1d"), (nn.Dropout(0.0), None)],
+)
+def test_what_to_do_about_a_network_that_is_not_stationary(layer, named) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 4), layer, nn.Tanh(), nn.Linear(4, 1)).eval()
+    with pytest.warns(NotStationary) as caught:
+        n2g.laplace(network, (X, Y + 5), n2g.Gaussian(0.01), prior_var=1.0)
+    (text,) = {str(w.message) for w in caught if w.category is NotStationary}
+    if named is None:
+        assert "Train it further on these data." in text
+        return
+    assert f"It has {named}: training minimizes another loss" in text
+    assert "A few more epochs with network.eval() called before them" in text
+    assert "Train it further" not in text

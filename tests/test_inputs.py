@@ -108,7 +108,7 @@ def test_a_loader_that_augments_is_refused() -> None:
 
 
 def test_an_iterator_is_refused_since_it_can_be_read_only_once() -> None:
-    message = r"data can be read only once, since it is an iterator \(an object of type generator\)\. Pass the D"
+    message = r"can be read only once, since it is an iterator \(an object of type generator\)\. Pass the D"
     with pytest.raises(InputError, match=message):
         gather((X[i : i + 2], Y[i : i + 2]) for i in range(0, 10, 2))
     for iterator in (

@@ -67,6 +67,10 @@ class EmptyClass(Net2GPWarning):
     """A class that the network can predict has no example in the data."""
 
 
+class NotLogits(Net2GPWarning):
+    """The network ends in a softmax or sigmoid, which the likelihood would apply a second time."""
+
+
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise if `tensor` has a NaN or an infinity.
 

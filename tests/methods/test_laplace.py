@@ -395,7 +395,7 @@ def test_bad_input_is_refused_with_what_to_change(changes, text):
 
 
 def test_kron_names_the_parameter_that_it_cannot_handle():
-    network = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3)).double().eval()
+    network = nn.Sequential(nn.Embedding(2000, 4), nn.Flatten(), nn.Linear(12, 3)).double().eval()
     x = torch.randint(0, 7, (20, 3))
     with pytest.raises(NetworkError, match=r"no factors for '0.weight'.*structure=Diagonal"):
         quietly(network, (x, torch.randint(0, 3, (20,))), n2g.Categorical(), structure=n2g.Kron())

@@ -13,7 +13,12 @@ from torch.nn.functional import logsigmoid
 from net2gp.errors import InputError
 from net2gp.likelihoods.integrals import by_points, log_expected_sigmoid, mean_and_variance
 from net2gp.likelihoods.links import MonteCarlo, Probit, Quadrature
-from net2gp.likelihoods.targets import check_targets, shape_targets
+from net2gp.likelihoods.targets import (
+    check_targets,
+    shape_targets,
+    warn_of_probabilities,
+    without_ignored,
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,11 @@ class Bernoulli:
         wrong = (y != 0) & (y != 1)
         if bool(wrong.any()):
             raise InputError(
-                f"labels must be 0 or 1, but y holds {y[wrong].reshape(-1)[0].item():g}. "
+                without_ignored(y)
+                or f"labels must be 0 or 1, but y holds {y[wrong].reshape(-1)[0].item():g}. "
                 "For labels -1 and 1 pass y = y > 0; for more than two classes use Categorical()."
             )
+        warn_of_probabilities(f, binary=True)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """log p(y_n | f_n), summed over labels: (N,)."""

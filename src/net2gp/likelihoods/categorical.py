@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from net2gp.errors import InputError
 from net2gp.likelihoods.integrals import by_points, mean_and_variance, moments, psd_root
 from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit
-from net2gp.likelihoods.targets import check_targets
+from net2gp.likelihoods.targets import check_targets, warn_of_probabilities, without_ignored
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,12 @@ class Categorical:
         wrong = (y < 0) | (y >= classes)
         if bool(wrong.any()):
             raise InputError(
-                f"labels must be in 0..{classes - 1} for a network with {classes} outputs, "
+                without_ignored(y)
+                or f"labels must be in 0..{classes - 1} for a network with {classes} outputs, "
                 f"but y holds {int(y[wrong][0])}. Widen the last layer, or renumber the labels: "
                 "y = torch.unique(y, return_inverse=True)[1]."
             )
+        warn_of_probabilities(f, binary=False)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """log p(y_n | f_n): (N,)."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_dtype_and_device, check_finite
+from net2gp.errors import InputError, NotLogits, check_dtype_and_device, check_finite
 from net2gp.inputs import describe
+
+IGNORED = -100
+"""The label that the losses of torch and Hugging Face ignore by default."""
 
 
 def shape_targets(f: Tensor, y: Tensor, num_targets: int | None = None) -> Tensor:
@@ -57,4 +62,39 @@ def check_real_targets(f: Tensor, y: Any) -> None:
         raise InputError(
             f"y must be a floating tensor for a regression, but is {y.dtype}. "
             f"Convert it: y = y.to({f.dtype}), or use Categorical() if y holds classes."
+        )
+    largest = float(y.detach().abs().max()) if y.numel() else 0.0
+    if largest > 0.01 * torch.finfo(f.dtype).max ** 0.5:
+        raise InputError(
+            f"y is as large as {largest:.3g}, whose square {f.dtype} cannot hold, so that no variance could "
+            "be told. Scale the targets and train the network on these: y = y / y.std()."
+        )
+
+
+def without_ignored(y: Tensor) -> str:
+    """What to do about labels of -100, which losses of torch ignore; an empty text if there are none."""
+    if y.dim() != 1 or not bool((y == IGNORED).any()):
+        return ""
+    return (
+        f"labels of {IGNORED} mark points to ignore, but every point counts here: y has "
+        f"{int((y == IGNORED).sum())} of them. Drop these points: keep = y != {IGNORED}, and pass "
+        "(x[keep], y[keep])."
+    )
+
+
+def warn_of_probabilities(f: Tensor, *, binary: bool) -> None:
+    """Warn if outputs that should be logits are probabilities."""
+    inside = bool((f >= 0).all()) and bool((f <= 1).all())
+    if binary:
+        looks = inside and len(f) >= 10 and float(f.min()) < 0.2 and float(f.max()) > 0.8
+    else:
+        looks = inside and bool(((f.sum(-1) - 1).abs() < 1e-4).all())
+    if looks:
+        ending, name = ("sigmoid", "Bernoulli()") if binary else ("softmax", "Categorical()")
+        warnings.warn(
+            f"the network's outputs look like probabilities, but {name} takes logits and would apply the "
+            f"{ending} a second time. Pass the network without its {ending}, or pick the logits with "
+            "linearize(network, output=...).",
+            NotLogits,
+            stacklevel=4,
         )

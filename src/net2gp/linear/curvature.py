@@ -13,13 +13,14 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, NetworkError, available_memory, check_memory
+from net2gp.errors import InputError, available_memory, check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Categorical, Gaussian, of_points
 from net2gp.linalg import psd_root, softmax_root
 from net2gp.linear.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
-from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian
+from net2gp.linear.factors import Direct, Factor, Outer, jacobian, sum_of_squares
 from net2gp.linear.ggn import Fisher as GaussNewton
+from net2gp.linear.kron_blocks import Block, check_factors, layers, make_block
 from net2gp.linear.linearized import Linearized
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
@@ -29,9 +30,6 @@ CHUNK_BYTES = 2**28
 
 POWER_ITERATIONS = 12
 """The most rounds of subspace iteration for the largest eigenvalues."""
-
-DENSE_BLOCK = 4096
-"""Parameters without Kronecker factors up to which `kron_curvature` keeps their block as a matrix."""
 
 
 @dataclass(frozen=True)
@@ -114,37 +112,10 @@ class DiagonalCurvature:
 
 
 @dataclass(frozen=True, eq=False)
-class KronBlock:
-    """H of one layer ≈ A ⊗ G / places, with inputs' A (S, I, I) and output gradients' G (S, O, O).
-
-    `names` are the weight and, if it has one, the bias, whose input is a constant 1 behind the others.
-    """
-
-    names: tuple[str, ...]
-    A: Tensor
-    G: Tensor
-    places: int
-
-    @cached_property
-    def spectrum(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Eigenvalues, none negative, and eigenvectors of A and of G."""
-        (A, QA), (G, QG) = torch.linalg.eigh(self.A), torch.linalg.eigh(self.G)
-        return A.clamp(min=0), QA, G.clamp(min=0), QG
-
-
-@dataclass(frozen=True, eq=False)
-class DenseBlock:
-    """H of one parameter, (p, p), for those that are not weights of a linear map."""
-
-    names: tuple[str, ...]
-    H: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class KronCurvature:
     """H block by block, one a layer, with nothing between layers; in float64."""
 
-    blocks: tuple[KronBlock | DenseBlock, ...]
+    blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +132,11 @@ class SubsetCurvature:
 
     index: Tensor
     H: Tensor
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Of H, none negative."""
+        return torch.linalg.eigvalsh(self.H).clamp(min=0)
 
 
 Curvature = FullCurvature | DiagonalCurvature | KronCurvature | LowRankCurvature | SubsetCurvature
@@ -280,7 +256,7 @@ def diagonal_curvature(source: Source) -> DiagonalCurvature:
         for found in each_output(source.linearized, x, layout, seeds):
             for name, factor in found.items():
                 if not _used_once(factor):
-                    totals[name] += jacobian(factor).square().sum((0, 1)).double()
+                    totals[name] += sum_of_squares(factor).double()
                     continue
                 part = factor.g if isinstance(factor, Outer) else factor.J  # type: ignore[union-attr]
                 if name in once:
@@ -290,7 +266,7 @@ def diagonal_curvature(source: Source) -> DiagonalCurvature:
         for name, (factor, squares) in once.items():
             totals[name] += _sum_of_squares(factor, squares).double()
         for name, factor in source.leftover(x, seeds, layout).items():
-            totals[name] += jacobian(factor).square().sum((0, 1)).double()
+            totals[name] += sum_of_squares(factor).double()
     return DiagonalCurvature(torch.cat(list(totals.values())))
 
 
@@ -311,88 +287,23 @@ def _sum_of_squares(factor: Factor, squares: Tensor) -> Tensor:
     return each * factor.scale**2
 
 
-def kron_curvature(source: Source) -> KronCurvature:
+def kron_curvature(source: Source, *, diagonal_rest: bool = False) -> KronCurvature:
     """A = Σ a aᵀ and G = Σ g gᵀ over points and places, layer by layer; weight and bias together.
 
     Exact for a layer that is used at one place, if the inputs and the output gradients of a point are
-    independent of each other over the data: always for one linear layer under Gaussian noise.
+    independent of each other over the data: always for one linear layer under Gaussian noise. Parameters
+    that are not weights of a linear map have a matrix each if they are small; others are refused, or with
+    `diagonal_rest` have the diagonal of theirs.
 
     Reference: Martens, Grosse, Optimizing neural networks with Kronecker-factored approximate curvature,
     ICML 2015; Eschenhagen et al., Kronecker-factored approximate curvature for modern neural network
     architectures, NeurIPS 2023 (its "expand" setting for weights that are used at several places).
     """
-    blocks: dict[tuple[str, ...], KronBlock | DenseBlock] = {}
+    blocks: dict[tuple[str, ...], Block] = {}
     for found in source.gradients(compress=False):
-        _check_factors(found)
+        if not diagonal_rest:
+            check_factors(found)
         for names in layers(found):
-            block = _kron_block(names, found)
-            blocks[names] = block if names not in blocks else _sum(blocks[names], block)
+            block = make_block(names, found)
+            blocks[names] = block if names not in blocks else blocks[names].plus(block)
     return KronCurvature(tuple(blocks.values()))
-
-
-def layers(found: dict[str, Factor]) -> list[tuple[str, ...]]:
-    """The parameters in groups: a weight with the bias of its layer, all else alone."""
-    owners = {
-        f"{name.removesuffix('weight')}bias": name
-        for name, factor in found.items()
-        if isinstance(factor, Outer) and name.endswith("weight")
-    }
-    biases = {
-        owners[name]: name
-        for name, factor in found.items()
-        if name in owners and _belongs(factor, found[owners[name]])
-    }
-    return [
-        (name, biases[name]) if name in biases else (name,)
-        for name in found
-        if name not in biases.values()
-    ]
-
-
-def _belongs(bias: Factor, weight: Factor) -> bool:
-    """Whether a bias has no other gradient than through the layer of this weight, at some of the points."""
-    assert isinstance(weight, Outer)
-    some = slice(None, None, max(1, len(weight.g) // 8))
-    return isinstance(bias, Direct) and torch.allclose(
-        bias.J[some], weight.g[some].sum(4).flatten(2), rtol=1e-4, atol=1e-6
-    )
-
-
-def _check_factors(found: dict[str, Factor]) -> None:
-    for name, factor in found.items():
-        size = factor.J.shape[2] if isinstance(factor, Direct) else 0
-        if isinstance(factor, Lookup) or size > DENSE_BLOCK:
-            raise NetworkError(
-                f"Kron() has no factors for '{name}': it is not the weight of a Linear or convolution"
-                f"{f', and its block of {size}² entries is too large' if size else ''}. Leave it out with "
-                f"only=['*', '!{name}'], or pass structure=Diagonal(), LowRank() or FunctionSpace()."
-            )
-
-
-def _kron_block(names: tuple[str, ...], found: dict[str, Factor]) -> KronBlock | DenseBlock:
-    factor = found[names[0]]
-    if not isinstance(factor, Outer):
-        assert isinstance(factor, Direct)
-        J = factor.J.flatten(0, 1).double()
-        return DenseBlock(names, J.mT @ J)
-    a = inputs_with_bias(factor, len(names) == 2)
-    B, S, T, _ = a.shape
-    flat = a.transpose(1, 2).reshape(B * T, S, -1)
-    g = factor.g.permute(0, 1, 4, 2, 3).reshape(-1, S, factor.g.shape[3])
-    A = torch.einsum("nsi,nsj->sij", flat, flat).double()
-    G = torch.einsum("nso,nsp->sop", g, g).double()
-    return KronBlock(names, A, G, B * T)
-
-
-def inputs_with_bias(factor: Outer, bias: bool) -> Tensor:
-    """The layer's inputs (B, S, T, I), with the constant that a bias multiplies behind them."""
-    return torch.cat([factor.a, torch.ones_like(factor.a[..., :1])], -1) if bias else factor.a
-
-
-def _sum(one: KronBlock | DenseBlock, other: KronBlock | DenseBlock) -> KronBlock | DenseBlock:
-    if isinstance(one, DenseBlock):
-        assert isinstance(other, DenseBlock)
-        return DenseBlock(one.names, one.H + other.H)
-    assert isinstance(other, KronBlock)
-    places = one.places + other.places
-    return KronBlock(one.names, one.A + other.A, one.G + other.G, places)

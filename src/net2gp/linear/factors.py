@@ -143,6 +143,20 @@ def jacobian(factor: Factor) -> Tensor:
     return factor.gradients(everything).reshape(B, C, -1)
 
 
+def sum_of_squares(factor: Factor) -> Tensor:
+    """Σ over points and outputs of the squared gradients: (p,), never the whole Jacobian of an embedding."""
+    if not isinstance(factor, Lookup):
+        return jacobian(factor).square().sum((0, 1))
+    total = factor.g.new_zeros(factor.num_embeddings, factor.g.shape[3])
+    for n in range(len(factor.ids)):
+        point = replace(factor, ids=factor.ids[n : n + 1], g=factor.g[n : n + 1])
+        seen = factor.ids[n].unique()
+        seen = seen[seen >= 0]
+        squares = point.gradients(seen).square().sum(0).reshape(len(seen), -1)
+        total[seen] += squares
+    return total.reshape(-1)
+
+
 def in_dtype(factor: Factor, dtype: torch.dtype) -> Factor:
     """`factor` with its floating tensors in another dtype."""
     if isinstance(factor, Direct):

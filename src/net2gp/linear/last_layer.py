@@ -11,8 +11,9 @@ from torch import Tensor
 from net2gp.errors import check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Categorical, of_points
-from net2gp.linear.curvature import GGN, DiagonalCurvature, FullCurvature, KronBlock, Source
+from net2gp.linear.curvature import GGN, DiagonalCurvature, FullCurvature, Source
 from net2gp.linear.head import features_and_outputs, weights_of
+from net2gp.linear.kron_blocks import KronBlock
 from net2gp.types import Likelihood
 
 CHUNK_NUMBERS = 2**24

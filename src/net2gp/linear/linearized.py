@@ -88,9 +88,10 @@ class Linearized:
                 "linearize(network, output=lambda out: out.logits), or out[0] for a tuple."
             )
         if out.dim() == 0 or out.shape[0] != num_rows(x):
+            one = " For one point pass x[None]." if tensors(x)[0].dim() == 1 else ""
             raise NetworkError(
                 f"the network maps {num_rows(x)} points to {describe(out)}, but the first axis of the "
-                "output must count points. Pick or reshape the output with linearize(..., output=...)."
+                f"output must count points.{one} Pick or reshape the output with linearize(..., output=...)."
             )
         out = out.reshape(out.shape[0], -1)
         return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
@@ -108,14 +109,16 @@ class Linearized:
 
         self.check(x)
         self._check_tangent(v)
-        return pushed(self, x, v)
+        with accepts(x):
+            return pushed(self, x, v)
 
     def vjp(self, x: Inputs, u: Tensor) -> Params:
         """J(x)ᵀ u for u of shape (N, C): a value for each chosen parameter, one backward pass."""
         from net2gp.linear.passes import pulling
 
         self.check(x)
-        out, pull = pulling(self, x)
+        with accepts(x):
+            out, pull = pulling(self, x)
         if u.shape != out.shape:
             raise InputError(
                 f"u must have the shape {tuple(out.shape)} of the output, but is {describe(u)}."
@@ -324,7 +327,13 @@ def expand_prior(prior_var: PriorVar, params: Params) -> Params:
     like = next(iter(params.values()))
     expanded: Params = {}
     for pattern, value in patterns.items():
-        variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        try:
+            variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(
+                "prior_var must be a number, a tensor, or a dict of these by parameter name, but is "
+                f"{value!r} for '{pattern}'. Pass for example prior_var=1.0."
+            ) from None
         if not bool(torch.isfinite(variance).all()) or bool((variance < 0).any()):
             raise InputError(
                 f"prior_var['{pattern}'] must be finite and not negative, but is {value}."

@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 from net2gp.errors import EmptyClass, InputError, check_memory
 from net2gp.inputs import describe, gather, num_rows
 from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.likelihoods.targets import without_ignored
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.linearized import PriorVar, example_of
 from net2gp.posteriors.codes import ClassPosterior, Standardized
@@ -107,7 +108,8 @@ def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
         )
     if y.numel() and not y.is_floating_point() and int(y.min()) < 0:
         raise InputError(
-            f"labels must be 0, 1, …, but the smallest is {int(y.min())}. Number them anew: "
+            without_ignored(y)
+            or f"labels must be 0, 1, …, but the smallest is {int(y.min())}. Number them anew: "
             "torch.unique(y, return_inverse=True)[1]."
         )
     least = max(2, int(y.max()) + 1) if y.numel() and not y.is_floating_point() else 2

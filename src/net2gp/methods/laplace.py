@@ -39,7 +39,7 @@ from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_sampled import sampled
 from net2gp.methods.laplace_tuning import Evidence, Matched, Search, Task, Tuned, Tuning
 from net2gp.methods.matching import some_points
-from net2gp.posteriors.checks import check_class_axis, check_prior_var
+from net2gp.posteriors.checks import check_class_axis, check_prior_var, remedy
 from net2gp.posteriors.precision import covariance, log_det, prior_vector, trace
 from net2gp.posteriors.structures import (
     Diagonal,
@@ -246,7 +246,7 @@ def _linearized(
 def _default(
     linearized: Linearized, data: tuple[Inputs, Tensor], likelihood: Likelihood, f: Tensor
 ) -> Structure:
-    """The first structure that has all of it and is small, else `Kron()`, or `Diagonal()` without factors."""
+    """The first structure that has all of it and is small, else `Kron()`, with a diagonal where it must."""
     small = linearized.num_params <= (SMALL_FULL if linearized.num_params <= f.numel() else 1000)
     if small:
         return Full()
@@ -255,7 +255,7 @@ def _default(
     try:
         kron_curvature(Source(linearized, rows(data[0], slice(0, 3)), data[1][:3], likelihood))
     except NetworkError:
-        return Diagonal()
+        return Kron(rest=Diagonal())
     return Kron()
 
 
@@ -293,7 +293,9 @@ def _plain_curvature(task: Task, structure: Full | Diagonal | Kron) -> Curvature
     source = Source(task.linearized, task.x, task.y, task.likelihood, structure.fisher)
     if isinstance(structure, Full):
         return full_curvature(source)
-    return diagonal_curvature(source) if isinstance(structure, Diagonal) else kron_curvature(source)
+    if isinstance(structure, Diagonal):
+        return diagonal_curvature(source)
+    return kron_curvature(source, diagonal_rest=structure.rest is not None)
 
 
 def _subnetwork_curvature(
@@ -356,7 +358,7 @@ def _check_stationary(task: Task, likelihood: Likelihood, trace: float) -> None:
         warnings.warn(
             f"the network is not at a stationary point: the gradient of its log-likelihood has norm "
             f"{float(gradient.norm()):.3g}, of which {rest:.3g} is not explained by weight decay, where "
-            f"{trace**0.5:.3g} would be by chance. Train it further on these data. The mean stays the "
+            f"{trace**0.5:.3g} would be by chance. {remedy(linearized.network)} The mean stays the "
             "network's; that of the linear model is posterior.dual().condition().",
             NotStationary,
             stacklevel=3,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe, rows
@@ -62,3 +62,20 @@ def check_class_axis(linearized: Linearized, x: Inputs, likelihood: Likelihood) 
             "If all are logits of one label, pass linearize(network, output=lambda out: out.flatten(1)); "
             "for one place of an image, output=lambda out: out[:, :, 0, 0]."
         )
+
+
+def remedy(network: nn.Module) -> str:
+    """What brings a network to a stationary point of the loss that it has in eval mode."""
+    kinds = {type(module).__name__ for module in network.modules() if _differs_in_training(module)}
+    if not kinds:
+        return "Train it further on these data."
+    return (
+        f"It has {' and '.join(sorted(kinds))}: training minimizes another loss than that of the network in "
+        "eval mode, however long it is. A few more epochs with network.eval() called before them, where "
+        "gradients flow all the same, lead to the minimum of the latter."
+    )
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    return dropout or isinstance(module, nn.modules.batchnorm._BatchNorm)

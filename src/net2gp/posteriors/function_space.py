@@ -161,6 +161,7 @@ class FunctionPosterior:
         """
         check_batch(x, self.x)
         if isinstance(self.kernel, FeatureKernel):
+            check_points(self.kernel, self.num_outputs, x, self.x)
             return self.sample_functions(num_samples, generator=generator)(x)
         return draw_from(self.joint(x), num_rows(x), num_samples, generator)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from net2gp.linear.curvature import inputs_with_bias
-from net2gp.linear.factors import Direct, Factor, Outer, jacobian
+from net2gp.linear.factors import Direct, Factor, Outer, jacobian, scaled
+from net2gp.linear.kron_blocks import inputs_with_bias
 from net2gp.posteriors.rooted import normal, rooted_blocks, rooted_joint, rooted_variances
 
 
@@ -75,10 +75,29 @@ class DenseRoot:
 
 
 @dataclass(frozen=True, eq=False)
+class DiagonalRoot:
+    """One parameter's Σ = diag(variance), of the parameter's own shape."""
+
+    names: tuple[str, ...]
+    variance: Tensor
+
+    def rooted(self, found: dict[str, Factor]) -> Factor:
+        """J diag(variance)^{1/2}."""
+        factor = found[self.names[0]]
+        like = factor.J if isinstance(factor, Direct) else factor.g
+        return scaled(factor, self.variance.to(like))
+
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """√variance · z."""
+        flat = self.variance.reshape(-1)
+        return {self.names[0]: flat.sqrt()[:, None] * normal(flat, num_samples, generator)}
+
+
+@dataclass(frozen=True, eq=False)
 class KronCovariance:
     """Σ layer by layer; `order` are the parameters' names as `Linearized.flatten` has them."""
 
-    layers: tuple[KronRoot | DenseRoot, ...]
+    layers: tuple[KronRoot | DenseRoot | DiagonalRoot, ...]
     order: tuple[str, ...]
 
     def rooted(self, found: dict[str, Factor]) -> list[Factor]:

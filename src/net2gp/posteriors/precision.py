@@ -15,15 +15,14 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.linalg import cholesky
 from net2gp.linear.curvature import (
-    DenseBlock,
     DiagonalCurvature,
     FullCurvature,
-    KronBlock,
     KronCurvature,
     LowRankCurvature,
     SubsetCurvature,
 )
 from net2gp.linear.head import weights_of
+from net2gp.linear.kron_blocks import DenseBlock, DiagonalBlock, KronBlock
 from net2gp.linear.last_layer import LastLayerCurvature
 from net2gp.posteriors.covariances import (
     Covariance,
@@ -32,7 +31,7 @@ from net2gp.posteriors.covariances import (
     SubsetCovariance,
     Subtracted,
 )
-from net2gp.posteriors.kron import DenseRoot, KronCovariance, KronRoot
+from net2gp.posteriors.kron import DenseRoot, DiagonalRoot, KronCovariance, KronRoot
 from net2gp.posteriors.last_layer import (
     LastLayerDiagonal,
     LastLayerFull,
@@ -78,7 +77,10 @@ def _(curvature: FullCurvature, prior: Params, params: Params, scale: float | Te
 
 
 def _full_log_det(
-    curvature: FullCurvature, prior: Params, v: Tensor, scale: float | Tensor
+    curvature: FullCurvature | DenseBlock | SubsetCurvature,
+    prior: Params,
+    v: Tensor,
+    scale: float | Tensor,
 ) -> Tensor:
     """By eigenvalues where a search asks again and again, by one Cholesky factor where it does not."""
     one = common_variance(prior)
@@ -117,7 +119,7 @@ def _dense_factor(H: Tensor, v: Tensor, scale: float) -> Tensor:
 
 @log_det.register
 def _(curvature: SubsetCurvature, prior: Params, params: Params, scale: float | Tensor) -> Tensor:
-    return _dense_log_det(curvature.H, prior_vector(prior, params)[curvature.index], scale)
+    return _full_log_det(curvature, prior, prior_vector(prior, params)[curvature.index], scale)
 
 
 @covariance.register
@@ -162,11 +164,15 @@ def _(curvature: LowRankCurvature, prior: Params, params: Params, scale: float) 
 def _(curvature: KronCurvature, prior: Params, params: Params, scale: float | Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
     for block in curvature.blocks:
-        if isinstance(block, DenseBlock):
-            v = prior_vector(prior, {n: params[n] for n in block.names})
-            total = total + _dense_log_det(block.H, v, scale)
-        else:
+        if isinstance(block, KronBlock):
             total = total + _kron_log_det(block, prior, scale)
+            continue
+        own = {n: prior[n] for n in block.names}
+        v = prior_vector(own, {n: params[n] for n in block.names})
+        if isinstance(block, DiagonalBlock):
+            total = total + _log1p_sum(scale * v * block.diagonal)
+        else:
+            total = total + _full_log_det(block, own, v, scale)
     return total
 
 
@@ -199,13 +205,18 @@ def _input_variances(block: KronBlock, prior: Params) -> Tensor:
 
 @covariance.register
 def _(curvature: KronCurvature, prior: Params, params: Params, scale: float) -> KronCovariance:
-    layers: list[KronRoot | DenseRoot] = []
+    layers: list[KronRoot | DenseRoot | DiagonalRoot] = []
     for block in curvature.blocks:
-        if isinstance(block, DenseBlock):
-            v = prior_vector(prior, {n: params[n] for n in block.names})
-            layers.append(DenseRoot(block.names, _dense_root(block.H, v, scale)))
-        else:
+        if isinstance(block, KronBlock):
             layers.append(kron_root(block, prior, scale))
+            continue
+        v = prior_vector(prior, {n: params[n] for n in block.names})
+        if isinstance(block, DiagonalBlock):
+            variance = v / (1 + scale * v * block.diagonal)
+            shape = params[block.names[0]].shape
+            layers.append(DiagonalRoot(block.names, variance.reshape(shape)))
+        else:
+            layers.append(DenseRoot(block.names, _dense_root(block.H, v, scale)))
     return KronCovariance(tuple(layers), tuple(params))
 
 
@@ -264,7 +275,7 @@ def trace(curvature: object) -> float:
         return float((sizes[0] * sizes[1]).sum()) / curvature.places
     if isinstance(curvature, FullCurvature | DenseBlock | SubsetCurvature):
         return float(curvature.H.trace())
-    values = curvature.diagonal if isinstance(curvature, DiagonalCurvature) else None
-    values = curvature.values if isinstance(curvature, LowRankCurvature) else values
-    assert values is not None
-    return float(values.sum())
+    if isinstance(curvature, DiagonalCurvature | DiagonalBlock):
+        return float(curvature.diagonal.sum())
+    assert isinstance(curvature, LowRankCurvature)
+    return float(curvature.values.sum())

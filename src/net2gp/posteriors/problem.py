@@ -100,6 +100,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     problem = Problem(kernel, mean, likelihood, x, y, offset.to(torch.float64))
     if isinstance(likelihood, Gaussian):
         _check_noise(problem)
+        _check_ratio(problem, float(first.max()))
     return _with_joint_kernel(problem)
 
 
@@ -166,6 +167,17 @@ def _check_noise(problem: Problem) -> None:
         raise InputError(
             f"{flat.shape[0] - distinct} of {flat.shape[0]} points with noise_var=0 are duplicates, so "
             "the Gram matrix is singular. Drop them, or pass a positive variance: Gaussian(noise_var=1e-4)."
+        )
+
+
+def _check_ratio(problem: Problem, prior: float) -> None:
+    """Raise where the noise is lost in the rounding of the prior variance of f."""
+    noise = float(problem.noise.min())
+    if 0.0 < noise < prior * torch.finfo(torch.float64).eps:
+        raise InputError(
+            f"the prior variance of the outputs is {prior:.3g} and the noise {noise:.3g}: beside the one the "
+            "other is lost in rounding, and no variance would be right. Pass a smaller prior_var, or "
+            "Gaussian(noise_var=0) to interpolate."
         )
 
 

@@ -93,6 +93,7 @@ _CLASSES: dict[str, type] = {
         covariances.SubsetCovariance,
         kron.KronRoot,
         kron.DenseRoot,
+        kron.DiagonalRoot,
         kron.KronCovariance,
         drawn.DrawnCovariance,
         covariances.ScaledCovariance,

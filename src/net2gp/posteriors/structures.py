@@ -34,12 +34,26 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Kron:
-    """A Kronecker product for each layer (KFAC): layers independent. Some passes over the data, any depth."""
+    """A Kronecker product for each layer (KFAC): layers independent. Some passes over the data, any depth.
+
+    Parameters that are not weights of a Linear or a convolution, such as gains, keep a matrix each if they
+    have up to 4096 entries. Larger ones, such as embeddings, are refused by name; with `rest=Diagonal()`
+    only their variances are kept.
+    """
 
     fisher: Fisher = field(default_factory=GGN)
+    rest: Diagonal | None = None
 
     def __post_init__(self) -> None:
         _check_fisher(self)
+        if not isinstance(self.rest, Diagonal | None):
+            raise InputError(
+                f"rest must be Diagonal() or None, but is {_shown(self.rest)}. Pass Kron(rest=Diagonal())."
+            )
+        if self.rest is not None and self.rest.fisher != GGN():
+            raise InputError(
+                "rest takes the fisher of Kron() itself: pass Kron(fisher, rest=Diagonal())."
+            )
 
 
 @dataclass(frozen=True)
