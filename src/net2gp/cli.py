@@ -10,7 +10,13 @@ import typer
 from net2gp._version import __version__
 from net2gp.errors import Net2GPError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="net2gp",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -37,7 +43,7 @@ def demo(
     from net2gp.report import demo as run
 
     try:
-        path = run(out)
+        path = run(out.expanduser())
     except (Net2GPError, ImportError) as error:
         typer.echo(f"net2gp: {error}", err=True)
         raise typer.Exit(1) from None
@@ -46,4 +52,4 @@ def demo(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    app(prog_name="net2gp")

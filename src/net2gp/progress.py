@@ -1,14 +1,20 @@
-"""A progress bar for long loops: silent unless standard error is a terminal."""
+"""A progress bar for long loops: on a terminal and in notebooks, silent everywhere else."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from html import escape
+from typing import Any
 
 Advance = Callable[..., None]
 """advance(steps=1, note="") moves the bar on and replaces the note shown behind it."""
+
+SECONDS = 0.2
+"""The least time between two pictures of a bar in a notebook."""
 
 
 _showing: ContextVar[bool] = ContextVar("showing", default=False)
@@ -18,16 +24,42 @@ _showing: ContextVar[bool] = ContextVar("showing", default=False)
 def progress(description: str, total: int | None = None) -> Iterator[Advance]:
     """Show a bar while the block runs; the block gets a function that moves it.
 
-    The bar appears only on a terminal and disappears when the block ends, so logs, notebooks that
-    capture output and tests stay clean. Of nested bars only the outermost shows.
+    The bar appears on a terminal or in a notebook and disappears when the block ends, so that logs, pipes
+    and tests stay clean. Of nested bars only the outermost shows.
 
     >>> with progress("tiles", total=2) as advance:
     ...     advance()
     ...     advance(note="residual 1e-9")
     """
-    if not sys.stderr.isatty() or _showing.get():
+    bar = _bar()
+    if bar is None or _showing.get():
         yield lambda steps=1, note="": None
         return
+    token = _showing.set(True)
+    try:
+        with bar(description, total) as advance:
+            yield advance
+    finally:
+        _showing.reset(token)
+
+
+Bar = Callable[[str, int | None], AbstractContextManager[Advance]]
+
+
+def _bar() -> Bar | None:
+    if sys.stderr.isatty():
+        return _terminal_bar
+    return _notebook_bar if _in_notebook() else None
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this, whose output is no terminal but is looked at."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
+
+
+@contextmanager
+def _terminal_bar(description: str, total: int | None) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -44,10 +76,33 @@ def progress(description: str, total: int | None = None) -> Iterator[Advance]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    token = _showing.set(True)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total, note="")
+        yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
+
+
+@contextmanager
+def _notebook_bar(description: str, total: int | None) -> Iterator[Advance]:
+    from IPython.display import HTML, display
+
+    picture: Any = display(HTML(_html(description, 0, total, "")), display_id=True)
+    done, shown = 0, time.monotonic()
+
+    def advance(steps: int = 1, note: str = "") -> None:
+        nonlocal done, shown
+        done += steps
+        if picture is not None and time.monotonic() - shown >= SECONDS:
+            shown = time.monotonic()
+            picture.update(HTML(_html(description, done, total, note)))
+
     try:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(description, total=total, note="")
-            yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
+        yield advance
     finally:
-        _showing.reset(token)
+        if picture is not None:
+            picture.update(HTML(""))
+
+
+def _html(description: str, done: int, total: int | None, note: str) -> str:
+    share = "" if total is None else f' value="{done}" max="{total}"'
+    count = f"{done}" if total is None else f"{done}/{total}"
+    return f"{escape(description)} <progress{share}></progress> {count} {escape(note)}"

@@ -328,5 +328,5 @@ def state_dict(name: str | Path) -> Params:
 
     Dtypes are those of the file; the prefix that `nn.DataParallel` gives is taken off.
     """
-    path = name if isinstance(name, Path) else data_folder() / "nets" / f"{name}.npz"
+    path = name.expanduser() if isinstance(name, Path) else data_folder() / "nets" / f"{name}.npz"
     return {key.removeprefix("module."): torch.from_numpy(v) for key, v in _read(path).items()}

@@ -6,6 +6,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from net2gp.show import as_html, as_text, number
+
 
 class Law(MultivariateNormal):
     """GPyTorch's multivariate normal, with variances as they are.
@@ -13,6 +15,15 @@ class Law(MultivariateNormal):
     GPyTorch raises variances below 1e-6 (float32) or 1e-10 (float64) to that floor, which would be most
     of the variance of targets on a small scale.
     """
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "shape": f"{tuple(self.mean.shape)}",
+            "mean": number(self.mean),
+            "stddev": number(self.variance.sqrt()),
+        }
+
+    __repr__, _repr_html_ = as_text, as_html
 
     @property
     def variance(self) -> Tensor:

@@ -14,6 +14,7 @@ from net2gp.limits.initialization import as_built
 from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
 from net2gp.limits.tiles import Tiles, diagonal, matrix
+from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs
 
 MATMUL_BYTES = 2**27
@@ -32,6 +33,17 @@ class InfiniteWidth:
     plans: dict[tuple[tuple[int | torch.dtype, ...], ...], Plan] = field(
         default_factory=dict, repr=False
     )
+
+    def __repr__(self) -> str:
+        calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
+        names = [
+            type(self.graph.get_submodule(str(node.target))).__name__
+            if node.op == "call_module"
+            else getattr(node.target, "__name__", str(node.target))
+            for node in calls
+        ]
+        more = [f"… ({len(names)} steps)"] if len(names) > 8 else []
+        return f"InfiniteWidth({', '.join(names[:8] + more)})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "plans": {}}  # made again from the graph when inputs come
@@ -131,6 +143,15 @@ class LimitKernel:
     limit: InfiniteWidth
     tangent: bool
     variance: float | Tensor = 1.0
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "_limit": repr(self.limit),
+            "kernel": "NTK" if self.tangent else "NNGP",
+            "variance": number(self.variance),
+        }
+
+    __repr__, _repr_html_ = as_text, as_html
 
     @property
     def joint(self) -> bool:

@@ -35,6 +35,7 @@ from net2gp.linear.passes import (
 )
 from net2gp.linear.products import jacobian_times, jacobian_transposed_times
 from net2gp.progress import progress
+from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs, Params
 
 
@@ -59,6 +60,11 @@ class TangentKernel:
     prior_var: Params = field(repr=False)
     memory_budget: int | None = None
     product_dtype: torch.dtype | None = None
+
+    def _facts(self) -> dict[str, str]:
+        return {"_network": repr(self.linearized), "prior_var": number(self.prior_var)}
+
+    __repr__, _repr_html_ = as_text, as_html
 
     @property
     def joint(self) -> bool:

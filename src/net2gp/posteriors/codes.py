@@ -12,6 +12,7 @@ from net2gp.errors import InputError, check_memory
 from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, tensors
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.spectrum import same_inputs
+from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs, Kernel, Likelihood
 
 SMALLEST = 1e-12
@@ -170,6 +171,18 @@ class ClassPosterior:
     frequencies: Tensor = field(repr=False)
     temperature: float
     evidence: Tensor
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "_kernel": repr(self.process.kernel),
+            "N": f"{num_rows(self.process.x)}",
+            "C": f"{len(self.frequencies)}",
+            "noise_var": number(self.noise_var),
+            "temperature": number(self.temperature),
+            "log_evidence": number(self.evidence),
+        }
+
+    __repr__, _repr_html_ = as_text, as_html
 
     @property
     def noise_var(self) -> float:

@@ -16,10 +16,11 @@ from net2gp.errors import InputError
 from net2gp.inputs import check_batch, chunks, num_rows, rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
-from net2gp.posteriors.problem import check_points, predictive, prior_mean
+from net2gp.posteriors.problem import check_points, predictive, prior_mean, process_facts
 from net2gp.posteriors.samples import FunctionSamples, check_count, draw_from
 from net2gp.posteriors.solvers import CG, Inference, Solver
 from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
+from net2gp.show import as_html, as_text
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ class FunctionPosterior:
     weights: Tensor | None = field(default=None, repr=False)
     cache: Tensor | None = field(default=None, repr=False)
     structure: object = None
+
+    def _facts(self) -> dict[str, str]:
+        return process_facts(self)
+
+    __repr__, _repr_html_ = as_text, as_html
 
     @property
     def prior_var(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from net2gp.inputs import check_batch, describe, gather, map_inputs, num_rows, r
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
+from net2gp.show import likelihood_name, number
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
 
 WEIGHT_LIMIT = 12_000
@@ -132,6 +134,21 @@ def predictive(likelihood: Likelihood | None, own: Likelihood) -> Likelihood:
             "likelihood=Gaussian(noise_var=...) with the noise of the new points, or use marginal(x)."
         )
     return own if likelihood is None else likelihood
+
+
+def process_facts(posterior: Any) -> dict[str, str]:
+    """What a posterior of a kernel says of itself."""
+    features = isinstance(posterior.kernel, FeatureKernel)
+    return {
+        "_kernel": repr(posterior.kernel),
+        "likelihood": likelihood_name(posterior.likelihood),
+        "N": f"{num_rows(posterior.x)}",
+        "C": f"{posterior.num_outputs}",
+        **({"P": f"{posterior.kernel.num_features}"} if features else {}),
+        "solver": f"{posterior.solver}",
+        **({} if posterior.inference is None else {"inference": f"{posterior.inference}"}),
+        "log_evidence": number(posterior.evidence),
+    }
 
 
 def _num_outputs(likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor) -> int:

@@ -138,7 +138,7 @@ def save(posterior: Saved, path: str | os.PathLike) -> None:
     """
     if not isinstance(posterior, Saved):
         raise InputError(f"save takes a posterior of net2gp, but got {describe(posterior)}.")
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.parent.is_dir():
         raise InputError(
             f"there is no folder {path.parent} to save in. Create it, or pass another path."
@@ -180,7 +180,7 @@ def load(
     `network` is a module of the architecture that was saved (its own weights do not matter), or its
     linearization, and `output` the function that was given to `linearize`, if any.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     check_device(device)
     if isinstance(network, Linearized):
         output = output or network.output

@@ -26,6 +26,7 @@ from net2gp.posteriors.dual import Dual, make_dual
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.last_layer import LastLayerKron
 from net2gp.posteriors.problem import predictive
+from net2gp.show import as_html, as_text, likelihood_name, number
 from net2gp.types import Inputs, Likelihood, Params
 
 BLOCK_NUMBERS = 2**25
@@ -100,6 +101,23 @@ class WeightGaussian:
     evidence: Tensor | None = None
     structure: object = None
     temperature: float = 1.0
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "_network": repr(self.linearized),
+            "structure": type(self.structure).__name__
+            if self.structure is None
+            else f"{self.structure}",
+            "likelihood": likelihood_name(self.likelihood),
+            "prior_var": number(self.prior_var),
+            "N": f"{num_rows(self.x)}",
+            "C": f"{self.num_outputs}",
+            "P": f"{self.linearized.num_params}",
+            **({} if self.temperature == 1.0 else {"temperature": number(self.temperature)}),
+            "log_evidence": "none" if self.evidence is None else number(self.evidence),
+        }
+
+    __repr__, _repr_html_ = as_text, as_html
 
     @property
     def _sigma(self) -> Covariance:

@@ -12,10 +12,11 @@ from torch.distributions import Distribution
 from net2gp.inputs import check_batch, chunks
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky
-from net2gp.posteriors.problem import check_points, predictive
+from net2gp.posteriors.problem import check_points, predictive, process_facts
 from net2gp.posteriors.samples import FunctionSamples, check_count
 from net2gp.posteriors.solvers import Inference, WeightSpace
 from net2gp.posteriors.systems import Sites
+from net2gp.show import as_html, as_text
 from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Mean
 
 TEST_BYTES = 2**28
@@ -44,6 +45,11 @@ class WeightPosterior:
     solver: WeightSpace
     inference: Inference | None = None
     sites: Sites | None = field(default=None, repr=False)
+
+    def _facts(self) -> dict[str, str]:
+        return process_facts(self)
+
+    __repr__, _repr_html_ = as_text, as_html
 
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
