@@ -11,6 +11,10 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import TypeVar
+
+Predicted = TypeVar("Predicted", bound=Distribution, default=Distribution, covariant=True)
+"""The law of y that a likelihood predicts."""
 
 Params = dict[str, Tensor]
 """Parameters by name, as `named_parameters()` gives them."""
@@ -82,7 +86,7 @@ class FeatureKernel(Kernel, Protocol):
 
 
 @runtime_checkable
-class Likelihood(Protocol):
+class Likelihood(Protocol[Predicted]):
     """p(y | f), point by point; f is (N, C)."""
 
     def check(self, f: Tensor, y: Tensor) -> None:
@@ -100,8 +104,18 @@ class Likelihood(Protocol):
         For Gaussian, Bernoulli and Categorical it is the negative Hessian itself, whatever y is.
         """
 
-    def predict(self, f: MultivariateNormal) -> Distribution:
+    def predict(self, f: MultivariateNormal) -> Predicted:
         """p(y_n) = ∫ p(y_n | f_n) N(f_n) df_n; `f` has batch N and event C."""
+
+
+Own = TypeVar("Own", bound=Likelihood, default=Likelihood, covariant=True)
+"""The likelihood that a posterior has, so that its predictions have a type: `.probs` or `.mean`."""
+
+Observed = TypeVar("Observed", bound=Likelihood)
+"""The likelihood that a method is given, and that the posterior which it returns has."""
+
+Outcome = TypeVar("Outcome", bound=Distribution)
+"""The law of y that a posterior predicts."""
 
 
 @runtime_checkable

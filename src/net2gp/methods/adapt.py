@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from net2gp.posteriors.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.tune import tune_spectra
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.progress import progress
-from net2gp.types import Data, Inputs, Likelihood
+from net2gp.types import Data, Inputs, Likelihood, Observed
 
 SPECTRUM_ROWS = 6000
 """Rows up to which hyper-parameters are tuned on all points under Gaussian noise."""
@@ -49,13 +50,13 @@ NEWTON_ROWS = 2000
 def adapt(
     network: nn.Module | Linearized,
     data: Data,
-    likelihood: Likelihood,
+    likelihood: Observed,
     *,
     prior_var: PriorVar | None = None,
     zero_mean: bool = False,
     solver: Solver | None = None,
     inference: Inference | None = None,
-) -> FunctionPosterior | WeightPosterior:
+) -> FunctionPosterior[Observed] | WeightPosterior[Observed]:
     """The Gaussian process posterior of a trained network on a task, from all of its parameters.
 
     f(x) = f(x; θ*) + J(x)(θ − θ*) with θ − θ* ~ N(0, prior_var): linearize, tune the prior variance
@@ -89,6 +90,19 @@ def adapt(
     References: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021; Khan et al.,
     Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
+    found = _adapted(network, data, likelihood, prior_var, zero_mean, solver, inference)
+    return cast("FunctionPosterior[Observed] | WeightPosterior[Observed]", found)
+
+
+def _adapted(
+    network: nn.Module | Linearized,
+    data: Data,
+    likelihood: Likelihood,
+    prior_var: PriorVar | None,
+    zero_mean: bool,
+    solver: Solver | None,
+    inference: Inference | None,
+) -> FunctionPosterior | WeightPosterior:
     linearized = network if isinstance(network, Linearized) else linearize(network)
     mean = None if zero_mean else linearized
     data = gather(data, linearized.example)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ from net2gp.posteriors.structures import (
     Subnetwork,
 )
 from net2gp.posteriors.weight_gaussian import WeightGaussian
-from net2gp.types import Data, Inputs, Likelihood
+from net2gp.types import Data, Inputs, Likelihood, Observed
 
 POINTS = 1500
 """Points that go through the network together."""
@@ -71,14 +72,14 @@ SMALL_LAST = 4000
 def laplace(
     network: nn.Module | Linearized,
     data: Data,
-    likelihood: Likelihood,
+    likelihood: Observed,
     *,
     prior_var: PriorVar | None = None,
     structure: Structure | None = None,
     only: Patterns | None = None,
     tuning: Tuning | None = None,
     temperature: float = 1.0,
-) -> WeightGaussian:
+) -> WeightGaussian[Observed]:
     """The Gaussian posterior of a trained network's parameters around where they are, on its training data.
 
     θ ~ N(θ*, Σ) with Σ⁻¹ = diag(1/prior_var) + Σ_n J_nᵀ Λ_n J_n / temperature, for the prior
@@ -117,7 +118,8 @@ def laplace(
         check_prior_var(prior_var)
     with torch.inference_mode(False):
         task = make_task(network, gather(data, example_of(network)), likelihood, only, structure)
-        return _solved(task, prior_var, tuning, temperature)
+        found = _solved(task, prior_var, tuning, temperature)
+        return cast("WeightGaussian[Observed]", found)
 
 
 def _solved(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -41,18 +42,18 @@ from net2gp.posteriors.solvers import (
 )
 from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, precision
 from net2gp.posteriors.weight_space import WeightPosterior
-from net2gp.types import Data, Inputs, Kernel, Likelihood, Mean
+from net2gp.types import Data, Inputs, Kernel, Likelihood, Mean, Observed
 
 
 def condition(
     kernel: Kernel,
     data: Data,
-    likelihood: Likelihood,
+    likelihood: Observed,
     *,
     mean: Mean | None = None,
     solver: Solver | None = None,
     inference: Inference | None = None,
-) -> FunctionPosterior | WeightPosterior:
+) -> FunctionPosterior[Observed] | WeightPosterior[Observed]:
     """The posterior of f ~ GP(mean, kernel) given data seen through the likelihood.
 
     With Gaussian noise it is exact. Otherwise `inference` says how the posterior is approximated by a
@@ -71,6 +72,18 @@ def condition(
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 3.
     """
+    found = _conditioned(kernel, data, likelihood, mean, solver, inference)
+    return cast("FunctionPosterior[Observed] | WeightPosterior[Observed]", found)
+
+
+def _conditioned(
+    kernel: Kernel,
+    data: Data,
+    likelihood: Likelihood,
+    mean: Mean | None,
+    solver: Solver | None,
+    inference: Inference | None,
+) -> FunctionPosterior | WeightPosterior:
     problem = make_problem(kernel, data, likelihood, mean)
     solver = choose_solver(problem, solver)
     if isinstance(likelihood, Gaussian):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
-from torch.distributions import Distribution
 
 from net2gp.errors import InputError
 from net2gp.inputs import check_batch, chunks, num_rows, rows
@@ -21,7 +20,7 @@ from net2gp.posteriors.samples import FunctionSamples, check_count, draw_from
 from net2gp.posteriors.solvers import CG, Inference, Solver
 from net2gp.posteriors.systems import CurvatureFactor, IterativeFactor, Sites
 from net2gp.show import as_html, as_text
-from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
+from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome, Own
 
 if TYPE_CHECKING:
     from net2gp.posteriors.dual import Dual
@@ -69,7 +68,7 @@ class SpectralFactor:
 
 
 @dataclass(frozen=True, eq=False)
-class FunctionPosterior:
+class FunctionPosterior(Generic[Own]):
     """f | y with mean m(x) + k(x, X) α and covariance k(x, x') − k(x, X)(K + Λ⁻¹)⁻¹ k(X, x').
 
     Everything that a prediction needs is a field, so a second prediction solves nothing:
@@ -86,7 +85,7 @@ class FunctionPosterior:
 
     kernel: Kernel
     mean: Mean | None = field(repr=False)
-    likelihood: Likelihood
+    likelihood: Own
     x: Inputs = field(repr=False)
     y: Tensor = field(repr=False)
     num_outputs: int
@@ -154,7 +153,12 @@ class FunctionPosterior:
         covariance = (0.5 * (covariance + covariance.mT)).to(mean.dtype)
         return gaussian_law(mean.reshape(-1), covariance)
 
-    def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
+    def predict(
+        self: FunctionPosterior[Likelihood[Outcome]],
+        x: Inputs,
+        *,
+        likelihood: Likelihood[Outcome] | None = None,
+    ) -> Outcome:
         """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""
         return predictive(likelihood, self.likelihood).predict(self.marginal(x))
 
@@ -205,7 +209,7 @@ class FunctionPosterior:
             )
         return self.evidence
 
-    def update(self, data: Data, *, likelihood: Likelihood | None = None) -> FunctionPosterior:
+    def update(self, data: Data, *, likelihood: Likelihood | None = None) -> FunctionPosterior[Own]:
         """The posterior given more data too, without starting over.
 
         Gaussian noise with Cholesky: the factor grows by the new rows, O(N²M) instead of O((N+M)³).
@@ -214,11 +218,11 @@ class FunctionPosterior:
         """
         from net2gp.posteriors.condition import extend
 
-        return extend(self, data, likelihood)
+        return cast("FunctionPosterior[Own]", extend(self, data, likelihood))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> FunctionPosterior:
+    ) -> FunctionPosterior[Own]:
         """The same posterior on another device, or predicting in another dtype (solves stay float64)."""
         from net2gp.posteriors.move import move
 
@@ -327,6 +331,6 @@ class FunctionPosterior:
         outputs = self.num_outputs if self.kernel.joint else 1
         return max(1, TEST_BYTES // (8 * len(self.alpha) * outputs))
 
-    def replace(self, **changes: object) -> FunctionPosterior:
+    def replace(self, **changes: object) -> FunctionPosterior[Own]:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -9,12 +9,21 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory
-from net2gp.inputs import check_batch, describe, gather, map_inputs, num_rows, rows, tensors
+from net2gp.inputs import (
+    check_batch,
+    check_inputs,
+    describe,
+    gather,
+    map_inputs,
+    num_rows,
+    rows,
+    tensors,
+)
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
 from net2gp.show import likelihood_name, number
-from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean
+from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
 
 WEIGHT_LIMIT = 12_000
 """The most parameters for which the weight space is chosen by itself."""
@@ -113,6 +122,7 @@ def _copy(value: Tensor) -> Tensor:
 
 def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | None = None) -> None:
     """Raise unless `x` can be inputs of the kernel and have as many outputs as the data, `known`, had."""
+    check_inputs(x)
     if known is not None:
         check_batch(x, known)
     kernel.check(x)
@@ -125,7 +135,9 @@ def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | No
         )
 
 
-def predictive(likelihood: Likelihood | None, own: Likelihood) -> Likelihood:
+def predictive(
+    likelihood: Likelihood[Outcome] | None, own: Likelihood[Outcome]
+) -> Likelihood[Outcome]:
     """The likelihood to predict with: the given one, or its own if that is not tied to training points."""
     noise = own.noise_var if isinstance(own, Gaussian) else None
     if likelihood is None and isinstance(noise, Tensor) and noise.dim() == 2:

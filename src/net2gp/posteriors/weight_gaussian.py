@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -27,7 +27,7 @@ from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.last_layer import LastLayerKron
 from net2gp.posteriors.problem import predictive
 from net2gp.show import as_html, as_text, likelihood_name, number
-from net2gp.types import Inputs, Likelihood, Params
+from net2gp.types import Inputs, Likelihood, Outcome, Own, Params
 
 BLOCK_NUMBERS = 2**25
 """Numbers of the covariances of one chunk of points."""
@@ -64,14 +64,13 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Method = Callable[Concatenate["WeightGaussian", Arguments], Result]
+Owner = TypeVar("Owner", bound="WeightGaussian")
+Method = Callable[Concatenate[Owner, Arguments], Result]
 
 
-def _evaluated(method: Method[Arguments, Result]) -> Method[Arguments, Result]:
+def _evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Arguments, Result]:
     @wraps(method)
-    def wrapped(
-        self: WeightGaussian, *arguments: Arguments.args, **keywords: Arguments.kwargs
-    ) -> Result:
+    def wrapped(self: Owner, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
         with evaluating(self.linearized.network):
             return method(self, *arguments, **keywords)
 
@@ -79,7 +78,7 @@ def _evaluated(method: Method[Arguments, Result]) -> Method[Arguments, Result]:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightGaussian:
+class WeightGaussian(Generic[Own]):
     """f(x) = f(x; θ*) + J(x)(θ − θ*) with θ ~ N(θ*, Σ).
 
     The mean is the network's own output, the covariance J Σ Jᵀ. `evidence` is None where the method has
@@ -93,7 +92,7 @@ class WeightGaussian:
     """
 
     linearized: Linearized
-    likelihood: Likelihood
+    likelihood: Own
     covariance: Covariance | FunctionPosterior = field(repr=False)
     x: Inputs = field(repr=False)
     y: Tensor = field(repr=False)
@@ -143,20 +142,23 @@ class WeightGaussian:
         covariance = self._sigma.joint(self.linearized, x)
         return gaussian_law(mean.reshape(-1), covariance.to(mean.dtype))
 
-    @_evaluated
     def predict(
-        self,
+        self: WeightGaussian[Likelihood[Outcome]],
         x: Inputs,
         *,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood[Outcome] | None = None,
         how: WeightSamples | None = None,
-    ) -> Distribution:
+    ) -> Outcome:
         """y(x_n) for each point, f integrated out; `how` averages networks instead of linearizing.
 
         With a `Probit()` or `Contrast()` link the (N, C, C) covariances of f are not kept.
         """
         check_batch(x, self.x)
         chosen = predictive(likelihood, self.likelihood)
+        with evaluating(self.linearized.network):
+            return cast(Outcome, self._predicted(x, chosen, how))
+
+    def _predicted(self, x: Inputs, chosen: Likelihood, how: WeightSamples | None) -> Distribution:
         if how is not None:
             if not isinstance(how, WeightSamples):
                 raise InputError(f"how must be WeightSamples(100) or None, but is {describe(how)}.")
@@ -229,7 +231,7 @@ class WeightGaussian:
             for (name, value), piece in zip(params.items(), pieces, strict=True)
         }
 
-    def tempered(self, factor: float) -> WeightGaussian:
+    def tempered(self, factor: float) -> WeightGaussian[Own]:
         """The posterior with `factor` times the covariance, at no cost.
 
         It is that of prior variance factor·prior_var at temperature factor·temperature: the data and the
@@ -264,7 +266,7 @@ class WeightGaussian:
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> WeightGaussian:
+    ) -> WeightGaussian[Own]:
         """The same posterior on another device, or predicting in another dtype."""
         from net2gp.posteriors.move import move
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
-from torch.distributions import Distribution
 
 from net2gp.inputs import check_batch, chunks
 from net2gp.likelihoods.laws import gaussian_law
@@ -17,14 +17,14 @@ from net2gp.posteriors.samples import FunctionSamples, check_count
 from net2gp.posteriors.solvers import Inference, WeightSpace
 from net2gp.posteriors.systems import Sites
 from net2gp.show import as_html, as_text
-from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Mean
+from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Mean, Outcome, Own
 
 TEST_BYTES = 2**28
 """What the features of one chunk of test points may take."""
 
 
 @dataclass(frozen=True, eq=False)
-class WeightPosterior:
+class WeightPosterior(Generic[Own]):
     """f(x) = m(x) + Φ(x) w with w | y ~ N(weights, A⁻¹), A = I + Φ(X)ᵀΛΦ(X).
 
     The same Gaussian process as in function space, by the matrix inversion lemma; predictions cost
@@ -35,7 +35,7 @@ class WeightPosterior:
 
     kernel: FeatureKernel
     mean: Mean | None = field(repr=False)
-    likelihood: Likelihood
+    likelihood: Own
     x: Inputs = field(repr=False)
     y: Tensor = field(repr=False)
     num_outputs: int
@@ -70,7 +70,12 @@ class WeightPosterior:
         R = self.precision.half_solve(Phi.reshape(-1, Phi.shape[2]).mT)
         return gaussian_law(self._mean(x, Phi).reshape(-1), (R.mT @ R).to(Phi.dtype))
 
-    def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
+    def predict(
+        self: WeightPosterior[Likelihood[Outcome]],
+        x: Inputs,
+        *,
+        likelihood: Likelihood[Outcome] | None = None,
+    ) -> Outcome:
         """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with."""
         return predictive(likelihood, self.likelihood).predict(self.marginal(x))
 
@@ -97,7 +102,7 @@ class WeightPosterior:
         """log p(y): exact for Gaussian noise; Laplace's approximation, or the variational bound."""
         return self.evidence
 
-    def update(self, data: Data, *, likelihood: Likelihood | None = None) -> WeightPosterior:
+    def update(self, data: Data, *, likelihood: Likelihood | None = None) -> WeightPosterior[Own]:
         """The posterior given more data too, without starting over.
 
         Gaussian noise: the new points' precision is added, O(M·P² + P³) whatever N was. Other
@@ -105,11 +110,11 @@ class WeightPosterior:
         """
         from net2gp.posteriors.condition import extend_weights
 
-        return extend_weights(self, data, likelihood)
+        return cast("WeightPosterior[Own]", extend_weights(self, data, likelihood))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> WeightPosterior:
+    ) -> WeightPosterior[Own]:
         """The same posterior on another device, or predicting in another dtype (solves stay float64)."""
         from net2gp.posteriors.move import move
 
