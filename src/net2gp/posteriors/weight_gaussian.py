@@ -129,6 +129,7 @@ class WeightGaussian(Generic[Own]):
         return self.linearized(next(iter(chunks(self.x, 1)))).shape[1]
 
     @_evaluated
+    @_evaluated
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
         check_batch(x, self.x)
