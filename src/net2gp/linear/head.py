@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import map_inputs, num_rows, rows, tensors
+from net2gp.inputs import follows, map_inputs, num_rows, rows, tensors
 from net2gp.linear.evaluation import LOCK, accepts
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
@@ -150,7 +150,7 @@ def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Ten
     the sum of these outputs, each times the number of its point, says which point t belongs to. φ is
     differentiable in `x`.
     """
-    follow = torch.is_grad_enabled() and any(value.requires_grad for value in tensors(x))
+    follow = follows(x)
     layer = _layer(linearized)
     calls, out = _cut(linearized, layer, x, follow)
     with torch.inference_mode(False), torch.enable_grad():
