@@ -388,3 +388,33 @@ def test_what_to_do_about_a_network_that_is_not_stationary(layer, named) -> None
     assert f"It has {named}: training minimizes another loss" in text
     assert "A few more epochs with network.eval() called before them" in text
     assert "Train it further" not in text
+
+
+class Frame:
+    """A table that can become an array, as those of pandas can."""
+
+    def to_numpy(self) -> np.ndarray:
+        return X.numpy()
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (Frame(), r"Convert it: x = torch\.tensor\(x\.to_numpy\(\), dtype=torch\.float32\)\."),
+        (list(X), r"Pass x = torch\.stack\(x\) if it holds the points, or tuple\(x\) if it holds"),
+        (X.tolist(), r"Convert it, e\.g\. x = torch\.as_tensor\(x\)\."),
+        (["a text", "another"], r"(?s)object of type str.*class ByNumber\(nn\.Module\)"),
+    ],
+)
+def test_other_inputs_are_told_how_to_become_tensors(x, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gather((x, Y))
+
+
+def test_a_list_of_items_is_told_to_be_loaded() -> None:
+    items = [(X[n], Y[n]) for n in range(12)]
+    with pytest.raises(
+        InputError, match=r"for a list of items \(x_n, y_n\), DataLoader\(items, bat"
+    ):
+        gather(items)
+    assert torch.equal(gather(DataLoader(items, 5))[0], X)

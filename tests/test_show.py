@@ -16,6 +16,7 @@ from torch import nn
 import net2gp as n2g
 from net2gp import progress as bars
 from net2gp.errors import Net2GPWarning
+from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.progress import progress
 
 SOURCES = Path(__file__).parent.parent / "src"
@@ -155,8 +156,10 @@ def test_the_package_runs_as_a_program() -> None:
         assert "demo" in done.stdout
 
 
-def test_the_home_folder_is_known_to_save_and_load(tmp_path, monkeypatch) -> None:
+def test_the_home_folder_is_known_to_all_that_write(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    Checkpoint("~/solve.safetensors").write({"x": torch.ones(2)}, {"step": 3})
+    assert (tmp_path / "solve.safetensors").is_file()
     posterior = laplace(structure=n2g.Full())
     n2g.save(posterior, "~/posterior.safetensors")
     assert (tmp_path / "posterior.safetensors").is_file()

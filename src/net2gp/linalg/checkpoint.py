@@ -50,7 +50,7 @@ class Checkpoint:
 
     def check_writable(self) -> None:
         """Raise, before a long iteration, what would be wrong with writing after it."""
-        path = Path(self.path)
+        path = Path(self.path).expanduser()
         if path.is_dir():
             raise InputError(f"the checkpoint {path} is a folder. Pass the path of a file in it.")
         if not path.parent.is_dir():
@@ -66,7 +66,7 @@ class Checkpoint:
     def write(self, tensors: dict[str, Tensor], numbers: dict[str, object]) -> None:
         """Replace the file by this state."""
         self.check_writable()
-        path = Path(self.path)
+        path = Path(self.path).expanduser()
         header = {"kind": KIND, "key": self.key, "numbers": json.dumps(numbers)}
         beside = path.with_name(path.name + ".part")
         save_file(dict(_stored(n, t.detach()) for n, t in tensors.items()), beside, header)
@@ -77,7 +77,7 @@ class Checkpoint:
         self, device: torch.device | str
     ) -> tuple[dict[str, Tensor], dict[str, object]] | None:
         """The state that was written, or None if there is no file."""
-        path = Path(self.path)
+        path = Path(self.path).expanduser()
         if not path.exists():
             return None
         try:
