@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-LIMIT = 120
-"""Seconds for each attempt."""
+LIMIT = 180
+"""Seconds of a core for each attempt, the comparison included."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,22 @@ PAGE = ROOT / "docs" / "real_networks.md"
 Outcome = dict[str, Any]
 
 
-def outcomes(python: Path, network: Network) -> dict[str, Outcome]:
-    """What came of each attempt."""
+def outcomes(python: Path, network: Network) -> Iterator[tuple[str, Outcome]]:
+    """Each attempt, and what came of it."""
     paths = os.pathsep.join(str(path) for path in (ROOT / "src", WORKER.parent))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    found: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
         command = [str(python), str(WORKER), network.name, folder]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True)
-    for line in process.stdout.splitlines():
-        if line.startswith("RESULT "):
-            row = json.loads(line.removeprefix("RESULT "))
-            found[row.pop("attempt")] = row
-    if process.returncode:
-        reason = (process.stderr.strip().splitlines() or ["no output"])[-1]
-        found.setdefault("kernel", {"verdict": "raw", "message": reason})
-    return found
+        kind = {"stdout": subprocess.PIPE, "stderr": said, "text": True}
+        with subprocess.Popen(command, env=environment, **kind) as process:
+            for line in process.stdout or ():
+                if line.startswith("RESULT "):
+                    row = json.loads(line.removeprefix("RESULT "))
+                    yield row.pop("attempt"), row
+        if process.returncode:
+            said.seek(0)
+            reason = (said.read().strip().splitlines() or ["no output"])[-1]
+            yield "kernel", {"verdict": "raw", "message": reason}
 
 
 def is_right(network: Network, attempt: str, outcome: Outcome) -> bool:
@@ -152,9 +153,9 @@ configurations: what one would type, and what came. Made by `python benchmarks/r
 - right: equal to what plain backward passes give, one for each output (in brackets the relative error);
 - not compared: an answer with more outputs than a plain comparison can hold;
 - refused: an error of net2gp, shown below; refused, rightly: one that was stated beforehand;
-- no answer: not within {limit} s.
+- no answer: not within {limit} s of a core.
 
-Seconds are of the whole attempt, tuning and prediction included, on two cores shared with other work."""
+Seconds are those of one core for the whole attempt, tuning and prediction included."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,8 +174,9 @@ def main(arguments: list[str] | None = None) -> int:
     for network in NETWORKS:
         if network.name not in options.only:
             continue
-        found[network.name] = rows = outcomes(python, network)
-        for attempt, row in rows.items():
+        rows = found.setdefault(network.name, {})
+        for attempt, row in outcomes(python, network):
+            rows[attempt] = row
             if attempt == "network":
                 continue
             good = is_right(network, attempt, row)

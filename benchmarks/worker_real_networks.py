@@ -17,6 +17,8 @@ import math
 import multiprocessing
 import os
 import re
+import resource
+import signal
 import sys
 import time
 import types
@@ -30,6 +32,9 @@ from torch import Tensor, nn
 import net2gp as n2g
 from net2gp.linear.linearized import expand_prior
 from real_network_snippets import ATTEMPTS, LIMIT, NETWORKS, Network
+
+WAIT = 1800
+"""Seconds on the clock that are waited for an attempt, on a machine with much else to do."""
 
 MAX_ROWS = 200
 """Rows N·C up to which posteriors are compared; of larger kernels some rows are."""
@@ -201,12 +206,12 @@ def tolerance(network: Network, attempt: str) -> float:
 
 def tried(network: Network, attempt: str, code: str, names: dict[str, Any]) -> dict[str, Any]:
     """Run one snippet; the verdict, in words and numbers."""
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             exec(code, names)
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
         said = sorted(
             {
                 type(w.message).__name__
@@ -233,11 +238,13 @@ def tried(network: Network, attempt: str, code: str, names: dict[str, Any]) -> d
     except Exception as raw:
         kind, message = "raw", f"{type(raw).__name__}: {raw}"
     message = re.sub(r"\s+", " ", message)
-    return {"verdict": kind, "message": message, "seconds": time.perf_counter() - started}
+    return {"verdict": kind, "message": message, "seconds": time.process_time() - started}
 
 
 def child(pipe: Any, network: Network, attempt: str, code: str, names: dict[str, Any]) -> None:
     """One attempt in a process of its own."""
+    used = math.ceil(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT, used + 2 * LIMIT))
     pipe.send(tried(network, attempt, code, names))
     pipe.close()
 
@@ -245,17 +252,19 @@ def child(pipe: Any, network: Network, attempt: str, code: str, names: dict[str,
 def within_limit(
     network: Network, attempt: str, code: str, names: dict[str, Any]
 ) -> dict[str, Any]:
-    """The outcome of an attempt, or that none came in time."""
+    """The outcome of an attempt, or that none came in time: that of a core, which others may share."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(theirs, network, attempt, code, names))
     process.start()
     theirs.close()
     try:
-        found = ours.recv() if ours.poll(LIMIT) else {"verdict": "no answer", "seconds": LIMIT}
+        found = ours.recv() if ours.poll(WAIT) else {"verdict": "no answer"}
     except EOFError:
         process.join()
         found = {"verdict": "raw", "message": f"the process ended with {process.exitcode}"}
+        if process.exitcode == -signal.SIGXCPU:
+            found = {"verdict": "no answer"}
     process.kill()
     process.join()
     return found
