@@ -40,6 +40,7 @@ ATTEMPTS = {
     "laplace": FIT.format(""),
     "LastLayer": FIT.format(", structure=n2g.LastLayer()"),
     "Kron": FIT.format(", structure=n2g.Kron()"),
+    "Kron, rest": FIT.format(", structure=n2g.Kron(rest=n2g.Diagonal())"),
     "Diagonal": FIT.format(", structure=n2g.Diagonal()"),
     "FunctionSpace": FIT.format(", structure=n2g.FunctionSpace()"),
     "adapt": "posterior = n2g.adapt(linearized, (x, y), likelihood)\nprediction = posterior.predict(x_new)",
@@ -303,13 +304,16 @@ y = torch.tensor([0, 1, 2, 0])
 likelihood = n2g.Categorical()
 linearized = n2g.linearize(network)"""
 
+NO_FACTORS = {"Kron": "structure=Kron(rest=Diagonal())"}
+"""Large embeddings, and layers that are applied to other rows than points: the message says what to type."""
+
 NETWORKS = [
     Network(
         "CHGNet",
         "chgnet 0.4.2",
         CHGNET,
         extra=CHGNET_EXTRA,
-        refused={"all parameters": "do not reach the output"},
+        refused={"all parameters": "do not reach the output"} | NO_FACTORS,
         precise=False,
     ),
     Network(
@@ -324,7 +328,7 @@ NETWORKS = [
         "silero-vad 6.2, rebuilt from its weights",
         SILERO,
         extra=SILERO_EXTRA,
-        refused={"as packaged": "jit"},
+        refused={"as packaged": "jit"} | NO_FACTORS,
     ),
     Network("BERT", "transformers, a small configuration", BERT),
     Network("GPT-2", "transformers, a small configuration", GPT2),

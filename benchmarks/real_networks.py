@@ -95,7 +95,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
         "",
         f"{network.package}.",
         "",
-        "```text",
+        "```py",
         network.setup,
         "```",
         "",
@@ -110,7 +110,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
     if default.get("verdict") in ("right", "not compared"):
         lines += [f"`laplace` by default took `{default['message']}()`.", ""]
     for attempt, code in network.extra.items():
-        lines += ["```text", code, "```", "", f"{cell(network, attempt, rows.get(attempt))}.", ""]
+        lines += ["```py", code, "```", "", f"{cell(network, attempt, rows.get(attempt))}.", ""]
     for attempt, row in rows.items():
         if row.get("verdict") in ("refused", "raw", "wrong"):
             lines += [f"- {attempt}: {row['verdict']}. {row.get('message', '')}".rstrip()]
@@ -121,7 +121,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
 
 def page(found: dict[str, dict[str, Outcome]], revision: str) -> str:
     """The whole page."""
-    attempts = [f"{name}:\n\n```text\n{code}\n```\n" for name, code in ATTEMPTS.items()]
+    attempts = [f"{name}:\n\n```py\n{code}\n```\n" for name, code in ATTEMPTS.items()]
     return (
         "\n".join(
             [
