@@ -97,6 +97,13 @@ def jacobian(linearized: Any, x: Any, rows: Tensor | None = None) -> Tensor:
     return torch.stack(found)
 
 
+def weighted_jacobian(linearized: Any, x: Any, prior_var: Any) -> Tensor:
+    """J diag(√prior_var)."""
+    prior = expand_prior(prior_var, linearized.params)
+    pairs = [(prior[name].double(), p) for name, p in linearized.params.items()]
+    return jacobian(linearized, x) * torch.cat([v.expand_as(p).flatten() for v, p in pairs]).sqrt()
+
+
 def output_of(linearized: Any, x: Any) -> Tensor:
     """The network itself, called as a user would."""
     network = linearized.network
@@ -140,11 +147,7 @@ def posterior_error(names: dict[str, Any], kind: str) -> float | None:
     outputs = output_of(linearized, names["x"])
     if outputs.numel() > MAX_ROWS:
         return None
-    prior = expand_prior(posterior.prior_var, linearized.params)
-    scale = torch.cat(
-        [prior[name].double().expand_as(p).flatten() for name, p in linearized.params.items()]
-    )
-    J, new = (jacobian(linearized, names[x]) * scale.sqrt() for x in ("x", "x_new"))
+    J, new = (weighted_jacobian(linearized, names[x], posterior.prior_var) for x in ("x", "x_new"))
     curve = curvature(names, posterior.likelihood)
     found = posterior.marginal(names["x_new"]).variance.flatten()
     if kind == "Kron":
@@ -168,16 +171,12 @@ def adapted_error(names: dict[str, Any]) -> float | None:
     if not isinstance(posterior.likelihood, n2g.Gaussian):
         probs = names["prediction"].probs
         return 0.0 if bool(probs.isfinite().all()) else math.inf
-    J, new = (jacobian(linearized, names[x]) for x in ("x", "x_new"))
+    J, new = (weighted_jacobian(linearized, names[x], posterior.prior_var) for x in ("x", "x_new"))
     before, mean = (output_of(linearized, names[x]).detach().double() for x in ("x", "x_new"))
-    prior, noise = float(posterior.prior_var), float(posterior.likelihood.noise_var)
-    K = prior * J @ J.T + noise * torch.eye(len(J)).double()
-    mean = mean.flatten() + prior * new @ J.T @ torch.linalg.solve(
-        K, (names["y"].double() - before).flatten()
-    )
-    variance = prior * new.square().sum(1) - prior**2 * (
-        (new @ J.T).T * torch.linalg.solve(K, J @ new.T)
-    ).sum(0)
+    K = J @ J.T + float(posterior.likelihood.noise_var) * torch.eye(len(J)).double()
+    residual = (names["y"].double() - before).flatten()
+    mean = mean.flatten() + new @ J.T @ torch.linalg.solve(K, residual)
+    variance = new.square().sum(1) - ((new @ J.T).T * torch.linalg.solve(K, J @ new.T)).sum(0)
     found = posterior.marginal(names["x_new"])
     return max(distance(found.mean.flatten(), mean), distance(found.variance.flatten(), variance))
 
