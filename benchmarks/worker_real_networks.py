@@ -210,34 +210,36 @@ def tried(network: Network, attempt: str, code: str, names: dict[str, Any]) -> d
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             exec(code, names)
-        seconds = time.process_time() - started
-        said = sorted(
-            {
-                type(w.message).__name__
-                for w in heard
-                if issubclass(w.category, UserWarning)
-                and w.category.__module__.startswith("net2gp")
-            }
-        )
-        error = error_of(attempt, names)
-        good = error is None or error <= tolerance(network, attempt)
-        verdict = "right" if good and error is not None else "not compared" if good else "wrong"
-        structure = ""
-        if attempt == "laplace":
-            structure = type(names["posterior"].structure).__name__
-        return {
-            "verdict": verdict,
-            "error": error,
-            "seconds": seconds,
-            "warnings": said,
-            "message": structure,
-        }
     except n2g.errors.Net2GPError as refusal:
         kind, message = "refused", str(refusal)
     except Exception as raw:
         kind, message = "raw", f"{type(raw).__name__}: {raw}"
+    else:
+        seconds = time.process_time() - started
+        kinds = {w.category for w in heard if issubclass(w.category, n2g.errors.Net2GPWarning)}
+        return {
+            "seconds": seconds,
+            "warnings": sorted(kind.__name__ for kind in kinds),
+            **judged(network, attempt, names),
+        }
     message = re.sub(r"\s+", " ", message)
     return {"verdict": kind, "message": message, "seconds": time.process_time() - started}
+
+
+def judged(network: Network, attempt: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Whether an answer is right, and how far it is from what it is compared with."""
+    message = ""
+    if attempt == "laplace":
+        message = type(names["posterior"].structure).__name__
+    try:
+        error = error_of(attempt, names)
+    except Exception as raw:
+        message = f"in the comparison, {type(raw).__name__}: {raw}"
+        return {"verdict": "raw", "message": message}
+    if error is None:
+        return {"verdict": "not compared", "message": message}
+    right = error <= tolerance(network, attempt)
+    return {"verdict": "right" if right else "wrong", "error": error, "message": message}
 
 
 def child(pipe: Any, network: Network, attempt: str, code: str, names: dict[str, Any]) -> None:
