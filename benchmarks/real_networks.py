@@ -1,6 +1,6 @@
 """Networks as they come from the package index: what one would type, and what comes.
 
-    python benchmarks/real_networks.py [--only ANI-1x BERT] [--python .../bin/python] [--page FILE]
+    python benchmarks/real_networks.py [--only ANI-1x BERT] [--python .../bin/python]
 
 For each network of `real_network_snippets.py`: the tangent kernel beside brute force, `laplace` with its
 default and four structures, `adapt`, and a posterior saved and loaded, with a time limit each. The verdicts:
@@ -11,7 +11,8 @@ default and four structures, `adapt`, and a posterior saved and loaded, with a t
 - raw: any other error; wrong: an answer that is not that of the comparison; no answer: out of time.
 
 The exit status is 0 if nothing is raw, wrong or without an answer, and nothing refused that is not stated.
-Writes `docs/real_networks.md`. The networks' environment is made first (`peers.py`): some minutes.
+Writes `results/real_networks.json` and, from all that is there, `docs/real_networks.md`. The networks'
+environment is made first (`peers.py`), which takes some minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from real_network_snippets import ATTEMPTS, LIMIT, NETWORKS, Network
 
 WORKER = Path(__file__).with_name("worker_real_networks.py")
 PAGE = ROOT / "docs" / "real_networks.md"
+RESULTS = Path(__file__).parent / "results" / "real_networks.json"
 Outcome = dict[str, Any]
 
 
@@ -93,7 +95,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
     lines = [
         f"## {network.name}",
         "",
-        f"{network.package}.",
+        f"{network.package}. Run at revision {rows.get('network', {}).get('revision', 'unknown')}.",
         "",
         "```py",
         network.setup,
@@ -119,7 +121,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
     return [*lines, ""]
 
 
-def page(found: dict[str, dict[str, Outcome]], revision: str) -> str:
+def page(found: dict[str, dict[str, Outcome]]) -> str:
     """The whole page."""
     attempts = [f"{name}:\n\n```py\n{code}\n```\n" for name, code in ATTEMPTS.items()]
     return (
@@ -127,7 +129,7 @@ def page(found: dict[str, dict[str, Outcome]], revision: str) -> str:
             [
                 "# Networks from the package index",
                 "",
-                HEAD.format(revision=revision, machine=platform.machine(), limit=LIMIT),
+                HEAD.format(machine=platform.machine(), limit=LIMIT),
                 "",
                 *table(found),
                 "",
@@ -147,8 +149,8 @@ def page(found: dict[str, dict[str, Outcome]], revision: str) -> str:
 
 
 HEAD = """Networks as they come from PyPI, with the weights that their packages bring or random ones of small
-configurations: what one would type, and what came. Made by `python benchmarks/real_networks.py` at revision
-{revision}, one thread ({machine}), which asserts that nothing is wrong and that no error is raw.
+configurations: what one would type, and what came. Made by `python benchmarks/real_networks.py`, one thread
+({machine}), which asserts that nothing is wrong and that no error is raw.
 
 - right: equal to what plain backward passes give, one for each output (in brackets the relative error);
 - not compared: an answer with more outputs than a plain comparison can hold;
@@ -164,20 +166,22 @@ def main(arguments: list[str] | None = None) -> int:
     names = [network.name for network in NETWORKS]
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--python", type=Path, help="an interpreter that has the packages")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the page is written")
     options = parser.parse_args(arguments)
     python = options.python or ensure(PEERS["real-networks"])
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     revision = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    found: dict[str, dict[str, Outcome]] = {}
+    found: dict[str, dict[str, Outcome]] = (
+        json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    )
     faults = []
     for network in NETWORKS:
         if network.name not in options.only:
             continue
-        rows = found.setdefault(network.name, {})
+        found[network.name] = rows = {}
         for attempt, row in outcomes(python, network):
             rows[attempt] = row
             if attempt == "network":
+                row["revision"] = revision
                 continue
             good = is_right(network, attempt, row)
             message = row.get("message", "")[:300] if not good else ""
@@ -186,7 +190,8 @@ def main(arguments: list[str] | None = None) -> int:
                 flush=True,
             )
             faults += [] if good else [f"{network.name}, {attempt}: {row['verdict']}"]
-    options.page.write_text(page(found, revision), encoding="utf-8")
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(found), encoding="utf-8")
     print(f"{len(faults)} of what came is not as it must be" + "".join(f"\n  {f}" for f in faults))
     return 1 if faults else 0
 

@@ -44,14 +44,15 @@ def test_the_page_has_what_was_typed_and_what_came(program):
     network = program.NETWORKS[0]
     found = {
         network.name: {
-            "network": {"num_params": 1234},
+            "network": {"num_params": 1234, "revision": "abc"},
             "kernel": outcome("right") | {"error": 2e-7},
             "adapt": outcome("raw", "TypeError: no"),
         }
     }
-    text = program.page(found, "abc")
+    text = program.page(found)
     assert network.setup in text
     assert "1,234" in text
+    assert "Run at revision abc." in text
     assert "right (2e-07), 1.0 s" in text
     assert "**raw**, 1.0 s" in text
     assert "- adapt: raw. TypeError: no" in text
