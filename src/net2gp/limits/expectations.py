@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from net2gp.limits.breaks import find_breaks, find_kinks
+from net2gp.limits.hermite_series import series_means
+from net2gp.limits.near import Side, full_means, near_means
 from net2gp.limits.plane import REACH, Cuts, line_means, plane_means
 
 Term = tuple[int, int]
@@ -98,7 +100,12 @@ def kinks_of(act: PointFunction, reach: float) -> tuple[float, ...]:
     declared = getattr(act, "kinks", None)
     if declared is not None:
         return tuple(declared)
-    return _searched(act, 4.0 ** math.ceil(math.log(reach, 4)))
+    return tuple(k for k in _searched(act, _rounded(reach)) if abs(k) < reach)
+
+
+def _rounded(reach: float) -> float:
+    """The next power of two: one survey serves variances of similar size."""
+    return 2.0 ** math.ceil(math.log2(reach))
 
 
 @lru_cache(maxsize=256)
@@ -114,7 +121,7 @@ def _breaks(act: PointFunction, reach: float) -> tuple[float, ...]:
 def breaks_of(act: PointFunction, var: Tensor) -> Tensor:
     """Sorted places between which φ is a polynomial to rounding, as far as N(0, var) reaches."""
     top = REACH * math.sqrt(max(float(var.max()), 1e-4))
-    places = _breaks(act, 4.0 ** math.ceil(math.log(top, 4)))
+    places = _breaks(act, _rounded(top))
     return torch.tensor([b for b in places if abs(b) < top], dtype=var.dtype, device=var.device)
 
 
@@ -171,38 +178,84 @@ def moments(
     `triple` is cov, var1, var2, flat and in float64. Jumps of φ^{(m−1)} are deltas in φ^{(m)}: they add line
     integrals and, where both jump, densities; without `deltas` they count nothing, as in autograd.
     """
-    rank = torch.maximum(triple[1], triple[2]).argsort()
-    back = rank.argsort()
-    sorted_triple = [x[rank].split(_GROUP) for x in triple]
-    groups = [
-        _moments(act1, act2, group, pairs, order, deltas)
-        for group in zip(*sorted_triple, strict=True)
-    ]
-    return [torch.cat(column)[back] for column in zip(*groups, strict=True)]
-
-
-def _moments(
-    act1: PointFunction,
-    act2: PointFunction,
-    triple: tuple[Tensor, ...],
-    pairs: Sequence[tuple[Term, Term]],
-    order: int,
-    deltas: bool,
-) -> list[Tensor]:
     cov, var1, var2 = triple
     scale = torch.sqrt(var1) * torch.sqrt(var2)
     rho = (cov / torch.where(scale > 0, scale, 1.0)).clamp(-1, 1) * (scale > 0)
     # full correlation up to rounding is full: the angle would blow the rounding up to its square root
     rho = torch.where(rho.abs() > 1 - 1e-15, torch.sign(rho), rho)
-    sine = torch.sqrt((1 - rho) * (1 + rho))
-    cuts = (cuts_of(act1, var1), cuts_of(act2, var2))
-    if len(cuts[0].kinks) + len(cuts[1].kinks):
-        order = order * 3 // 2  # the sector in which a kink off zero is met is harder to resolve
+    if not len(cov):
+        return [cov for _ in pairs]
     firsts, seconds = zip(*pairs, strict=True)
     functions = (_evaluator(act1, firsts), _evaluator(act2, seconds))
-    result = plane_means(functions, (var1, var2), torch.atan2(sine, rho), cuts, order)
+    places = (breaks_of(act1, var1), breaks_of(act2, var2))
+    full = rho.abs() == 1
+    result, done = series_means(functions, (var1, var2), torch.where(full, 0.0, rho), places)
+    done &= ~full
+    rest = torch.nonzero(~done)[:, 0]
+    groups = _groups(rest, torch.maximum(var1, var2), rho)
+    for group in groups:
+        roots = (var1[group].sqrt(), var2[group].sqrt())
+        sides = (_side(act1, functions[0], var1[group]), _side(act2, functions[1], var2[group]))
+        for column, values in zip(result, _direct(sides, roots, rho[group], order), strict=True):
+            column[group] = values
+    if deltas:
+        _add_atoms(result, (act1, act2), triple, rho, pairs)
+    return result
+
+
+def _groups(pairs: Tensor, var: Tensor, rho: Tensor) -> list[Tensor]:
+    """Pairs of similar variances and one kind of correlation: full, positive or negative."""
+    kind = torch.where(rho.abs() == 1, 0, torch.where(rho > 0, 1, 2))
+    groups: list[Tensor] = []
+    for number in range(3):
+        chosen = pairs[kind[pairs] == number]
+        if len(chosen):
+            groups += chosen[var[chosen].argsort()].split(_GROUP)
+    return groups
+
+
+def _direct(
+    sides: tuple[Side, Side], roots: tuple[Tensor, Tensor], rho: Tensor, order: int
+) -> list[Tensor]:
+    """E[f(u) g(v)] for each f and g by quadrature, for pairs of one kind of correlation."""
+    if float(rho[0].abs()) == 1:
+        return full_means(sides, roots, rho)
+    found = near_means(sides, roots, rho) if float(rho.abs().min()) > 0.9 else None
+    if found is not None:
+        return found
+    cuts = []
+    for side in sides:
+        sizes = side.breaks.abs().unique()
+        cuts.append(Cuts(sizes[sizes > 0], side.kinks[side.kinks != 0]))
+    if len(cuts[0].kinks) + len(cuts[1].kinks):
+        order = order * 3 // 2  # the sector in which a kink off zero is met is harder to resolve
+    angle = torch.atan2(torch.sqrt((1 - rho) * (1 + rho)), rho)
+    return plane_means(
+        (sides[0].function, sides[1].function), roots, angle, (cuts[0], cuts[1]), order
+    )
+
+
+def _side(act: PointFunction, function: Callable[[Tensor], list[Tensor]], var: Tensor) -> Side:
+    top = REACH * math.sqrt(max(float(var.max()), 1e-4))
+    kinks = [k for k in kinks_of(act, top) if abs(k) < top]
+    return Side(
+        function, breaks_of(act, var), torch.tensor(kinks, dtype=var.dtype, device=var.device)
+    )
+
+
+def _add_atoms(
+    result: list[Tensor],
+    acts: tuple[PointFunction, PointFunction],
+    triple: tuple[Tensor, Tensor, Tensor],
+    rho: Tensor,
+    pairs: Sequence[tuple[Term, Term]],
+) -> None:
+    """Add what deltas in one factor or both give."""
+    cov, var1, var2 = triple
+    act1, act2 = acts
+    sine = torch.sqrt((1 - rho) * (1 + rho))
     reach = REACH * math.sqrt(max(float(var1.max()), float(var2.max()), 1e-4))
-    for i, (one, two) in enumerate(pairs if deltas else ()):
+    for i, (one, two) in enumerate(pairs):
         atoms1, atoms2 = _atoms(act1, one, reach), _atoms(act2, two, reach)
         for k, weight in atoms1:
             result[i] = result[i] + weight * _conditional(act2, two, k, cov, var1, var2, sine)
@@ -211,7 +264,6 @@ def _moments(
         for k, a in atoms1:
             for l, b in atoms2:
                 result[i] = result[i] + a * b * _density_pair(k, l, rho, sine, var1, var2)
-    return result
 
 
 def _conditional(

@@ -16,12 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from net2gp.errors import NetworkError
+
 REACH = 9.5
 """Standard deviations that are integrated over: beyond lies less than 1e-19 of the mass."""
 
 _RADIUS = 2.5  # a typical radius, at which the angular panels resolve the function
-_CUTS = (2.2, 5.0)  # panels between these standard deviations resolve the density itself
+CUTS = (2.2, 5.0)
+"""Panels between these standard deviations resolve the density itself."""
+
 _BATCH = 1 << 17
+
+MAX_WORK = 1 << 26
+"""Evaluations that one pair may cost."""
 
 Values = Sequence[Tensor]
 Function = Callable[[Tensor], Values]
@@ -34,7 +41,7 @@ def gauss_legendre(order: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(nodes), torch.from_numpy(weights)
 
 
-def _nodes(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
+def panel_nodes(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights of the panels between sorted `edges` (…, E): (…, (E−1)·order) each."""
     x, w = (t.to(edges.device) for t in gauss_legendre(order))
     low, half = edges[..., :-1, None], torch.diff(edges)[..., None] / 2
@@ -52,10 +59,10 @@ def line_means(
     size = max(1, _BATCH // ((len(breaks) + 7) * order))
     for m, q in zip(mean.split(size), var.split(size), strict=True):
         root = q.sqrt()[:, None]
-        cuts = torch.tensor([-REACH, *(-c for c in _CUTS[::-1]), 0.0, *_CUTS, REACH]).to(m)
+        cuts = torch.tensor([-REACH, *(-c for c in CUTS[::-1]), 0.0, *CUTS, REACH]).to(m)
         places = (breaks - m[:, None]) / torch.where(root > 0, root, 1.0)
         edges = torch.cat([cuts.expand(len(m), -1), places.clamp(-REACH, REACH)], 1).sort(1)[0]
-        z, w = _nodes(edges, order)
+        z, w = panel_nodes(edges, order)
         w = w * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         parts.append([(f * w).sum(1) for f in function(m[:, None] + root * z)])
     return [torch.cat(column) for column in zip(*parts, strict=True)]
@@ -68,8 +75,8 @@ def radial_rule(sizes: Tensor, order: int) -> tuple[Tensor, Tensor]:
         first = float(sizes.min())
         count = math.ceil(math.log2(REACH / first))
         sizes = torch.cat([sizes, first * 2.0 ** torch.arange(count).to(sizes)])
-    edges = torch.cat([torch.tensor([0.0, *_CUTS, REACH]).to(sizes), sizes]).unique()
-    r, w = _nodes(edges, order)
+    edges = torch.cat([torch.tensor([0.0, *CUTS, REACH]).to(sizes), sizes]).unique()
+    r, w = panel_nodes(edges, order)
     return r, w * r * torch.exp(-0.5 * r * r)
 
 
@@ -83,24 +90,31 @@ class Cuts:
 
 def plane_means(
     functions: tuple[Function, Function],
-    variances: tuple[Tensor, Tensor],
+    roots: tuple[Tensor, Tensor],
     angle: Tensor,
     cuts: tuple[Cuts, Cuts],
     order: int,
 ) -> list[Tensor]:
     """E[f(u) g(v)] for each f, g that the two `functions` return in turn.
 
-    u and v have `variances` (B,) each and the `angle` θ between them: correlation cos θ. f is smooth between
-    `cuts[0]`, and at zero at most kinked, and g likewise. Cost: B · angular panels · radial panels ·
+    u and v have standard deviations `roots` (B,) each and the `angle` θ between them: correlation cos θ. f is
+    smooth between `cuts[0]`, and at zero at most kinked, and g likewise. Cost: B · angular panels · radial panels ·
     order² evaluations; about 2e4 for tanh at variance one.
     """
     count = len(cuts[0].sizes) + len(cuts[1].sizes)
     angular = 8 + 4 * count + len(cuts[0].kinks) * len(cuts[1].kinks)
-    size = max(1, _BATCH // (angular * (count + 3) * order * order))
+    work = angular * (count + 3) * order * order
+    if work > MAX_WORK:
+        raise NetworkError(
+            f"an activation has {count} pieces within the reach of its Gaussian inputs, too many for an "
+            "integral over the plane. Use inputs of a smaller variance, a smoother function, or "
+            "monte_carlo_kernel(network); Pointwise(function, kinks=(...)) names its kinks."
+        )
+    size = max(1, _BATCH // work)
     parts = []
     for start in range(0, len(angle), size):
         part = slice(start, start + size)
-        pair = (variances[0][part].sqrt(), variances[1][part].sqrt())
+        pair = (roots[0][part], roots[1][part])
         parts.append(_plane_means(functions, pair, angle[part], cuts, order))
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
@@ -115,7 +129,7 @@ def plane_grid(
     """
     theta = torch.full((1,), angle).to(var)
     top = var.max().sqrt()[None]
-    alpha, weight = _nodes(_angular_edges((top, top), theta, (cuts, cuts)), order)
+    alpha, weight = panel_nodes(_angular_edges((top, top), theta, (cuts, cuts)), order)
     r, w = radial_rule(cuts.sizes / top, order)
     totals: list[Tensor] | None = None
     size = max(1, _BATCH // (len(r) * len(var)))
@@ -136,16 +150,16 @@ def _plane_means(
     cuts: tuple[Cuts, Cuts],
     order: int,
 ) -> list[Tensor]:
-    alpha, weight = _nodes(_angular_edges(roots, angle, cuts), order)
+    alpha, weight = panel_nodes(_angular_edges(roots, angle, cuts), order)
     along = (
         roots[0][:, None] * torch.cos(alpha),
         roots[1][:, None] * torch.cos(alpha - angle[:, None]),
     )
-    edges = [torch.tensor([0.0, *_CUTS, REACH]).to(alpha).expand(*alpha.shape, -1)]
+    edges = [torch.tensor([0.0, *CUTS, REACH]).to(alpha).expand(*alpha.shape, -1)]
     for direction, cut in zip(along, cuts, strict=True):
         slope = direction.abs()[..., None]
         edges.append((cut.sizes / torch.where(slope > 0, slope, 1e-300)).clamp_max(REACH))
-    r, w = _nodes(torch.cat(edges, -1).sort(-1)[0], order)
+    r, w = panel_nodes(torch.cat(edges, -1).sort(-1)[0], order)
     w = w * (r * torch.exp(-0.5 * r * r)) * (weight / (2 * math.pi))[..., None]
     first, second = (
         f(direction[..., None] * r) for f, direction in zip(functions, along, strict=True)

@@ -41,7 +41,8 @@ from net2gp.limits.plane import REACH, plane_grid, radial_rule
 from net2gp.limits.power_forms import angle_and_sine, snapped
 
 _VALUE, _SLOPE = ((0, 0), (0, 0)), ((1, 0), (1, 0))
-_MIN_PAIRS = 128  # below, quadrature is faster than building a table
+_MIN_PAIRS = 1 << 15  # below, series are faster than building a table
+_MIN_PAIRS_WITH_GRADIENTS = 128  # likewise, where derivatives are wanted
 _MIN_PAIRS_WITH_KINKS = 8192  # likewise, for kinks and a range of variances
 _MAX_SPAN = 24  # factors of two between the largest and the smallest variance
 _CHECKS = 16  # random pairs at which the error is measured
@@ -103,7 +104,7 @@ def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Ta
     Tables are kept, one per activation, range of variances and tolerance.
     """
     count = math.prod(torch.broadcast_shapes(cov.shape, var1.shape, var2.shape))
-    if count < _MIN_PAIRS:
+    if count < (_MIN_PAIRS_WITH_GRADIENTS if recording(cov, var1, var2) else _MIN_PAIRS):
         return None
     ends = torch.stack([*torch.aminmax(var1.detach()), *torch.aminmax(var2.detach())]).double()
     small, large = float(ends.min()), float(ends.max())
