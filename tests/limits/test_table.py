@@ -55,7 +55,7 @@ def test_tables_are_as_good_as_their_tolerance(layer, low, high):
 
 def test_duals_of_many_pairs_go_through_the_table():
     act = activation_of(nn.Tanh())
-    cov, var = gram(40)
+    cov, var = gram(190)
     table = table_for(act, cov, var[:, None], var)
     assert table is not None
     value, slope = act.dual(cov, var[:, None], var, True)
@@ -69,7 +69,7 @@ def test_duals_of_many_pairs_go_through_the_table():
 def test_equal_variances_need_one_polynomial():
     act = activation_of(nn.Tanh())
     for dtype in (torch.float32, torch.float64):
-        cov, var = gram(40, equal=True, dtype=dtype)
+        cov, var = gram(190, equal=True, dtype=dtype)
         table = table_for(act, cov, var[:, None], var)
         assert table.low == table.high
         assert table.coefficients[0].shape[1:] == (1, 1)

@@ -187,7 +187,8 @@ def moments(
         return [cov for _ in pairs]
     firsts, seconds = zip(*pairs, strict=True)
     functions = (_evaluator(act1, firsts), _evaluator(act2, seconds))
-    places = (breaks_of(act1, var1), breaks_of(act2, var2))
+    first, second = _side(act1, functions[0], var1), _side(act2, functions[1], var2)
+    places = ((first.breaks, first.kinks), (second.breaks, second.kinks))
     full = rho.abs() == 1
     result, done = series_means(functions, (var1, var2), torch.where(full, 0.0, rho), places)
     done &= ~full

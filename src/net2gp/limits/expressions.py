@@ -358,10 +358,14 @@ def is_centered(e: Expression) -> bool:
 def as_function(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression] | None:
     """`e` as a function of one Gaussian signal, channel by channel, if it is one."""
     if is_gaussian(e):
-        return (lambda u: u), e
+        return _multiple(e)
     match e:
         case Point():
-            return e.activation, e.input
+            inner = as_function(e.input)
+            if inner is None or inner[1] is e.input:
+                return e.activation, e.input
+            function, base = inner
+            return (lambda u: e.activation(function(u))), base
         case Sum():
             parts = [(c, as_function(term)) for c, term in e.terms]
             if any(part is None for _, part in parts):
@@ -378,6 +382,14 @@ def as_function(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression] 
             return (lambda u: left[0](u) * right[0](u)), left[1]
         case _:
             return None
+
+
+def _multiple(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression]:
+    """A Gaussian signal as a number times another that is not itself such a multiple."""
+    factor, base = 1.0, e
+    while isinstance(base, Sum) and len(base.terms) == 1:
+        factor, base = factor * base.terms[0][0], base.terms[0][1]
+    return (lambda u: u) if base is e else (lambda u: factor * u), base
 
 
 def sum_of(functions: list[tuple[float, Callable[[Tensor], Tensor]]], u: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from net2gp.limits.activations import activation_of
 from net2gp.limits.arithmetic import expanded, product_of, scale_by, total
+from net2gp.limits.composition import composed_call
 from net2gp.limits.layout import Layout, LayoutError
 from net2gp.limits.pointwise import Pointwise
 from net2gp.limits.positions import PositionMap
@@ -60,6 +61,9 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
     """The value of a function's result."""
     args, kwargs = positional(translation.value(node.args), translation.value(node.kwargs))
     name = name_of(node.target)
+    composed = composed_call(translation, node, args, kwargs)
+    if composed is not None:
+        return composed
     if name in FUNCTIONS:
         found = FUNCTIONS[name](translation, node, args, kwargs)
         if found is not None:

@@ -40,29 +40,43 @@ class Coefficients:
     rest: Tensor
 
 
-def coefficients(function: Function, var: Tensor, breaks: Tensor, count: int) -> Coefficients:
-    """The first `count` Hermite coefficients of what `function` returns, smooth between the sorted `breaks`.
+def coefficients(
+    function: Function, var: Tensor, breaks: Tensor, kinks: Tensor, count: int
+) -> Coefficients:
+    """The first `count` Hermite coefficients of what `function` returns, for rising variances.
+
+    It is resolved between the sorted `breaks`, among which are its `kinks`.
 
     Cost for every variance: `count` times 20 nodes for each of about √count · 19/8 cells, as a matrix
     product, and for each break, one by one.
 
-    >>> linear = coefficients(lambda u: [u], torch.tensor([4.0]).double(), torch.zeros(0).double(), 3)
-    >>> linear.values[0, :, 0]
-    tensor([0., 2., 0.], dtype=torch.float64)
+    >>> var, none = torch.tensor([4.0]).double(), torch.zeros(0).double()
+    >>> linear = coefficients(lambda u: [u], var, none, none, 3)
+    >>> round(float(linear.values[0, 1, 0]), 12)
+    2.0
     """
     z, weight, waves = (t.to(var.device) for t in _shared(count))
     cells = len(z) // _ORDER
+    steps = torch.diff(breaks)
+    gaps = torch.full_like(breaks, math.inf)
+    gaps[1:] = steps
+    gaps[:-1] = torch.minimum(gaps[:-1], steps)
     size = max(1, _CHUNK // (len(z) + 3 * len(breaks) * _ORDER))
     parts = []
     for q in var.split(size):
         root = torch.where(q > 0, q, 1e-300).sqrt()[:, None]
-        places = (breaks / root).clamp(-REACH, REACH)
+        # pieces that are longer than two cells join smoothly, but for kinks
+        long = gaps > 4 * REACH / cells * float(root.max())
+        kept = breaks[~long | torch.isin(breaks, kinks)]
+        places = (kept / root).clamp(-REACH, REACH)
         cell = ((places + REACH) * (cells / (2 * REACH))).long().clamp(0, cells - 1)
-        broken = torch.zeros(len(q), cells, dtype=torch.bool, device=q.device).scatter_(1, cell, True)
+        broken = torch.zeros(len(q), cells, dtype=torch.bool, device=q.device).scatter_(
+            1, cell, True
+        )
         f = torch.stack(list(function(q.sqrt()[:, None] * z)))
         weighted = f * weight * ~broken.repeat_interleave(_ORDER, 1)
         values, norm = (weighted @ waves).mT, (weighted * f).sum(-1)
-        if len(breaks):
+        if len(kept):
             more = _around_breaks(function, q, places, cell, broken, count)
             values, norm = values + more[0], norm + more[1]
         parts.append((values, norm))
@@ -98,7 +112,7 @@ def _waves(z: Tensor, count: int) -> Iterator[Tensor]:
 def _around_breaks(
     function: Function, var: Tensor, places: Tensor, cell: Tensor, broken: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """What the cells with breaks in them add to coefficients (F, K, N) and norms (F, N), cut at the breaks."""
+    """What the cells with breaks in them, cut there, add to coefficients (F, K, N) and norms (F, N)."""
     cells = broken.shape[1]
     width = 2 * REACH / cells
     low = torch.linspace(-REACH, REACH, cells + 1, dtype=var.dtype, device=var.device)
@@ -119,11 +133,12 @@ def series_means(
     sides: tuple[Function, Function],
     variances: tuple[Tensor, Tensor],
     rho: Tensor,
-    breaks: tuple[Tensor, Tensor],
+    cuts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[list[Tensor], Tensor]:
     """E[f(u) g(v)] for each f, g that the two `sides` return in turn, and which pairs (B,) are done.
 
-    u and v have `variances` (B,) each and correlation `rho` (B,). What is not done is not a number.
+    u and v have `variances` (B,) each and correlation `rho` (B,); `cuts` are the breaks and kinks of both
+    sides. What is not done is not a number.
     """
     results: list[Tensor] = []
     finished = torch.zeros_like(rho, dtype=torch.bool)
@@ -136,11 +151,11 @@ def series_means(
             pairs = pairs[hope]
         sides_of = [torch.unique(var[pairs], return_inverse=True) for var in variances]
         cost = _COST * count * math.sqrt(count) / 7 * sum(len(unique) for unique, _ in sides_of)
-        if results and cost > _DIRECT * len(pairs):
+        if results and cost >= _DIRECT * len(pairs):
             break
         one, two = (
-            coefficients(side, unique, cuts, count)
-            for side, (unique, _), cuts in zip(sides, sides_of, breaks, strict=True)
+            coefficients(side, unique, *places, count)
+            for side, (unique, _), places in zip(sides, sides_of, cuts, strict=True)
         )
         first, second = (index for _, index in sides_of)
         scale = torch.sqrt(one.norm[:, first] * two.norm[:, second])

@@ -98,8 +98,8 @@ def plane_means(
     """E[f(u) g(v)] for each f, g that the two `functions` return in turn.
 
     u and v have standard deviations `roots` (B,) each and the `angle` θ between them: correlation cos θ. f is
-    smooth between `cuts[0]`, and at zero at most kinked, and g likewise. Cost: B · angular panels · radial panels ·
-    order² evaluations; about 2e4 for tanh at variance one.
+    smooth between `cuts[0]`, and at zero at most kinked, and g likewise. Cost: B · angular panels · radial
+    panels · order² evaluations; about 2e4 for tanh at variance one.
     """
     count = len(cuts[0].sizes) + len(cuts[1].sizes)
     angular = 8 + 4 * count + len(cuts[0].kinks) * len(cuts[1].kinks)

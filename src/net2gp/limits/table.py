@@ -43,7 +43,7 @@ from net2gp.limits.power_forms import angle_and_sine, snapped
 _VALUE, _SLOPE = ((0, 0), (0, 0)), ((1, 0), (1, 0))
 _MIN_PAIRS = 1 << 15  # below, series are faster than building a table
 _MIN_PAIRS_WITH_GRADIENTS = 128  # likewise, where derivatives are wanted
-_MIN_PAIRS_WITH_KINKS = 8192  # likewise, for kinks and a range of variances
+_MIN_PAIRS_WITH_KINKS = 1 << 20  # likewise, for kinks and a range of variances
 _MAX_SPAN = 24  # factors of two between the largest and the smallest variance
 _CHECKS = 16  # random pairs at which the error is measured
 

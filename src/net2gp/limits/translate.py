@@ -117,8 +117,9 @@ class Translation:
         name = node.target if node.op == "call_module" else node.name
         return UnsupportedLayer(
             f"no infinite-width rule for {what} ('{name}'). {hint}Known layers and functions: "
-            "net2gp.limits.activation_table() and the guide; add a rule with @net2gp.limits.rule.register, "
-            "or use monte_carlo_kernel(network)."
+            "net2gp.limits.activation_table() and the guide; write a function of one signal as "
+            "net2gp.limits.pointwise.Pointwise(function), add a rule with @net2gp.limits.rule.register, or "
+            "use monte_carlo_kernel(network)."
         )
 
     def reference(self, data: Data, key: str, extract: Callable[[Tensor], Tensor]) -> str:
