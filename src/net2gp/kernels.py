@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -166,3 +166,20 @@ class IndependentOutputs:
     ) -> IndependentOutputs:
         """The same kernel with its tensors on another device or in another dtype."""
         return replace(self, kernel=self.kernel.to(device, dtype))
+
+
+@runtime_checkable
+class _Settling(Protocol):
+    """A kernel for which the shape of the inputs decides whether its outputs are coupled."""
+
+    def at(self, x: Inputs) -> Kernel:
+        """The same kernel for inputs of this shape."""
+
+
+def settled(kernel: Kernel, x: Inputs) -> Kernel:
+    """The kernel for inputs of the shape of `x`: whether its outputs are coupled, no earlier inputs say.
+
+    >>> settled(RBF(), torch.zeros(1, 2)).joint
+    False
+    """
+    return kernel.at(x) if isinstance(kernel, _Settling) else kernel

@@ -256,7 +256,7 @@ def _longest(
     while width < stop - start and grows:
         grows = _resolved(jet, known, *sorted((sign * start, sign * (start + 2 * width))))
         width = min(stop - start, 2 * width) if grows else width
-    least = 1e-9 * max(min(1.0, stop), 1e-3 * stop)
+    least = 1e-9 * min(1.0, stop)
     while not _resolved(jet, known, *sorted((sign * start, sign * (start + width)))):
         width /= 2
         if width < least:

@@ -10,8 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from net2gp.limits.closed_forms import recording
-from net2gp.limits.power_forms import correlation
+from net2gp.limits.correlation import correlation, recording
 
 
 def unit_nodes(count: int) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from net2gp.errors import InputError
 from net2gp.limits.breaks import find_breaks, find_kinks
 from net2gp.limits.hermite_series import series_means
 from net2gp.limits.near import Side, full_means, near_means
@@ -118,9 +119,20 @@ def _breaks(act: PointFunction, reach: float) -> tuple[float, ...]:
     return find_breaks(lambda u: jet(act, u, 1), kinks_of(act, reach), reach)
 
 
+def _top(var: Tensor) -> float:
+    """The largest value that N(0, var) takes."""
+    top = REACH * math.sqrt(max(float(var.max()), 1e-4))
+    if not math.isfinite(top):
+        raise InputError(
+            "the variance of a signal is not a finite number: the inputs, or weight_var, are too large for "
+            "their precision. Divide x by its standard deviation, or pass x.double()."
+        )
+    return top
+
+
 def breaks_of(act: PointFunction, var: Tensor) -> Tensor:
     """Sorted places between which φ is a polynomial to rounding, as far as N(0, var) reaches."""
-    top = REACH * math.sqrt(max(float(var.max()), 1e-4))
+    top = _top(var)
     places = _breaks(act, _rounded(top))
     return torch.tensor([b for b in places if abs(b) < top], dtype=var.dtype, device=var.device)
 
@@ -128,7 +140,7 @@ def breaks_of(act: PointFunction, var: Tensor) -> Tensor:
 def cuts_of(act: PointFunction, var: Tensor) -> Cuts:
     """The cuts of φ as far as N(0, var) reaches."""
     sizes = breaks_of(act, var).abs().unique()
-    top = REACH * math.sqrt(max(float(var.max()), 1e-4))
+    top = _top(var)
     kinks = [k for k in kinks_of(act, top) if 0 < abs(k) < top]
     return Cuts(sizes[sizes > 0], torch.tensor(kinks, dtype=var.dtype, device=var.device))
 
@@ -237,7 +249,7 @@ def _direct(
 
 
 def _side(act: PointFunction, function: Callable[[Tensor], list[Tensor]], var: Tensor) -> Side:
-    top = REACH * math.sqrt(max(float(var.max()), 1e-4))
+    top = _top(var)
     kinks = [k for k in kinks_of(act, top) if abs(k) < top]
     return Side(
         function, breaks_of(act, var), torch.tensor(kinks, dtype=var.dtype, device=var.device)
@@ -255,7 +267,7 @@ def _add_atoms(
     cov, var1, var2 = triple
     act1, act2 = acts
     sine = torch.sqrt((1 - rho) * (1 + rho))
-    reach = REACH * math.sqrt(max(float(var1.max()), float(var2.max()), 1e-4))
+    reach = max(_top(var1), _top(var2))
     for i, (one, two) in enumerate(pairs):
         atoms1, atoms2 = _atoms(act1, one, reach), _atoms(act2, two, reach)
         for k, weight in atoms1:
@@ -315,7 +327,7 @@ def line_moments(
         return [reduce(torch.mul, product) for product in factors]
 
     result = line_means(evaluate, torch.zeros_like(var), var, breaks_of(act, var), ORDER)
-    reach = REACH * math.sqrt(max(float(var.max()), 1e-4))
+    reach = _top(var)
     for i, product in enumerate(products if deltas else ()):
         *others, last = product
         for k, weight in _atoms(act, last, reach):

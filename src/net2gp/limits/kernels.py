@@ -76,11 +76,15 @@ class InfiniteWidth:
 
     def plan(self, x: Inputs) -> Plan:
         """What is computed for inputs of this shape."""
-        inputs = self.inputs(x)
-        key = tuple((*one.shape[1:], one.dtype) for one in inputs)
+        key = self.key(x)
         if key not in self.plans:
-            self.plans[key] = plan_of(self.graph, inputs)
+            self.plans[key] = plan_of(self.graph, self.inputs(x))
         return self.plans[key]
+
+    def key(self, x: Inputs) -> tuple[tuple[int | torch.dtype, ...], ...]:
+        """What of the inputs a plan depends on."""
+        inputs = self.inputs(x)
+        return tuple((*one.shape[1:], one.dtype) for one in inputs)
 
     def inputs(self, x: Inputs, name: str = "x") -> tuple[Tensor, ...]:
         """The inputs in the order of the network's arguments."""
@@ -125,15 +129,31 @@ class InfiniteWidth:
         floating = next((one.dtype for one in inputs if one.is_floating_point()), None)
         dtype = self.product_dtype or floating or torch.get_default_dtype()
         prior = self.prior.to(inputs[0].device, dtype)
-        return Tiles.of(plan, prior, plan.data(inputs, dtype), tangent)
+        tiles = Tiles.of(plan, prior, plan.data(inputs, dtype), tangent)
+        if not bool(torch.isfinite(tiles.own[0]).all()):
+            raise InputError(
+                f"the kernel of a point of x with itself is not a finite number in {str(dtype)[6:]}: x, or "
+                "weight_var, is too large. Divide x by its standard deviation, or pass x.double()."
+            )
+        return tiles
+
+    def couples(self, x: Inputs) -> bool:
+        """Whether the outputs for inputs of this shape are coupled: they are if they keep positions."""
+        return bool(self.plan(x).program.output.positions)
+
+    def at(self, x: Inputs) -> InfiniteWidth:
+        """The same limit with no memory but of inputs of the shape of `x`, which settle `joint`."""
+        return replace(self, plans={self.key(x): self.plan(x)})
 
     @property
     def joint(self) -> bool:
         """Whether outputs are coupled, as those of networks that keep positions to the end are.
 
-        Known once inputs were seen: after `check(x)` or a call.
+        Known once inputs were seen: after `check(x)` or a call. Where inputs of one shape couple them and
+        of another do not, it is false, and `at(x)` says which is meant.
         """
-        return any(bool(plan.program.output.positions) for plan in self.plans.values())
+        seen = [bool(plan.program.output.positions) for plan in self.plans.values()]
+        return bool(seen) and all(seen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +175,15 @@ class LimitKernel:
 
     @property
     def joint(self) -> bool:
-        """Whether the outputs are coupled: only those of networks that keep positions to the end are."""
+        """Whether the outputs are coupled: only those of networks that keep positions to the end are.
+
+        Known once inputs were seen: after `check(x)` or a call; `at(x)` settles it for inputs of one shape.
+        """
         return self.limit.joint
+
+    def at(self, x: Inputs) -> LimitKernel:
+        """The same kernel with no memory but of inputs of the shape of `x`, which settle `joint`."""
+        return replace(self, limit=self.limit.at(x))
 
     def check(self, x: Inputs) -> None:
         """Raise an error that says what to change, if the network cannot take `x`."""
@@ -175,7 +202,7 @@ class LimitKernel:
 
     def blocks(self, x: Inputs) -> Tensor:
         """k(x_n, x_n): (N, 1, 1), or (N, C, C) if joint."""
-        if not self.joint:
+        if not self.limit.couples(x):
             return self.diag(x)[:, None, None]
         return torch.stack([self(part) for part in chunks(x, 1)])
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.limits.expectations import Expectation
 from net2gp.limits.plane import gauss_legendre
+from net2gp.limits.quadrature import Quadrature
 from net2gp.limits.table import table_for
 
 _NODES = 20
@@ -72,6 +73,8 @@ class PiecewiseLinear:
 
     def mean(self, var: Tensor) -> Tensor:
         """E[φ]; its derivative is Σ Δ_j p(k_j)/2."""
+        if self._cancels(var):
+            return self._integrated.mean(var)
         return _expect(
             lambda q: [self._mean(torch.zeros_like(q), q.sqrt())],
             lambda q: [[0.5 * self._at_knots(q, torch.ones_like)]],
@@ -80,6 +83,8 @@ class PiecewiseLinear:
 
     def mean_slope(self, var: Tensor) -> Tensor:
         """E[φ']; its derivative is Σ Δ_j k_j p(k_j)/(2var)."""
+        if self._cancels(var):
+            return self._integrated.mean_slope(var)
         return _expect(
             lambda q: [self._mean_slope(torch.zeros_like(q), q.sqrt())],
             lambda q: [[self._at_knots(q, lambda k: k) / (2 * q)]],
@@ -88,6 +93,8 @@ class PiecewiseLinear:
 
     def variance(self, var: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
         """E[φ²] and E[φ'²]; the derivatives are E[φ'²] + Σ Δ_j φ(k_j) p(k_j), and as for a mean slope."""
+        if self._cancels(var):
+            return self._integrated.variance(var, slope)
         squares = PiecewiseLinear(self.knots, tuple(g * g for g in self.slopes))
         count = 2 if slope else 1
 
@@ -102,6 +109,8 @@ class PiecewiseLinear:
         self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
     ) -> tuple[Tensor, Tensor | None]:
         """E[φφ'] and E[φ'φ'']."""
+        if self._cancels(var1, var2):
+            return self._integrated.dual(cov, var1, var2, slope)
         table = table_for(self, cov, var1, var2)  # there is one where all variances are equal
         if table is not None:
             return table.dual(cov, var1, var2, slope)
@@ -109,6 +118,23 @@ class PiecewiseLinear:
         count = 2 if slope else 1
         result = _expect(lambda *x: self.pairs(*x)[:count], self._derivatives, *inputs)
         return result[0], result[1] if slope else None
+
+    @property
+    def _integrated(self) -> Quadrature:
+        return Quadrature(self, self.knots, self.name)
+
+    def _cancels(self, *variances: Tensor) -> bool:
+        """Whether the terms of the sums are much larger than the sums, which then are integrated instead.
+
+        So they are for bounded functions far beyond their knots, and where all knots lie in the tails.
+        """
+        if not self.knots or not all(var.numel() for var in variances):
+            return False
+        far, near = max(abs(k) for k in self.knots), min(abs(k) for k in self.knots)
+        low = min(float(var.detach().min()) for var in variances)
+        high = max(float(var.detach().max()) for var in variances)
+        bounded = self.slopes[0] == 0 == self.slopes[-1]
+        return (bounded and high > 3 * far**2) or (self._middle == 0 and low < near**2 / 9)
 
     @property
     def _bends(self) -> list[tuple[float, float, float]]:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.limits.closed_forms import Pair, product, recording
+from net2gp.limits.closed_forms import Pair
+from net2gp.limits.correlation import correlation, recording
 
 
 def square_root(x: Tensor) -> Tensor:
@@ -26,25 +27,6 @@ def square_root(x: Tensor) -> Tensor:
         return x.clamp_min(0).sqrt_()
     positive = x > 0
     return torch.where(positive, torch.sqrt(torch.where(positive, x, 1.0)), 0.0)
-
-
-def inverse_root(x: Tensor) -> Tensor:
-    """1/√x, and 0 at x = 0: what has no variance correlates with nothing."""
-    positive = x > 0
-    return torch.where(positive, torch.rsqrt(torch.where(positive, x, 1.0)), 0.0)
-
-
-def correlation(cov: Tensor, var1: Tensor, var2: Tensor) -> Tensor:
-    """cov / √(var1·var2) within [−1, 1]; the derivative stays that of the quotient.
-
-    What is one up to a few roundings is one, as for points that are equal: the angle between them would
-    be the square root of the rounding.
-    """
-    rho = product(cov, var1, var2, inverse_root)
-    nearly = 1 - 8 * torch.finfo(cov.dtype).eps
-    if not recording(rho):
-        return rho.clamp_(-1, 1).masked_fill_(rho > nearly, 1.0)
-    return rho + (rho.clamp(-1, 1).masked_fill(rho > nearly, 1.0) - rho).detach()
 
 
 def angle_and_sine(rho: Tensor) -> tuple[Tensor, Tensor]:

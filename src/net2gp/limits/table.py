@@ -24,7 +24,7 @@ from net2gp.limits.chebyshev import (
     unit_nodes,
     vandermonde,
 )
-from net2gp.limits.closed_forms import recording
+from net2gp.limits.correlation import recording
 from net2gp.limits.expectations import (
     COARSE,
     ORDER,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_positive
 from net2gp.inputs import gather, num_rows
+from net2gp.kernels import settled
 from net2gp.linalg import cholesky
 from net2gp.types import Data, Kernel
 
@@ -26,6 +27,7 @@ def rkhs_norm(kernel: Kernel, data: Data, *, noise_var: float | Tensor = 0.0) ->
     """
     check_positive(noise_var, "noise_var", zero=True)
     x, y = gather(data)
+    kernel = settled(kernel, x)
     kernel.check(x)
     K = kernel.precise()(x)
     targets = y.to(K)

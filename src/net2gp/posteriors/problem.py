@@ -19,7 +19,7 @@ from net2gp.inputs import (
     rows,
     tensors,
 )
-from net2gp.kernels import IndependentOutputs
+from net2gp.kernels import IndependentOutputs, settled
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
 from net2gp.show import likelihood_name, number
@@ -95,6 +95,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     x, y = gather(data)
     # a posterior is a value: editing the data in place later must not change it
     x, y = map_inputs(x, _copy), _copy(y)
+    kernel = settled(kernel, x)
     kernel.check(x)
     first = kernel.diag(rows(x, slice(0, 1)))
     C = len(first) if kernel.joint else _num_outputs(likelihood, mean, x, y)
