@@ -52,7 +52,7 @@ class WideVariances(Net2GPWarning):
 
 
 class NothingToTune(Net2GPWarning):
-    """The evidence prefers no change of the network, so it cannot set a prior variance."""
+    """The data prefer no change of the network, so they cannot say how far it may be changed."""
 
 
 class TuningAtEdge(Net2GPWarning):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.data import digits
+from net2gp.methods.adapt import left_out
+from net2gp.posteriors.problem import make_problem
 from net2gp.posteriors.spectrum import decompose
 from posteriors.ways import class_targets, network, points, real_targets, seeded
 
@@ -407,3 +409,66 @@ def test_a_classifier_of_other_digits_is_at_least_a_retrained_last_layer():
         n2g.linearize(module).trace_kernel(0.1), (x, y), n2g.Categorical(n2g.Probit())
     )
     assert accuracy(independent.predict(test).probs, labels) >= head
+
+
+def trained_network(x: Tensor, y: Tensor, steps: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    optimizer = torch.optim.Adam(module.parameters(), lr=2e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(module(x), y).backward()
+        optimizer.step()
+    return module.eval()
+
+
+def noisy_curve(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = 4 * torch.rand(count, 1, generator=seeded(seed), dtype=DOUBLE) - 2
+    return x, x.sin() + 0.2 * torch.randn(count, 1, generator=seeded(seed + 1), dtype=DOUBLE)
+
+
+def test_what_a_network_was_trained_on_leaves_its_outputs_as_they_are():
+    x, y = noisy_curve(40)
+    module = trained_network(x, y, 300)
+    with pytest.warns(
+        n2g.errors.NothingToTune, match=r"Use laplace\(network, data, Gaussian\(\)\)"
+    ):
+        posterior = n2g.adapt(module, (x, y), n2g.Gaussian())
+    new = torch.linspace(-3, 3, 20, dtype=DOUBLE)[:, None]
+    assert_close(posterior.marginal(new).mean, module(new).detach(), 1e-6)
+    inside, far = posterior.marginal(x).stddev.mean(), posterior.marginal(new[-1:]).stddev
+    assert float(far) > 1.5 * float(inside) > 0.01
+    error = float((module(x) - y).square().mean())
+    assert 0.3 * error < posterior.likelihood.noise_var < float(y.var())
+    # a new task still moves it
+    other = n2g.adapt(module, (x, y + x), n2g.Gaussian())
+    assert float((other.marginal(x).mean - y - x).square().mean()) < 3 * error
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("where", ["old", "new"])
+def test_one_or_two_points_bring_no_certainty(count, where):
+    x, y = noisy_curve(40)
+    module = trained_network(x, y, 300)
+    few = (x[:count], y[:count]) if where == "old" else noisy_curve(count, seed=5)
+    posterior = n2g.adapt(module, few, n2g.Gaussian())
+    assert posterior.likelihood.noise_var > 1e-4
+    law = posterior.marginal(torch.linspace(-3, 3, 20, dtype=DOUBLE)[:, None])
+    assert float(law.stddev.mean()) > 0.1
+
+
+@pytest.mark.parametrize("count", [15, 120], ids=["function space", "weight space"])
+def test_residuals_of_points_left_out_are_those_of_the_other_points(count):
+    linearized = n2g.linearize(network(1, hidden=5))
+    x, ratio = points(count), 0.3
+    problem = make_problem(
+        linearized.kernel(), (x, real_targets(x, 1)), n2g.Gaussian(1.0), linearized
+    )
+    found = left_out(decompose(problem), ratio, problem.target)
+    K, r = linearized.kernel()(x), problem.target
+    for n in (0, 3, count - 1):
+        rest = torch.arange(count) != n
+        A = K[rest][:, rest] + ratio * torch.eye(count - 1, dtype=DOUBLE)
+        predicted = K[n, rest] @ torch.linalg.solve(A, r[rest])
+        assert_close(found[n], r[n] - predicted, 1e-8)

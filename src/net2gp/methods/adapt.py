@@ -17,7 +17,7 @@ from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_regression import Regression, around_zero, scale_of
+from net2gp.methods.laplace_regression import Regression, around_zero, scale_of, size_of
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.gaussian import as_rows, feature_system
@@ -69,13 +69,17 @@ def adapt(
     evidence: it decides among 5 or 10 points, and is not noticed among 50. `log_marginal_likelihood()` is
     that of the data alone, at the noise that was chosen.
 
-    On data that the network was trained on, its residuals are noise, and the evidence of a prior around
-    the network prefers no change at all: it cannot tell how far the parameters may be from θ*. Where
-    the changes would be below the noise, a Gaussian likelihood's prior and noise are tuned around zero
-    instead, θ ~ N(0, prior_var), so that they must explain the trained parameters themselves: the
-    evidence of Khan et al. (2019), with mean f(x; θ*) − J(x)θ*. The posterior still has the network as
-    its prior mean. Other likelihoods have no such evidence that could be trusted (Laplace's grows without
-    bound on separable classes): there `NothingToTune` is warned of, and `prior_var` or `zero_mean` asked for.
+    **On data that the network was trained on** its residuals are noise, and the evidence of a prior around
+    the network prefers no change at all: it cannot tell how far the parameters may be from θ*. Where the
+    changes would be below the noise, or would predict points that are left out no better than the network
+    does, the outputs of the network stay what they are, `NothingToTune` is warned of, and prior and noise
+    are found as `laplace` does, around zero: θ ~ N(0, prior_var) must explain the trained parameters
+    themselves, with mean f(x; θ*) − J(x)θ* (Khan et al., 2019). `laplace` is the function for such data; it
+    has other structures, too. Fewer than 20 rows N·C cannot say by themselves how far to go if they prefer
+    no change or if their squared error is below a thousandth of the variance of y; three or fewer never can:
+    prior and noise are then found around zero as well, so that one or two points bring no certainty.
+    Other likelihoods have no such evidence that could be trusted (Laplace's grows without bound on
+    separable classes): there `NothingToTune` is warned of, and `prior_var` or `zero_mean` asked for.
 
     Tuning uses all points up to 6000 rows (N·C) under Gaussian noise, 2000 otherwise, and a fixed
     random subset of that size beyond; conditioning always uses all.
@@ -243,15 +247,23 @@ def _tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | Non
     own = _Choice(*tune_spectra([tuning], noise_var, scale))
     if problem.mean is None or scale is not None:
         return own
+    assert isinstance(problem.kernel, TangentKernel)
     y = problem.y.reshape(problem.offset.shape).double()
     error, spread = float(problem.target.square().mean()), scale_of(y)
-    count = problem.offset.numel()
-    learned = count >= FEW_ROWS and _is_learned(tuning, own)
-    if not learned and not _is_open(tuning, own, error < BY_HEART * spread):
+    count, small = problem.offset.numel(), _is_small(tuning, own)
+    if count < MANY_ROWS:
+        told = count >= FEW_ROWS and not small and error >= BY_HEART * spread
+    else:
+        told = error > 0 and not small and _helps(tuning, own, error)
+    if told:
         return own
     around = share_spectrum(tuning, around_zero(problem))
-    model = Regression(around, error, spread)
-    if learned and error > 0:
+    model = Regression(around, error, spread, size_of(problem.kernel.linearized))
+    noise, scale = model.best(noise_var, None)
+    if count < MANY_ROWS:
+        return _Choice(noise, scale, moves=count < FEW_ROWS or not small)
+    model.warn_at_edges(noise if noise_var is None else None, scale)
+    if error > 0:
         warnings.warn(
             "the network has learned what these data say, as where it was trained on them: its outputs "
             "stay what they are, and only their uncertainty is found. Use laplace(network, data, Gaussian()) "
@@ -259,28 +271,13 @@ def _tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | Non
             NothingToTune,
             stacklevel=4,
         )
-    noise, scale = model.best(noise_var, None)
-    if count >= MANY_ROWS:
-        model.warn_at_edges(noise if noise_var is None else None, scale)
-    moves = not learned and (count < FEW_ROWS or not _is_small(tuning, own))
-    return _Choice(noise, scale, moves)
+    return _Choice(noise, scale, moves=False)
 
 
-def _is_learned(tuning: Spectrum, found: _Choice) -> bool:
-    """Whether the changes that the evidence allows are below the noise, or do not help left-out points.
-
-    A point is left out by (K + σ²/s)⁻¹ of all. Few points can prefer noise by chance: then the gradient Jᵀr
-    must be smaller, too, than r of independent entries would make it.
-    """
+def _helps(tuning: Spectrum, found: _Choice, error: float) -> bool:
+    """Whether points that are left out are predicted better than by the network as it is."""
     residual = as_rows(tuning.problem, tuning.problem.target)
-    size = float(residual.square().mean())
-    if size == 0.0:
-        return True
-    small = _is_small(tuning, found)
-    if residual.numel() < MANY_ROWS:
-        pulled = float((tuning.eigenvalues[:, None] * tuning.energies).sum())
-        return small and pulled < 0.5 * size * float(tuning.eigenvalues.sum())
-    return small or float(_left_out(tuning, found, residual).square().mean()) > size
+    return float(left_out(tuning, found.noise_var / found.scale, residual).square().mean()) < error
 
 
 def _is_small(tuning: Spectrum, found: _Choice) -> bool:
@@ -289,15 +286,8 @@ def _is_small(tuning: Spectrum, found: _Choice) -> bool:
     return found.scale * float(tuning.eigenvalues.sum()) / count < found.noise_var
 
 
-def _is_open(tuning: Spectrum, found: _Choice, by_heart: bool) -> bool:
-    """Whether so few residuals leave open how far the parameters may be from θ*."""
-    count = tuning.problem.offset.numel()
-    return count < FEW_ROWS or (count < MANY_ROWS and (by_heart or _is_small(tuning, found)))
-
-
-def _left_out(tuning: Spectrum, found: _Choice, residual: Tensor) -> Tensor:
-    """y_n minus the prediction from all other rows: [A⁻¹r]_n / [A⁻¹]_nn with A = K + σ²/s."""
-    ratio = found.noise_var / found.scale
+def left_out(tuning: Spectrum, ratio: float, residual: Tensor) -> Tensor:
+    """What all other rows leave of each residual: [A⁻¹r]_n / [A⁻¹]_nn with A = K + ratio·I."""
     if tuning.Q is not None:
         weights = 1 / (tuning.eigenvalues + ratio)
         solved = tuning.Q @ (weights[:, None] * (tuning.Q.mT @ residual))

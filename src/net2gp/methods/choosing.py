@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import gather
+from net2gp.likelihoods import shape_targets
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods.laplace_regression import is_regression, regression, with_variance
 from net2gp.methods.laplace_tuning import (
@@ -22,6 +26,9 @@ from net2gp.methods.laplace_tuning import (
 )
 from net2gp.methods.matching import Build, has_open_link, match, some_points
 from net2gp.progress import progress
+
+NOISE_STEPS, NOISE_RANGE = 10, 9.0
+"""Noises that are tried for each prior on held-out rows, and how far, in logarithms, below their error."""
 
 VARIANCE_POINTS = 200
 """Points at which the variance of a structure is compared with that of the whole linear model."""
@@ -47,9 +54,9 @@ def tuned(
     if isinstance(chosen, Matched) and is_regression(task):
         return _regressed(search, build)
     assert build is not None
-    best = search.at(search.maximize())
     if isinstance(chosen, Validation) and prior_var is None:
-        return _validated(search, best, chosen, build)
+        return _validated(search, chosen, build)
+    best = search.at(search.maximize())
     if isinstance(chosen, Matched) and has_open_link(task.likelihood):
         return match(search, best, chosen, build)
     return best
@@ -95,21 +102,47 @@ def _check_used(task: Task, tuning: Tuning) -> None:
         )
 
 
-def _validated(search: Search, best: Tuned, validation: Validation, build: Build) -> Tuned:
+def _validated(search: Search, validation: Validation, build: Build) -> Tuned:
     x, y = gather(validation.data, search.task.linearized.example)
     if not len(validation.grid):
         raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
-    search.task.likelihood.check(search.task.linearized(x), y)
+    f = search.task.linearized(x)
+    search.task.likelihood.check(f, y)
+
+    def scored(logs: list[float]) -> tuple[float, Tuned]:
+        one = search.at(np.array(logs))
+        law = build(one).predict(x)
+        return float(law.log_prob(_targets(law, y)).double().mean()), one
+
+    def chosen(log: float) -> tuple[float, Tuned]:
+        if not search.task.open_noise:
+            return scored([log])
+        error = (shape_targets(f, y).double() - f.double()).square().mean()
+        return _best_noise(lambda noise: scored([log, noise]), float(error))
+
     choices: list[tuple[float, Tuned]] = []
-    noise = [np.log(1 / (best.scale * search.temperature))] if search.task.open_noise else []
     with progress("prior variance", len(validation.grid)) as advance:
         for value in validation.grid:
-            one = search.at(np.array([np.log(value), *noise]))
-            law = build(one).predict(x)
-            score = float(law.log_prob(_targets(law, y)).double().mean())
-            choices.append((score, one))
-            advance(note=f"log p(y) {score:.4f}")
+            choices.append(chosen(float(np.log(value))))
+            advance(note=f"log p(y) {choices[-1][0]:.4f}")
     return max(choices, key=lambda choice: choice[0])[1]
+
+
+def _best_noise(
+    scored: Callable[[float], tuple[float, Tuned]], error: float
+) -> tuple[float, Tuned]:
+    """The best noise at one prior: at most the squared error of the held-out rows, which it is a part of."""
+    tried: list[tuple[float, Tuned]] = []
+
+    def loss(log: float) -> float:
+        tried.append(scored(log))
+        return -tried[-1][0]
+
+    top = float(np.log(max(error, 1e-12)))
+    loss(top)
+    options = {"maxiter": NOISE_STEPS, "xatol": 0.02}
+    minimize_scalar(loss, bounds=(top - NOISE_RANGE, top), method="bounded", options=options)
+    return max(tried, key=lambda one: one[0])
 
 
 def _targets(law: torch.distributions.Distribution, y: Tensor) -> Tensor:

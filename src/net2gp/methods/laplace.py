@@ -90,13 +90,14 @@ def laplace(
     that is small: `Full()`, `FunctionSpace()`, else `Kron()`; the result's `structure` says which. `only`
     chooses parameters by name, as in `linearize`.
 
-    `prior_var` and the noise of `Gaussian()` are tuned where they are left open, by `tuning`:
-    `Evidence()`, the Laplace approximation of the marginal likelihood
-    log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, or `Validation(data)`. The default,
-    `Matched()`, is the evidence for regression; for classes it also chooses the link, so that predictions
-    are as sure on average as the network's own, and less so away from the data. `marginal` does not
-    depend on the link; `Categorical(Probit())` or any other link of your own is kept. `tuning` beside a
-    `prior_var` that leaves it nothing to choose is refused.
+    `prior_var` and the noise of `Gaussian()` are tuned where they are left open, by `tuning`. The default,
+    `Matched()`, is for regression the evidence of the linear model at its own mode, with predictions on the
+    training data that are no surer than the network is right there; for classes it also chooses the link, so
+    that predictions are as sure on average as the network's own, and less so away from the data.
+    `Evidence()` is the Laplace approximation of the marginal likelihood
+    log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, and `Validation(data)` takes data that
+    were held out. `marginal` does not depend on the link; `Categorical(Probit())` or any other link of your
+    own is kept. `tuning` beside a `prior_var` that leaves it nothing to choose is refused.
 
     The mean is the network's own. Where it is not at a stationary point, `NotStationary` is warned of,
     and the mean of the linear model is another: `posterior.dual()` has it.

@@ -14,7 +14,7 @@ from torch import Tensor
 from net2gp.errors import TuningAtEdge
 from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
-from net2gp.linear import TangentKernel
+from net2gp.linear import Linearized, TangentKernel
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods.laplace_tuning import Task
 from net2gp.posteriors.problem import Problem
@@ -45,13 +45,14 @@ Variance = Callable[[float, float], float]
 class Regression:
     """y = f(x; θ*) + J(x)(θ − θ*) + ε with θ ~ N(0, v) and ε ~ N(0, σ²), seen in the basis of JJᵀ.
 
-    `error` is the network's mean squared residual, `spread` the variance of y, both over all rows, and
-    `repeats` the number of rows for each one that was decomposed.
+    `error` is the network's mean squared residual, `spread` the variance of y, both over all rows, `size` the
+    mean square of θ*, and `repeats` the number of rows for each one that was decomposed.
     """
 
     spectrum: Spectrum
     error: float
     spread: float
+    size: float
     repeats: float = 1.0
 
     def determined(self, ratio: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class Regression:
         ends = self.ranges()
         noises, scales = _grid(noise_var, *ends[0]), _grid(scale, *ends[1])
         for zoom in range(ZOOMS + 1):
-            score = self._score(noises, scales, noise_var is None)
+            score = self._score(noises, scales, noise_var is None, scale is None)
             row, column = divmod(int(score.argmax()), len(scales))
             best = float(noises[row]), float(scales[column])
             step = STEP / 4 ** (zoom + 1)
@@ -88,16 +89,18 @@ class Regression:
             scales = _finer(best[1], step, ends[1]) if scale is None else scales
         return noise_var or 10.0 ** best[0], scale or 10.0 ** best[1]
 
-    def _score(self, noises: Tensor, scales: Tensor, open_noise: bool) -> Tensor:
-        """The evidence of all pairs, with a weak prior of the noise; −∞ where a pair is not possible."""
+    def _score(self, noises: Tensor, scales: Tensor, open_noise: bool, open_scale: bool) -> Tensor:
+        """The evidence of all pairs, with weak priors of what is open; −∞ where a pair is not possible."""
         noise, scale = 10.0 ** noises[:, None], 10.0**scales
         total = self.spectrum.log_marginal_likelihood(noise, scale).cpu()
+        if open_scale and self.size > 0:
+            total = total - 0.5 * ((scale / self.size).log() / NOISE_SPREAD) ** 2
         if not open_noise:
             return total
-        away = (noise.log() - math.log(TYPICAL_NOISE * self.spread)) / NOISE_SPREAD
+        total = total - 0.5 * ((noise / (TYPICAL_NOISE * self.spread)).log() / NOISE_SPREAD) ** 2
         ratio = (noise / scale).to(self.spectrum.eigenvalues.device)
         known = noise * (1 + self.determined(ratio).cpu())
-        return torch.where(known >= self.error * (1 - 1e-9), total - 0.5 * away**2, -torch.inf)
+        return torch.where(known >= self.error * (1 - 1e-9), total, -torch.inf)
 
     def warn_at_edges(
         self, noise_var: float | None, scale: float | None, stacklevel: int = 5
@@ -157,6 +160,7 @@ def regression(task: Task, prior_var: PriorVar | None) -> Regression:
         decompose(around_zero(problem)),
         error=float((y - task.f).square().mean()),
         spread=scale_of(y),
+        size=size_of(task.linearized),
         repeats=count / size,
     )
 
@@ -166,6 +170,11 @@ def scale_of(y: Tensor) -> float:
     centered = float((y - y.mean(0)).square().mean())
     size = float(y.square().mean())
     return centered if centered > 1e-12 * size else (size if size > 0 else 1.0)
+
+
+def size_of(linearized: Linearized) -> float:
+    """The mean square of the parameters."""
+    return float(linearized.flatten(linearized.params).double().square().mean())
 
 
 def around_zero(problem: Problem) -> Problem:

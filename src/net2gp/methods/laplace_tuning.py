@@ -40,7 +40,8 @@ class Evidence:
 class Validation:
     """The prior variance of `grid` with the largest log p(y | x) on data that were held out.
 
-    The noise of `Gaussian()` is that of the largest evidence.
+    An open noise of `Gaussian()` is chosen with it: for each prior variance the noise with the largest
+    log p(y | x), at most the squared error of the held-out data, by some ten posteriors each.
     """
 
     data: Data = field(repr=False)
@@ -49,14 +50,28 @@ class Validation:
 
 @dataclass(frozen=True)
 class Matched:
-    """The default for classes: predictions on the training data are as sure as the network's own.
+    """The default: on the training data, predictions are as sure as the network has reason to be.
 
-    The evidence at θ* pairs the logits where training stopped with a variance that belongs to larger ones,
-    so that predictions come out too unsure everywhere. Here the link scales the mean by α, the number with
-    the smallest KL(network ‖ prediction) on `num_points` training inputs; and the prior variance is the one
-    whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective parameters
-    (for a `LastLayer` that of the evidence at θ*).
+    **Gaussian noise.** Prior and noise have the largest evidence of the linear model
+    y = f(x; θ*) + J(x)(θ − θ*) + ε with θ ~ N(0, prior_var) *at its own mode*, log N(y − f + Jθ* | 0,
+    prior_var·JJᵀ + noise_var·I). Laplace's evidence takes the mode to be θ*, which is not one after early
+    stopping, dropout or many steps, and makes up for it by noise. The mean of the posterior stays
+    the network's. So an open noise is only possible if the average variance of the predictions at the
+    training rows, noise_var·(1 + γ/N) with γ effective parameters, is no less than the squared error that
+    the network makes there. It is at most the variance of y. Among a few points log-normal priors, a
+    factor of 100 wide, decide: of the noise around 1 % of the variance of y, of the prior variance around
+    the mean of θ*². Structures that are not exact take the noise of the exact one, and the prior variance
+    at which they are as unsure of the data, on average, as it is of a row that was left out,
+    noise_var·γ/(N − γ); what they fall short of counts as noise. Up to 1500 rows are used, or all, if the
+    parameters are fewer. Of several noises, one a point or output, `Evidence()` is used.
+
+    **Classes.** The evidence at θ* pairs the logits where training stopped with a variance that belongs to
+    larger ones, so that predictions come out too unsure everywhere. Here the link scales the mean by α, the
+    number with the smallest KL(network ‖ prediction) on `num_points` training inputs; and the prior variance
+    is the one whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective
+    parameters (for a `LastLayer` that of the evidence at θ*).
     Exact structures compare each point without its own information, unless there are 50 points or fewer.
+
     For likelihoods with a link of their own it is `Evidence()`.
     """
 
