@@ -180,13 +180,19 @@ def run(job: Job) -> None:
     module = None if not job.kind else trained(job, rows)
     for method in job.methods:
         head = {"data": job.data, "kind": job.kind, "seed": job.seed, "method": method}
-        head |= {"count": job.count, "num_rows": len(rows.x)}
+        head |= {"count": job.count, "num_rows": len(rows.x), "scale": scale(rows)}
         start = time.perf_counter()
         found = one(module, rows, method, job.kind)
         row = {**head, **found, "seconds": time.perf_counter() - start}
         path = job.stored_at(f"{method}.json")
         path.with_suffix(".part").write_text(json.dumps([row] if found else []))
         path.with_suffix(".part").rename(path)
+
+
+def scale(rows: Rows) -> float:
+    """The standard deviation of the training targets; of one, its size."""
+    y = rows.y.double()
+    return float(y.std(correction=0)) if len(y) > 1 else float(y.abs().mean())
 
 
 def trained(job: Job, rows: Rows) -> nn.Module:
@@ -293,6 +299,7 @@ def scored(prediction: Prediction, rows: Rows) -> Row:
         "nll": float(metrics.gaussian_nll((mean, variance), y)),
         "crps": float(metrics.crps_gaussian(mean, variance, y)),
         "rmse": float(metrics.rmse(mean, y)),
+        "stddev": float(variance.sqrt().mean()),
         **{f"inside{100 * level:.0f}": inside(level) for level in LEVELS},
         "failed": "",
     }

@@ -6,8 +6,8 @@
 The same trained networks (one hidden layer of 50, see `uci_networks.py`) for every method, on the customary
 splits; every method but the bare network finds its prior and noise itself. Writes `results/uci.json` and
 `results/uci.md`. The exit status asserts, for every table and by two standard errors over its splits, that
-the test likelihood of the whole covariance (`net2gp full`) is no worse than the bare network's and, where it was
-run, than that of laplace-torch Kron, and that of `net2gp Kron` no worse than the bare network's.
+the test likelihood of the whole covariance (`net2gp full`) is no worse than the bare network's and, where it
+was run, than that of laplace-torch Kron, and that of `net2gp Kron` no worse than the bare network's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from net2gp.errors import TuningAtEdge
+from net2gp.errors import NetworkError, TuningAtEdge
 from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
 from net2gp.linear import Linearized, TangentKernel
@@ -24,6 +24,9 @@ from net2gp.posteriors.tune import NOISE_SPREAD, TYPICAL_NOISE
 
 NUM_ROWS = 1500
 """Rows N·C that prior and noise are tuned on; a fixed random choice of points, where there are more."""
+
+LAST_LAYER_ROWS = 500
+"""The same where only the last layer is asked for, of a network that may be large."""
 
 FEATURE_NUMBERS = 2 * 10**7
 """Entries of a Jacobian up to which all rows are used, if the parameters are at most `NUM_ROWS`."""
@@ -58,15 +61,21 @@ class Regression:
     def determined(self, ratio: Tensor) -> Tensor:
         """γ/N at σ²/v: the share of the rows that the parameters take up, tr K(K + σ²/v)⁻¹ / N."""
         values = self.spectrum.eigenvalues * self.repeats
-        count = self.repeats * (len(values) + self.spectrum.num_zeros)
-        return (values / (values + ratio[..., None])).sum(-1) / count
+        return (values / (values + ratio[..., None])).sum(-1) / self._count
 
     def left_out(self, noise_var: float, scale: float) -> float:
         """The variance of f at a row that was left out, on average: σ² γ/(N − γ)."""
-        share = float(self.determined(torch.tensor(noise_var / scale, dtype=torch.float64)))
-        if share < 1 - 1e-9:
-            return noise_var * share / (1 - share)
-        return scale * float(self.spectrum.eigenvalues.mean())
+        ratio = torch.tensor(noise_var / scale, dtype=torch.float64)
+        ratio = ratio.to(self.spectrum.eigenvalues.device)
+        values = self.spectrum.eigenvalues * self.repeats
+        # not 1 − γ/N, which few rows make a difference of nearly equal numbers
+        free = (ratio / (values + ratio)).sum() + self._count - len(values)
+        return float(noise_var * self.determined(ratio) * self._count / free)
+
+    @property
+    def _count(self) -> float:
+        """N."""
+        return self.repeats * (len(self.spectrum.eigenvalues) + self.spectrum.num_zeros)
 
     def best(self, noise_var: float | None, scale: float | None) -> tuple[float, float]:
         """The noise and the prior variance of the largest evidence among those that are possible.
@@ -142,25 +151,44 @@ def is_regression(task: Task) -> bool:
 def regression(task: Task, prior_var: PriorVar | None) -> Regression:
     """The linear model of a task, at the prior that was given or at prior variance 1.
 
-    Cost: a Gram matrix of `NUM_ROWS` rows at most and its eigenvalues.
+    A last layer whose noise and prior are open has those of the model of all layers: what the hidden ones
+    leave open is an error, too. Cost: a Gram matrix of `NUM_ROWS` rows at most and its eigenvalues.
     """
+    if isinstance(task.structure, LastLayer) and task.open_noise and prior_var is None:
+        try:
+            return _model(task, _all_layers(task.linearized), None, LAST_LAYER_ROWS)
+        except NetworkError:
+            return _model(task, task.linearized, None, NUM_ROWS)
+    return _model(task, task.linearized, prior_var, NUM_ROWS)
+
+
+def _all_layers(linearized: Linearized) -> Linearized:
+    """The same network with all of its parameters chosen."""
+    values = {**linearized.params, **linearized.frozen}
+    names = [name for name, _ in linearized.network.named_parameters() if name in values]
+    frozen = {name: value for name, value in values.items() if name not in names}
+    return replace(linearized, params={name: values[name] for name in names}, frozen=frozen)
+
+
+def _model(
+    task: Task, linearized: Linearized, prior_var: PriorVar | None, limit: int
+) -> Regression:
     count, outputs = task.f.shape
-    limit = NUM_ROWS
-    features = task.linearized.num_params
-    if features <= NUM_ROWS:
-        limit = max(limit, FEATURE_NUMBERS // features)
+    if linearized.num_params <= NUM_ROWS:
+        limit = max(limit, FEATURE_NUMBERS // linearized.num_params)
     size = min(count, max(1, limit // outputs))
     chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size]
     chosen = chosen.sort().values.to(task.f.device)
     y = shape_targets(task.f, task.y).double()
-    kernel = task.linearized.kernel(1.0 if prior_var is None else prior_var)
+    kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
     part = rows(task.x, chosen) if size < count else task.x
+    kernel.check(part)
     problem = Problem(kernel, None, Gaussian(1.0), part, y[chosen], task.f[chosen])
     return Regression(
         decompose(around_zero(problem)),
         error=float((y - task.f).square().mean()),
         spread=scale_of(y),
-        size=size_of(task.linearized),
+        size=size_of(linearized),
         repeats=count / size,
     )
 
@@ -192,14 +220,15 @@ def with_variance(
     """Noise and prior variance at which a structure is as unsure of left-out rows as the whole model.
 
     `target` are the noise and the variance of f there. Kronecker factors and diagonals let parameters vary
-    together where the data forbid it: then they take a narrower prior. Where they, or some weights alone,
-    vary too little, the rest counts as noise, as it is an error that the structure does not explain. A
-    structure that has the whole covariance keeps what was found.
+    together where the data forbid it: then they take a narrower prior. Where they, or some weights or
+    layers alone, vary too little, the rest counts as noise, as it is an error that the structure does not
+    explain. A structure that has the whole covariance keeps what was found.
     """
     noise, left_out = target
     structure = task.structure
     inner = structure.structure if isinstance(structure, LastLayer) else structure
-    if not isinstance(inner, Kron | Diagonal | LowRank | Subnetwork) or left_out <= 0:
+    exact = not isinstance(inner, Kron | Diagonal | LowRank | Subnetwork)
+    if (exact and inner is structure) or left_out <= 0:
         return noise, prior_var
     own = variance(noise, prior_var)
     if own > left_out:
