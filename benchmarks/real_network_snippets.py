@@ -322,7 +322,9 @@ NETWORKS = [
         CREPE,
         absent=("librosa", "resampy", "torchaudio"),
     ),
-    Network("ANI-1x", "torchani 2.2.4, the first of its eight networks", ANI, extra=ANI_EXTRA),
+    Network(
+        "ANI-1x", "torchani 2.2.4, the first of its eight networks", ANI, NO_FACTORS, ANI_EXTRA
+    ),
     Network(
         "silero-vad",
         "silero-vad 6.2, rebuilt from its weights",
