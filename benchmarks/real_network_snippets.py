@@ -153,9 +153,10 @@ likelihood = n2g.Gaussian()
 linearized = n2g.linearize(network)"""
 
 ANI_EXTRA = {
-    "kernel of one molecule": """\
-x = species[1:2], coordinates[1:2]
-found = linearized.kernel(prior_var=1.0)(x)""",
+    "Diagonal, one molecule": """\
+posterior = n2g.laplace(linearized, (x, y), likelihood, structure=n2g.Diagonal())
+x_new = species[7:8], coordinates[7:8]
+prediction = posterior.predict(x_new)""",
 }
 
 SILERO_EXTRA = {

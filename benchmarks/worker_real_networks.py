@@ -193,7 +193,7 @@ def error_of(attempt: str, names: dict[str, Any]) -> float | None:
         first, second = (names[name].predict(names["x_new"]) for name in ("posterior", "again"))
         parts = [(p.probs if hasattr(p, "probs") else p.mean) for p in (first, second)]
         return 0.0 if torch.equal(*parts) else math.inf
-    if attempt in ATTEMPTS:
+    if attempt in ATTEMPTS or attempt.startswith("Diagonal"):
         return posterior_error(names, type(names["posterior"].structure).__name__)
     return None
 
