@@ -27,6 +27,12 @@ COARSE = 10
 
 _GROUP = 128  # pairs of similar variances that share their panels
 
+_EPS = torch.finfo(torch.float64).eps
+
+_LARGEST = 1e7  # standard deviations beyond which nearly equal points are not told from equal ones
+
+_OVERFLOW = 1e20  # the largest value of a signal
+
 _STEP = 1e-7  # distance from a kink at which its two sides are read
 
 PointFunction = Callable[[Tensor], Tensor]
@@ -122,10 +128,10 @@ def _breaks(act: PointFunction, reach: float) -> tuple[float, ...]:
 def _top(var: Tensor) -> float:
     """The largest value that N(0, var) takes."""
     top = REACH * math.sqrt(max(float(var.max()), 1e-4))
-    if not math.isfinite(top):
+    if not top < _OVERFLOW:
         raise InputError(
-            "the variance of a signal is not a finite number: the inputs, or weight_var, are too large for "
-            "their precision. Divide x by its standard deviation, or pass x.double()."
+            f"the variance of a signal is {float(var.max()):.1e}, beyond what is integrated: the inputs, or "
+            "weight_var, are too large. Divide x by its standard deviation."
         )
     return top
 
@@ -194,7 +200,7 @@ def moments(
     scale = torch.sqrt(var1) * torch.sqrt(var2)
     rho = (cov / torch.where(scale > 0, scale, 1.0)).clamp(-1, 1) * (scale > 0)
     # full correlation up to rounding is full: the angle would blow the rounding up to its square root
-    rho = torch.where(rho.abs() > 1 - 1e-15, torch.sign(rho), rho)
+    rho = torch.where(rho.abs() > 1 - 8 * _EPS, torch.sign(rho), rho)
     if not len(cov):
         return [cov for _ in pairs]
     firsts, seconds = zip(*pairs, strict=True)
@@ -236,6 +242,12 @@ def _direct(
     found = near_means(sides, roots, rho) if float(rho.abs().min()) > 0.9 else None
     if found is not None:
         return found
+    largest = max(float(root.max()) for root in roots)
+    if largest > _LARGEST and any(len(side.breaks) for side in sides):
+        raise InputError(
+            f"a signal has the variance {largest**2:.1e}, at which rounding hides how its points differ. "
+            "Divide x by its standard deviation, or lower weight_var."
+        )
     cuts = []
     for side in sides:
         sizes = side.breaks.abs().unique()

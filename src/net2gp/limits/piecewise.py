@@ -65,11 +65,16 @@ class PiecewiseLinear:
         return self.knots
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
-        result = self.offset + self._middle * u
-        for side, k, bend in self._bends:
-            result = result + bend * (side * u - k).clamp_min(0)
-        return result
+        """φ(u), from the nearest knot on its left: far out, a sum over all knots would cancel."""
+        if not self.knots:
+            return self.offset + self.slopes[0] * u
+        knots, slopes, values = (
+            torch.tensor(row, dtype=u.dtype, device=u.device)
+            for row in (self.knots, self.slopes, self._values)
+        )
+        piece = torch.bucketize(u.detach(), knots)
+        anchor = (piece - 1).clamp_min(0)
+        return values[anchor] + slopes[piece] * (u - knots[anchor])
 
     def mean(self, var: Tensor) -> Tensor:
         """E[φ]; its derivative is Σ Δ_j p(k_j)/2."""
@@ -144,6 +149,19 @@ class PiecewiseLinear:
             (1.0 if k >= 0 else -1.0, abs(k) or _NEAR_ZERO, jump)
             for k, jump in zip(self.knots, jumps, strict=True)
         ]
+
+    @property
+    def _values(self) -> list[float]:
+        """φ at the knots, walked to from zero."""
+        after = sum(k < 0 for k in self.knots)
+        values = [0.0] * len(self.knots)
+        for places in (range(after, len(self.knots)), range(after - 1, -1, -1)):
+            value, place = self.offset, 0.0
+            for j in places:
+                slope = self.slopes[j] if j >= after else self.slopes[j + 1]
+                value, place = value + slope * (self.knots[j] - place), self.knots[j]
+                values[j] = value
+        return values
 
     @property
     def _middle(self) -> float:
