@@ -12,6 +12,7 @@ from torch import nn
 
 import net2gp as n2g
 from methods.laplace_cases import X, labels, mlp, quietly
+from net2gp import metrics
 from net2gp.errors import TuningAtEdge
 from net2gp.methods.laplace import make_task
 from net2gp.methods.laplace_regression import Regression, regression, scale_of
@@ -103,6 +104,7 @@ def test_no_possible_neighbor_has_more_evidence(structure):
         assert objective(noise * a, prior * b) <= best + 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:the noise ends at the variance of y")
 @pytest.mark.parametrize(("steps", "decay"), [(300, 0.0), (30, 0.0), (300, 0.03), (0, 0.0)])
 def test_predictions_at_training_rows_are_no_surer_than_the_network_is_right(steps, decay):
     x, y, network = trained(40, steps, decay)
@@ -148,9 +150,9 @@ def test_intervals_of_a_network_that_knows_its_rows_by_heart_hold_what_they_prom
     new, targets = problem(400, seed=7)
     error = float((network(x) - y).square().mean())
     law = quietly(network, (x, y), n2g.Gaussian()).predict(new)
-    bare = n2g.metrics.gaussian_nll((law.mean, torch.full_like(law.mean, error)), targets)
-    assert float(n2g.metrics.gaussian_nll(law, targets)) < float(bare)
-    assert 0.8 < float(n2g.metrics.coverage(law.mean, law.variance, targets, 0.9)) < 0.98
+    bare = metrics.gaussian_nll((law.mean, torch.full_like(law.mean, error)), targets)
+    assert float(metrics.gaussian_nll(law, targets)) < float(bare)
+    assert 0.8 < float(metrics.coverage(law.mean, law.variance, targets, 0.9)) < 0.98
 
 
 @pytest.mark.parametrize("structure", [None, n2g.Kron(), n2g.Diagonal(), n2g.LastLayer()], ids=str)
@@ -160,9 +162,7 @@ def test_few_points_bring_neither_certainty_nor_noise_without_bounds(count, stru
     posterior = quietly(network, (x, y), n2g.Gaussian(), structure=structure)
     error, scale = float((network(x) - y).square().mean()), scale_of(y)
     noise = posterior.likelihood.noise_var
-    assert 1e-6 * scale < noise
-    # what a structure does not explain may be as large as the variance of y once more
-    assert noise <= 3 * max(scale, error)
+    assert 1e-6 * scale < noise <= max(scale, error) * (1 + 1e-9)
     if structure is None:
         far = posterior.marginal(torch.full((1, 1), 6.0, dtype=DOUBLE)).stddev
         assert float(far) > 0.1 * scale**0.5

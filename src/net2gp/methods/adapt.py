@@ -134,15 +134,24 @@ def _adapted(
 def _around_network(
     tuning: Spectrum, data: tuple[Inputs, Tensor], found: _Choice, solver: Solver | None
 ) -> FunctionPosterior | WeightPosterior:
-    """Conditioned on what the network says of the points: its mean stays, here and after an update."""
+    """Conditioned on what the network says of the points: its mean stays, here and after an update.
+
+    The evidence is that of y.
+    """
     problem = tuning.problem
     assert problem.mean is not None
     own = problem.mean(data[0]).detach().reshape(data[1].shape).to(data[1].dtype)
-    kernel, likelihood = problem.kernel.scaled(found.scale), Gaussian(found.noise_var)
     if solver is None and num_rows(problem.x) == num_rows(data[0]):
         settled = replace(problem, y=own, offset=own.reshape(problem.offset.shape).double())
-        return share_spectrum(tuning, settled).condition(found.noise_var, found.scale)
-    return condition(kernel, (data[0], own), likelihood, mean=problem.mean, solver=solver)
+        posterior = share_spectrum(tuning, settled).condition(found.noise_var, found.scale)
+        evidence = tuning.log_marginal_likelihood(found.noise_var, found.scale)
+        return replace(posterior, evidence=evidence)
+    kernel, likelihood = problem.kernel.scaled(found.scale), Gaussian(found.noise_var)
+    of_y, of_own = (
+        condition(kernel, (data[0], y), likelihood, mean=problem.mean, solver=solver)
+        for y in (data[1], own)
+    )
+    return replace(of_own, evidence=of_y.evidence)
 
 
 def adapt_tasks(

@@ -84,8 +84,7 @@ def _regressed(search: Search, build: Build | None) -> Tuned:
         assert build is not None
         return float(build(at(noise, prior_var)).marginal(x).variance.double().mean())
 
-    target = noise, model.left_out(noise, scale)
-    return at(*with_variance(task, target, scale, variance))
+    return at(*with_variance(task, model, (noise, scale), variance))
 
 
 def _check_used(task: Task, tuning: Tuning) -> None:

@@ -215,17 +215,17 @@ def around_zero(problem: Problem) -> Problem:
 
 
 def with_variance(
-    task: Task, target: tuple[float, float], prior_var: float, variance: Variance
+    task: Task, model: Regression, found: tuple[float, float], variance: Variance
 ) -> tuple[float, float]:
     """Noise and prior variance at which a structure is as unsure of left-out rows as the whole model.
 
-    `target` are the noise and the variance of f there. Kronecker factors and diagonals let parameters vary
+    `found` are those of the model. Kronecker factors and diagonals let parameters vary
     together where the data forbid it: then they take a narrower prior. Where they, or some weights or
     layers alone, vary too little, the rest counts as noise, as it is an error that the structure does not
-    explain. A structure that has the whole covariance keeps what was found.
+    explain, up to the variance of y. A structure that has the whole covariance keeps what was found.
     """
-    noise, left_out = target
-    structure = task.structure
+    noise, prior_var = found
+    left_out, structure = model.left_out(noise, prior_var), task.structure
     inner = structure.structure if isinstance(structure, LastLayer) else structure
     exact = not isinstance(inner, Kron | Diagonal | LowRank | Subnetwork)
     if (exact and inner is structure) or left_out <= 0:
@@ -237,7 +237,7 @@ def with_variance(
         return noise, math.exp(log)
     if isinstance(inner, LowRank) or not task.open_noise:
         return noise, prior_var
-    total = noise + left_out
+    total = min(noise + left_out, max(model.spread, model.error, noise))
     louder = lambda log: math.exp(log) + variance(math.exp(log), prior_var) - total
     return math.exp(_root(louder, math.log(noise), math.log(total))), prior_var
 
