@@ -423,6 +423,23 @@ def layer_and_group_norm():
 
 
 @architecture
+def rms_norm_and_norms_called_as_functions():
+    """A norm with an activation of its own is a subclass that calls the function of its parent."""
+
+    def forward(self, x):
+        x = self.inner(x)
+        x = F.batch_norm(x, self.mean, self.variance, self.gain, self.shift).tanh()
+        return self.head(F.group_norm(self.norm(x), 2, self.scale, eps=1e-3))
+
+    parts = {"inner": nn.Linear(3, 4), "norm": nn.RMSNorm(4), "head": nn.Linear(4, 2)}
+    own = {name: parameter(4) for name in ("gain", "shift", "scale")}
+    network = Apply(forward, **parts, **own)
+    network.register_buffer("mean", torch.randn(4))
+    network.register_buffer("variance", torch.rand(4) + 0.5)
+    return network, points(3)
+
+
+@architecture
 def instance_and_rms_norm():
     layers = nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3, affine=True), nn.Flatten(), nn.RMSNorm(9)
     return nn.Sequential(*layers, nn.Tanh(), nn.Linear(9, 2)), points(2, 4)

@@ -29,8 +29,8 @@ LEFTOVER = {
     "embedding_tied_with_output": ("embed.weight",),
     "forward_replaced_on_the_instance": ("0.weight", "0.bias"),
     "in_place_assignment": ("shift",),
-    "instance_and_rms_norm": ("1.weight", "1.bias", "3.weight"),
-    "low_rank_update": ("0.weight", "0.bias", "0.down", "0.up"),
+    "instance_and_rms_norm": ("1.weight", "1.bias"),
+    "low_rank_update": ("0.down", "0.up"),
     "lstm": tuple(f"recurrent.{name}" for name in LSTM),
     "lstm_with_projection": tuple(f"recurrent.{name}" for name in (*LSTM, "weight_hr_l0")),
     "bidirectional_gru": tuple(

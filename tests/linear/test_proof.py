@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from architectures import Apply, parameter
-from net2gp.errors import NetworkError
+from net2gp.errors import InputError, NetworkError
 from net2gp.linear import linearize
 from net2gp.linear.layers import RULES, Rule
 from net2gp.linear.probe import plan
@@ -120,6 +121,102 @@ def test_all_products_with_the_jacobian_equal_those_of_brute_force(
     torch.testing.assert_close(pushed.flatten(), rows @ v[:, 0], **close)
     pulled = linearized.vjp(x, u[:, 0].reshape(J.shape[:2]))
     torch.testing.assert_close(linearized.flatten(pulled), rows.mT @ u[:, 0], **close)
+
+
+def test_autocast_inside_a_network_is_off_while_it_is_linearized() -> None:
+    """The numbers are those of full precision."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.head(torch.tanh(self.inner(x)))
+
+    torch.manual_seed(0)
+    network = Apply(forward, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)).eval()
+    plain = nn.Sequential(network.inner, nn.Tanh(), network.head).eval()
+    linearized, x = linearize(network), inputs(5).float()
+    wanted = flat(brute_force_jacobian(plain, x))
+    torch.testing.assert_close(linearized(x), plain(x).detach())
+    torch.testing.assert_close(linearized.jacobian(x), wanted)
+    rows = wanted.flatten(0, 1)
+    torch.testing.assert_close(linearized.kernel()(x), rows @ rows.mT)
+    assert network(x).dtype == torch.bfloat16
+
+
+def test_autocast_around_a_kernel_is_refused_by_name() -> None:
+    linearized = linearize(nn.Linear(3, 2).eval())
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(InputError, match=r"autocast is on, .* outside of torch\.autocast"),
+    ):
+        linearized.kernel()(inputs(5).float())
+
+
+def test_a_network_that_returns_half_precision_is_refused_by_name() -> None:
+    network = Apply(lambda self, x: self.layer(x).bfloat16(), layer=nn.Linear(3, 2)).eval()
+    linearized, x = linearize(network), inputs(5).float()
+    for use in (linearized, linearized.kernel(), linearized.jacobian):
+        with pytest.raises(NetworkError, match=r"returns torch\.bfloat16, but derivatives need"):
+            use(x)
+
+
+def test_what_a_network_raises_comes_with_what_was_given() -> None:
+    def forward(self, x):
+        if x.abs().max() > 10:
+            raise KeyError("too far out")
+        return self.layer(x)
+
+    linearized = linearize(Apply(forward, layer=nn.Linear(3, 2)).double().eval())
+    x = inputs(5) * 100
+    step = {name: torch.ones_like(value) for name, value in linearized.params.items()}
+    u = torch.ones(5, 2, dtype=torch.float64)
+    for use in (
+        linearized,
+        linearized.kernel(),
+        linearized.kernel().blocks,
+        linearized.jacobian,
+        lambda z: linearized.jvp(z, step),
+        lambda z: linearized.vjp(z, u),
+        lambda z: linearized.kernel().matmul(z, z, u.reshape(10, 1)),
+    ):
+        with pytest.raises(NetworkError, match=r"cannot take x, a tensor of .*too far out"):
+            use(x)
+
+
+@pytest.mark.parametrize("product", ["jvp", "vjp", "taylor", "apply", "adjoint", "matmul"])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda x: x - x.mean(0), lambda x: F.dropout(x, 0.5), lambda x: x + torch.randn_like(x)],
+    ids=["coupled", "dropout", "noise"],
+)
+def test_products_of_networks_without_one_jacobian_are_refused(product: str, spoil) -> None:
+    network = Apply(lambda self, x: self.layer(spoil(x)), layer=nn.Linear(3, 2)).double().eval()
+    linearized, x = linearize(network), inputs(5)
+    kernel, u = linearized.kernel(), torch.ones(10, 1, dtype=torch.float64)
+    step = {name: torch.ones_like(value) for name, value in linearized.params.items()}
+    use = {
+        "jvp": lambda: linearized.jvp(x, step),
+        "vjp": lambda: linearized.vjp(x, u.reshape(5, 2)),
+        "taylor": lambda: linearized.taylor(x, step),
+        "apply": lambda: kernel.apply(x, linearized.flatten(step)[:, None]),
+        "adjoint": lambda: kernel.adjoint(x, u),
+        "matmul": lambda: kernel.matmul(x, x, u),
+    }[product]
+    with pytest.raises(NetworkError, match="gives other outputs for the same points in another ba"):
+        use()
+
+
+def test_a_checkpoint_of_either_kind_changes_nothing() -> None:
+    def checkpointed(self, x):
+        inner = lambda z: torch.tanh(self.inner(z))
+        x = x.detach().requires_grad_() if reentrant else x
+        return self.head(torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=reentrant))
+
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        network = Apply(checkpointed, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)).double().eval()
+        plain = nn.Sequential(network.inner, nn.Tanh(), network.head).eval()
+        J = flat(brute_force_jacobian(plain, inputs(5)))
+        torch.testing.assert_close(linearize(network).jacobian(inputs(5)), J)
 
 
 @pytest.mark.parametrize("name", ["experts", "sorted"])

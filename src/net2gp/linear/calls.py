@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from net2gp.inputs import map_inputs
 from net2gp.linear.evaluation import LOCK, accepts
+from net2gp.linear.functional import Functions
 from net2gp.linear.layers import Rule, find_rule
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
@@ -85,6 +87,7 @@ def forward(
     With `follow` the graph goes back to `x`, through the layers' inputs too.
     """
     calls: list[Call] = []
+    covered: set[str] = set()
     with LOCK, contextlib.ExitStack() as stack:
         canonical = {id(value): name for name, value in linearized.network.named_parameters()}
         for module in linearized.network.modules():
@@ -96,9 +99,15 @@ def forward(
             }
             if rule is not None and names:
                 # in front of the network's own hooks, which may replace the output
-                hook = _recorder(calls, rule, names, follow)
+                hook = _recorder(calls, names, follow)
                 handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
                 stack.callback(handle.remove)
+                covered.update(names.values())
+        # a compiled network runs without Python functions to look at
+        kinds = {type(module).__name__ for module in linearized.network.modules()}
+        if "OptimizedModule" not in kinds:
+            free = {id(value): n for n, value in leaves.items() if n not in covered}
+            stack.enter_context(Functions(free, partial(_record, calls, follow)))
         out = run(linearized, leaves, x, given, follow=follow)
     return calls, out
 
@@ -116,18 +125,31 @@ def run(
         return linearized.evaluate(params, recordable(x, follow=follow))
 
 
-def _recorder(calls: list[Call], rule: Rule, names: dict[str, str], follow: bool) -> Any:
+def _recorder(calls: list[Call], names: dict[str, str], follow: bool) -> Any:
     def hook(module: nn.Module, arguments: tuple, keywords: dict, out: Tensor) -> Tensor:
         a = arguments[0] if arguments else keywords["input"]
-        prepared = rule.prepare(module, a if follow else a.detach())
-        if follow and not out.requires_grad:
-            # such as an embedding's: not a function of what is differentiated, but on the way to the output
-            out = out + torch.zeros_like(out).requires_grad_()
-        # an in-place operation on a view writes a new history, without this output
-        out = out.clone() if out._is_view() else out
-        # the edge names this output even if an in-place operation overwrites the tensor later
-        edge = get_gradient_edge(out) if out.requires_grad else None
-        calls.append(Call(module, rule, names, prepared, prepared._version, out.shape, edge))
-        return out
+        return _record(calls, follow, module, names, a, out)
 
     return hook
+
+
+def _record(
+    calls: list[Call],
+    follow: bool,
+    module: nn.Module,
+    names: dict[str, str],
+    a: Tensor,
+    out: Tensor,
+) -> Tensor:
+    rule = find_rule(module)
+    assert rule is not None
+    prepared = rule.prepare(module, a if follow else a.detach())
+    if follow and not out.requires_grad:
+        # such as an embedding's: not a function of what is differentiated, but on the way to the output
+        out = out + torch.zeros_like(out).requires_grad_()
+    # an in-place operation on a view writes a new history, without this output
+    out = out.clone() if out._is_view() else out
+    # the edge names this output even if an in-place operation overwrites the tensor later
+    edge = get_gradient_edge(out) if out.requires_grad else None
+    calls.append(Call(module, rule, names, prepared, prepared._version, out.shape, edge))
+    return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from net2gp.inputs import follows, num_rows
@@ -116,7 +115,7 @@ class _Taken:
         return v if self.mix is None else (self.mix @ v[..., None])[..., 0]
 
     def differing(self, factors: dict[str, Factor]) -> tuple[str, ...]:
-        """The parameters whose factors differ from plain reverse mode, all combinations weighted at random."""
+        """The parameters whose factors differ from plain reverse mode, each combination weighted at random."""
         v = random_like(self.out.new_empty(len(self.out), self.count))
         own = {name: self.leaves[name] for name in self.uses.names}
         wanted = plain_gradients(self.out, own, self.seed(v))

@@ -53,6 +53,7 @@ def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_plain_recurrence(network))
         stack.enter_context(_without_checkpoints())
+        stack.enter_context(_full_precision())
         if follow:
             stack.enter_context(PlainNorms())
         for module in network.modules():
@@ -96,6 +97,32 @@ def _without_checkpoints() -> Iterator[None]:
     finally:
         module.CheckpointFunction = function
         module._checkpoint_without_reentrant_generator = generator
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without autocast, whether the network or the caller switched it on: 8 bits are no derivatives."""
+    kind: Any = torch.amp.autocast_mode.autocast
+    enter, leave, kept = kind.__enter__, kind.__exit__, {}
+
+    def enter_disabled(self: Any) -> Any:
+        kept[id(self)], self._enabled = self._enabled, False
+        return enter(self)
+
+    def leave_disabled(self: Any, *error: Any) -> Any:
+        result = leave(self, *error)
+        self._enabled = kept.pop(id(self), self._enabled)
+        return result
+
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        kind.__enter__, kind.__exit__ = enter_disabled, leave_disabled
+        try:
+            yield
+        finally:
+            kind.__enter__, kind.__exit__ = enter, leave
 
 
 @contextlib.contextmanager

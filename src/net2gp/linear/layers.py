@@ -137,10 +137,16 @@ def _layer_statistics(module: nn.Module, a: Tensor) -> Tensor:
     return F.layer_norm(a, module.normalized_shape, eps=module.eps)
 
 
+def _root_mean_square(module: nn.Module, a: Tensor) -> Tensor:
+    assert isinstance(module, nn.RMSNorm)
+    return F.rms_norm(a, module.normalized_shape, eps=module.eps)
+
+
 @register(nn.LayerNorm, prepare=_layer_statistics)
+@register(nn.RMSNorm, prepare=_root_mean_square)
 def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     """The affine part, over the normalized axes."""
-    assert isinstance(module, nn.LayerNorm)
+    assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
     size = torch.Size(module.normalized_shape).numel()
     B, C = g.shape[:2]
     g, a = g.reshape(B, C, -1, size), a.reshape(B, 1, -1, size)

@@ -93,7 +93,7 @@ def _layout(short: Call, call: Call) -> Layout | None:
     return None
 
 
-_ELEMENTWISE_IN_FRONT = (nn.Linear, nn.LayerNorm, nn.Embedding)
+_ELEMENTWISE_IN_FRONT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 """Layers that treat all axes but the last alike, so that the points may stand on the second."""
 
 

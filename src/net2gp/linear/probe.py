@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import NetworkError
+from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import chunks, num_rows, rows, tensors
 from net2gp.linear.calls import Call, Key, forward, fresh_leaves, run
 from net2gp.linear.evaluation import accepts
@@ -50,6 +50,11 @@ def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
     that none of them uses. The plan is remembered for inputs of the same shapes, until the network or its
     parameters change; points that were not seen before are still looked at, in two passes over three.
     """
+    if torch.is_autocast_enabled(linearized.example.device.type):
+        raise InputError(
+            "autocast is on, where derivatives and kernels would have 8 bits. Call this outside of "
+            "torch.autocast(...), or within torch.autocast(..., enabled=False)."
+        )
     known = _KNOWN.setdefault(linearized, _Known())
     if (key := _key(linearized, x)) is None:
         found = _probed(linearized, x)
