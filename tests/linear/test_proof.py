@@ -205,18 +205,18 @@ def test_products_of_networks_without_one_jacobian_are_refused(product: str, spo
         use()
 
 
-def test_a_checkpoint_of_either_kind_changes_nothing() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_of_either_kind_changes_nothing(reentrant: bool) -> None:
     def checkpointed(self, x):
         inner = lambda z: torch.tanh(self.inner(z))
         x = x.detach().requires_grad_() if reentrant else x
         return self.head(torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=reentrant))
 
-    for reentrant in (False, True):
-        torch.manual_seed(0)
-        network = Apply(checkpointed, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)).double().eval()
-        plain = nn.Sequential(network.inner, nn.Tanh(), network.head).eval()
-        J = flat(brute_force_jacobian(plain, inputs(5)))
-        torch.testing.assert_close(linearize(network).jacobian(inputs(5)), J)
+    torch.manual_seed(0)
+    network = Apply(checkpointed, inner=nn.Linear(3, 4), head=nn.Linear(4, 2)).double().eval()
+    plain = nn.Sequential(network.inner, nn.Tanh(), network.head).eval()
+    J = flat(brute_force_jacobian(plain, inputs(5)))
+    torch.testing.assert_close(linearize(network).jacobian(inputs(5)), J)
 
 
 @pytest.mark.parametrize("name", ["experts", "sorted"])

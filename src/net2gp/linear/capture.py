@@ -115,7 +115,7 @@ class _Taken:
         return v if self.mix is None else (self.mix @ v[..., None])[..., 0]
 
     def differing(self, factors: dict[str, Factor]) -> tuple[str, ...]:
-        """The parameters whose factors differ from plain reverse mode, each combination weighted at random."""
+        """The parameters whose factors differ from plain reverse mode, all of them weighted at random."""
         v = random_like(self.out.new_empty(len(self.out), self.count))
         own = {name: self.leaves[name] for name in self.uses.names}
         wanted = plain_gradients(self.out, own, self.seed(v))

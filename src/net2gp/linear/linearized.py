@@ -95,8 +95,8 @@ class Linearized:
             )
         if out.dtype in (torch.float16, torch.bfloat16) or out.is_complex():
             raise NetworkError(
-                f"the network returns {out.dtype}, but derivatives need float32 or float64 numbers. Leave out "
-                "its casts, or pick a real output in full precision with linearize(..., output=...)."
+                f"the network returns {out.dtype}, but derivatives need float32 or float64 numbers. Leave "
+                "out its casts, or pick a real output in full precision with linearize(..., output=...)."
             )
         out = out.reshape(out.shape[0], -1)
         return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
