@@ -162,9 +162,9 @@ def main() -> None:
             now = measure(ROOT / "src", name, num_images, base=False)
             assert now is not None
             before = None if quick else measure(Path(folder) / "src", name, num_images, base=True)
-            seconds = PATIENCE if before is None else before["first"]
+            more = "" if quick or before is not None else "more than "
+            seconds = now["first"] if quick else PATIENCE if before is None else before["first"]
             ratio = seconds / now["first"]
-            more = "more than " if before is None else ""
             lines.append(
                 f"| {NETWORKS[name]} | {now['parameters']:,} | {more}{seconds:.1f} | {now['first']:.2f} "
                 f"| {now['again']:.2f} | {more}{ratio:.0f} | {now['brute']:.2f} | {now['error']:.0e} |"
@@ -182,9 +182,10 @@ def write(lines: list[str], num_images: int) -> None:
     head = [
         "# Networks of depthwise convolutions",
         "",
-        f"Kernel of {num_images} images of 32 × 32, two outputs, float64, one core; CPU seconds, of the first",
-        f"kernel of a network (with its plan) and of a second one. Before: revision {BASE}. Brute force: a row",
-        "of the Jacobian after the other, and their products; the error is relative to its largest entry.",
+        f"Kernel of {num_images} images of 32 × 32, two outputs, float64, one core. CPU seconds of the first",
+        f"kernel of a network (with its plan) and of a second one. Before: the first with revision {BASE}.",
+        "Brute force: the rows of the Jacobian one after the other, and their products; the error is",
+        "relative to its largest entry.",
         "Made by `python benchmarks/mobile_networks.py`.",
         "",
         "| network | parameters | before, s | first, s | second, s | times faster | brute force, s | error |",
