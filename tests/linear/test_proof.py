@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,9 +12,12 @@ from torch import Tensor, nn
 
 from architectures import Apply, parameter
 from net2gp.errors import InputError, NetworkError
+from net2gp.likelihoods import Gaussian
 from net2gp.linear import linearize
 from net2gp.linear.layers import RULES, Rule
 from net2gp.linear.probe import plan
+from net2gp.methods import adapt, laplace
+from net2gp.posteriors import Full, FunctionSpace, load, save
 from reference.jacobians import brute_force_jacobian, flat
 
 
@@ -309,3 +314,25 @@ def test_what_torch_cannot_differentiate_is_named() -> None:
     ).eval()
     with pytest.raises(NetworkError, match="no derivative here"):
         linearize(network.double()).kernel()(inputs(4))
+
+
+def test_posteriors_of_routed_networks_are_exact_and_survive_a_file_and_a_copy(tmp_path) -> None:
+    network, x = made("experts"), inputs(12, seed=1)
+    J = flat(brute_force_jacobian(network, x)).flatten(0, 1)
+    data = x, network(x).detach()
+    S = torch.linalg.inv(J.mT @ J / 0.1 + torch.eye(J.shape[1], dtype=torch.float64))
+    for seed in range(3):
+        point = inputs(1, seed)
+        j = flat(brute_force_jacobian(network, point))[0]
+        variance = (j @ S @ j.mT).diagonal()[None]
+        for structure in (Full(), FunctionSpace()):
+            posterior = laplace(network, data, Gaussian(0.1), prior_var=1.0, structure=structure)
+            save(posterior, tmp_path / "posterior")
+            loaded = load(tmp_path / "posterior", made("experts"))
+            for one in (posterior, loaded):
+                torch.testing.assert_close(one.marginal(point).variance, variance)
+                assert one.joint(point).covariance_matrix.shape == (2, 2)
+        adapted = adapt(network, data, Gaussian(0.1), prior_var=1.0)
+        for one in (adapted, copy.deepcopy(adapted)):
+            torch.testing.assert_close(one.marginal(point).variance, variance)
+            assert one.joint(point).covariance_matrix.shape == (2, 2)

@@ -48,6 +48,12 @@ class Linearized:
     def __repr__(self) -> str:
         return f"Linearized({type(self.network).__name__}, {self.num_params} parameters)"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from net2gp.linear.probe import trust
+
+        self.__dict__.update(state)
+        trust(self.network)
+
     @property
     def num_params(self) -> int:
         """P, the number of chosen parameters."""

@@ -153,9 +153,10 @@ def demote(linearized: Linearized, names: Sequence[str]) -> None:
     _KNOWN.setdefault(linearized, _Known()).demoted.update(names)
 
 
-def trust(linearized: Linearized) -> None:
-    """Take it that training points use all of the chosen parameters, as for a posterior that was kept."""
-    _REACHED.setdefault(linearized.network, set()).update(linearized.params)
+def trust(network: nn.Module) -> None:
+    """Take it that training points used all of its parameters: those of a posterior that was kept did."""
+    names = [name for name, _ in network.named_parameters()]
+    _REACHED.setdefault(network, set()).update(names)
 
 
 def _demoted(plan: Plan, names: set[str]) -> Plan:

@@ -25,6 +25,7 @@ from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.linear import curvature
 from net2gp.linear.linearized import Linearized, Output
+from net2gp.linear.probe import trust
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 from net2gp.posteriors import (
@@ -217,6 +218,8 @@ def load(
     if not isinstance(posterior, Saved):
         raise FileFormatError(f"{path} does not hold a posterior.")
     _check_value(posterior, tensors.get(VALUE))
+    if network is not None:
+        trust(network)
     return posterior
 
 
