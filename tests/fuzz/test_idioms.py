@@ -967,7 +967,7 @@ def backbone_under_no_grad():
 REFUSED_IDIOMS = {
     noisy: "other outputs for the same points",
     coupled: "other outputs for the same points",
-    statistics_of_the_batch: "other outputs for the same points",
+    statistics_of_the_batch: "other outputs for the same points|more than 1 value per channel",
     dropout_that_stays_on: "other outputs for the same points",
     parameter_that_nothing_reads: "do not reach the output",
     backbone_under_no_grad: "do not reach the output",

@@ -379,7 +379,10 @@ def functional_call_inside(dice: Dice, shape: Shape, make: Make) -> nn.Module:
         own = {name: value * self.gain for name, value in self.inner.named_parameters()}
         return torch.func.functional_call(self.inner, own, (x,))
 
-    return Step(forward, inner=make(shape), gain=weights())
+    inner = make(shape)
+    if any("checkpointed" in module.extra_repr() for module in inner.modules()):
+        raise Refused  # torch would run it again with the weights as they are outside
+    return Step(forward, inner=inner, gain=weights())
 
 
 @wrap
