@@ -135,17 +135,18 @@ def _survey(jet: Jet, kinks: Sequence[float], reach: float) -> tuple[list[Place]
     now = _seen(jet, edges[:-1], edges[1:], None, walls)
     found: list[Place] = []
     done: list[Panels] = []
+    above = np.full(len(now.low), np.inf)  # the tail of the panel that each is a half of
     while True:
         fine = now.tail <= _TOLERANCE
         done.append(now[fine])
-        now = now[~fine]
+        now, above = now[~fine], above[~fine]
         if not len(now.low):
             break
         if len(now.low) > MAX_PIECES:
             raise _too_many(reach)
         narrow = now.high - now.low < _NARROW * np.maximum(1.0, np.abs(now.low))
         found += _places(now.low[narrow], now.high[narrow])
-        now = now[~narrow]
+        now, above = now[~narrow], above[~narrow]
         middle = now.low + _SPLIT * (now.high - now.low)
         halves = _seen(
             jet,
@@ -160,10 +161,10 @@ def _survey(jet: Jet, kinks: Sequence[float], reach: float) -> tuple[list[Place]
         rounding = 2e-13 * np.maximum(1.0, np.abs(now.low) / 30)
         weak = (larger <= _TOLERANCE) & (larger > np.maximum(now.tail / 100, rounding))
         found += _places(now.low[weak], now.high[weak])
-        # rounding stays as it is on both halves
-        noise = (now.tail < 1e-9) & (now.high - now.low < 1e-3) & (pair.min(1) > 0.6 * now.tail)
+        # rounding stays as it is from one panel to its halves and theirs, where a kink loses more
+        noise = (now.tail < 1e-9) & (larger > 0.6 * above) & (pair.min(1) > 0.1 * above)
         done.append(halves[np.repeat(noise, 2)])
-        now = halves[np.repeat(~noise, 2)]
+        now, above = halves[np.repeat(~noise, 2)], np.repeat(now.tail[~noise], 2)
     return found, _joined(done)
 
 
