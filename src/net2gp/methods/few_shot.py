@@ -83,7 +83,7 @@ def adapt_classes(
             "prior_var out, or pass the network."
         )
     base = network.trace_kernel(prior_var) if isinstance(network, Linearized) else network
-    kernel = Standardized.at(base, x)
+    kernel = Standardized.of(base, x)
     frequencies = (torch.bincount(y.long(), minlength=classes) + 1.0).double() / (len(y) + classes)
     codes = one_hot(y.long(), classes).double() - frequencies
     targets = codes.to(kernel.diag(x).dtype)

@@ -42,7 +42,7 @@ class Standardized:
     product_dtype: torch.dtype | None = None
 
     @staticmethod
-    def at(kernel: Kernel, points: Inputs) -> Standardized:
+    def of(kernel: Kernel, points: Inputs) -> Standardized:
         """The kernel of one output, standardized at the points."""
         if not isinstance(kernel, Kernel) or isinstance(kernel, type) or kernel.joint:
             raise InputError(
