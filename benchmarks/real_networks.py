@@ -6,6 +6,7 @@ For each network of `real_network_snippets.py`: the tangent kernel beside brute 
 default and four structures, `adapt`, and a posterior saved and loaded, with a time limit each. The verdicts:
 
 - right: compared with plain backward passes, one for each output (`worker_real_networks.py` says how);
+- within bounds: variances of `Kron` above zero and at most the prior's, class probabilities of `adapt`;
 - not compared: an answer with more outputs than a plain comparison can hold;
 - refused: an error of net2gp, whose message is shown; a refusal that is right is stated beforehand;
 - raw: any other error; wrong: an answer that is not that of the comparison; no answer: out of time.
@@ -33,6 +34,7 @@ from real_network_snippets import ATTEMPTS, LIMIT, NETWORKS, Network
 WORKER = Path(__file__).with_name("worker_real_networks.py")
 PAGE = ROOT / "docs" / "real_networks.md"
 RESULTS = Path(__file__).parent / "results" / "real_networks.json"
+GOOD = ("right", "within bounds", "not compared")
 Outcome = dict[str, Any]
 
 
@@ -59,7 +61,7 @@ def is_right(network: Network, attempt: str, outcome: Outcome) -> bool:
     if outcome["verdict"] == "refused":
         part = network.refused.get(attempt)
         return part is not None and part in outcome["message"]
-    return outcome["verdict"] in ("right", "not compared")
+    return outcome["verdict"] in GOOD
 
 
 def cell(network: Network, attempt: str, outcome: Outcome | None) -> str:
@@ -109,7 +111,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
             "",
         ]
     default = rows.get("laplace", {})
-    if default.get("verdict") in ("right", "not compared"):
+    if default.get("verdict") in GOOD:
         lines += [f"`laplace` by default took `{default['message']}()`.", ""]
     for attempt, code in network.extra.items():
         lines += ["```py", code, "```", "", f"{cell(network, attempt, rows.get(attempt))}.", ""]
@@ -153,6 +155,8 @@ configurations: what one would type, and what came. Made by `python benchmarks/r
 ({machine}), which asserts that nothing is wrong and that no error is raw.
 
 - right: equal to what plain backward passes give, one for each output (in brackets the relative error);
+- within bounds: there is nothing plain to compare with; variances of `Kron` are above zero and at most the
+  prior's, class probabilities of `adapt` are between zero and one and sum to one;
 - not compared: an answer with more outputs than a plain comparison can hold;
 - refused: an error of net2gp, shown below; refused, rightly: one that was stated beforehand;
 - no answer: not within {limit} s of a core.
