@@ -43,7 +43,10 @@ ATTEMPTS = {
     "Kron, rest": FIT.format(", structure=n2g.Kron(rest=n2g.Diagonal())"),
     "Diagonal": FIT.format(", structure=n2g.Diagonal()"),
     "FunctionSpace": FIT.format(", structure=n2g.FunctionSpace()"),
-    "adapt": "posterior = n2g.adapt(linearized, (x, y), likelihood)\nprediction = posterior.predict(x_new)",
+    "adapt": """\
+y_task = y.flip(0)  # another task at the same points
+posterior = n2g.adapt(linearized, (x, y_task), likelihood)
+prediction = posterior.predict(x_new)""",
     "save, load": """\
 posterior = n2g.laplace(linearized, (x, y), likelihood, structure=n2g.Diagonal())
 n2g.save(posterior, "posterior.safetensors")

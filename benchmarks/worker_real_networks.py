@@ -176,7 +176,7 @@ def adapted_error(names: dict[str, Any]) -> float | None:
     J, new = (weighted_jacobian(linearized, names[x], posterior.prior_var) for x in ("x", "x_new"))
     before, mean = (output_of(linearized, names[x]).detach().double() for x in ("x", "x_new"))
     K = J @ J.T + float(posterior.likelihood.noise_var) * torch.eye(len(J)).double()
-    residual = (names["y"].double() - before).flatten()
+    residual = (names["y_task"].double() - before).flatten()
     # where the network knows the task already, `adapt` says so and keeps its outputs
     kept = n2g.errors.NothingToTune in names["heard"]
     mean = mean.flatten() + (0.0 if kept else new @ J.T @ torch.linalg.solve(K, residual))
