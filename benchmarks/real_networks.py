@@ -56,6 +56,15 @@ def outcomes(python: Path, network: Network) -> Iterator[tuple[str, Outcome]]:
             yield "kernel", {"verdict": "raw", "message": reason}
 
 
+def committed() -> str:
+    """The revision of the library that is run, and whether it was changed since."""
+    git = ["git", "-C", str(ROOT)]
+    short = [*git, "rev-parse", "--short", "HEAD"]
+    name = subprocess.run(short, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"]).returncode
+    return f"{name}, changed" if changed else name
+
+
 def is_right(network: Network, attempt: str, outcome: Outcome) -> bool:
     """Whether an outcome is as it must be."""
     if outcome["verdict"] == "refused":
@@ -172,8 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--python", type=Path, help="an interpreter that has the packages")
     options = parser.parse_args(arguments)
     python = options.python or ensure(PEERS["real-networks"])
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    revision = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    revision = committed()
     found: dict[str, dict[str, Outcome]] = (
         json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     )
