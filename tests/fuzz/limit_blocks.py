@@ -329,6 +329,42 @@ class Odd(Block):
         return self.out(u * torch.sigmoid(x[:, :1]))
 
 
+class Mixed(Block):
+    """Two operations on channels, one after the other, beside the signal itself."""
+
+    def build(self, width: int) -> None:
+        self.drop, self.norm = nn.Dropout(0.3), nn.LayerNorm(width)
+        self.inner, self.both = nn.Linear(width, width), nn.Linear(2 * width, width)
+
+    def change(self, u: Tensor, number: int) -> Tensor:
+        d = self.half
+        changes = (
+            lambda: self.drop(u),
+            lambda: torch.roll(u, d, 1),
+            lambda: torch.cat([u[:, d:], u[:, :d]], 1),
+            lambda: torch.cat([u[:, :d], 2 * u[:, d:]], -1),
+            lambda: self.norm(u),
+            lambda: -0.5 * u,
+            lambda: self.inner(u),
+            lambda: u.view(u.shape[0], 2, -1).flatten(1),
+        )
+        return changes[number % len(changes)]()
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        u = self.act(h)
+        number = int(self.choice * 512)
+        v = self.change(u, number)
+        w = self.change(v, number // 8)
+        kind = number // 64 % 4
+        if kind == 0:
+            return self.out(v + w)
+        if kind == 1:
+            return self.out(u - 0.5 * w)
+        if kind == 2:
+            return self.both(torch.cat([v, w], 1))
+        return self.inner(v) + self.inner(w)
+
+
 VECTORS = (
     Dense,
     Residual,
@@ -344,4 +380,6 @@ VECTORS = (
     Dropping,
     Normed,
     Odd,
+    Mixed,
+    Mixed,
 )

@@ -391,6 +391,18 @@ def test_the_same_part_of_a_dropped_signal_has_the_same_mask():
     assert_same(twice(lambda h: h.chunk(2, 1)[1]), once.train(), VECTORS)
 
 
+def test_a_signal_and_its_dropped_values_share_what_came_before():
+    def forward(m: Module, x: Tensor) -> Tensor:
+        u = m.d(torch.relu(m.a(x)))
+        return m.o(u + m.d(u))
+
+    network = Module(forward, a=wide(), d=nn.Dropout(0.5), o=head()).train()
+    square = (1.5 * VECTORS.square().mean(1) + 0.3) / 2
+    # E[(u + u m / keep)²] = E[u²] (1 + 2 + 1 / keep), and E[u²] = square / keep
+    expected = 1.5 * 2 * square * (3 + 2) + 0.3
+    torch.testing.assert_close(kernels(network, VECTORS)[0].diagonal(), expected)
+
+
 def test_shared_weights_of_parts_that_do_not_line_up_are_refused():
     def forward(m: Module, x: Tensor) -> Tensor:
         h = torch.relu(m.a(x))

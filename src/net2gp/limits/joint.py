@@ -127,12 +127,17 @@ def _expanded(run: Evaluation, a: Expression, b: Expression, full: bool, left: b
 
 def _dropped(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
     """Different masks are independent of mean one; the same mask has 1/keep at one position of one point."""
-    one = a.input if isinstance(a, ex.Dropped) else a
-    other = b.input if isinstance(b, ex.Dropped) else b
-    found = cross(run, one, other, full)
-    if found is None or not (isinstance(a, ex.Dropped) and isinstance(b, ex.Dropped)):
-        return found
-    return run.masked(found, a, full) if (a.mask, a.span) == (b.mask, b.span) else found
+    if isinstance(a, ex.Dropped) and isinstance(b, ex.Dropped):
+        if (a.mask, a.span) == (b.mask, b.span):
+            found = cross(run, a.input, b.input, full)
+            return None if found is None else run.masked(found, a, full)
+        # the other signal may lie inside the one whose mask is younger
+        left = a.mask > b.mask
+    else:
+        left = isinstance(a, ex.Dropped)
+    e = a if left else b
+    assert isinstance(e, ex.Dropped)
+    return cross(run, e.input, b, full) if left else cross(run, a, e.input, full)
 
 
 def _sum(run: Evaluation, e: ex.Sum, other: Expression, full: bool, left: bool) -> Pair | None:

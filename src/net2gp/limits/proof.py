@@ -41,6 +41,7 @@ def check(
     found = [t for t in translation.found.values() if isinstance(t, Tensor)]
     dtypes = [t.dtype for t in found if t.is_floating_point()]
     module = drawn(translation.graph, dtypes[-1] if dtypes else torch.float64)
+    module = module.to(points[0].device)
     runner = _Runner(module, points, translation, unchecked)
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
