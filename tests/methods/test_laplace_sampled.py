@@ -203,13 +203,24 @@ def test_starting_from_an_earlier_posterior_saves_iterations():
     assert steps[1] < 0.1 * steps[0]
 
 
-def test_draws_are_the_posteriors_own_and_more_are_combinations():
+def test_draws_are_new_combinations_of_those_that_are_stored():
+    """Σ = WWᵀ/S is the covariance of W z/√S; the stored draws themselves would be the same each time."""
     drawn, _ = posteriors("gaussian", n2g.Sampled(num_samples=5, num_probes=0))
-    x = data("gaussian")[0][:3]
-    moved = drawn.sample(x, 5) - drawn.linearized(x)
-    expected = drawn.linearized.kernel().apply(x, drawn.covariance.draws)
-    torch.testing.assert_close(moved.movedim(0, 2).reshape(6, 5), expected)
+    x, W = data("gaussian")[0][:3], drawn.covariance.draws
+    one, other = (
+        drawn.linearized.flatten({n: v.movedim(0, -1) for n, v in drawn.sample_weights(4).items()})
+        for _ in range(2)
+    )
+    center = drawn.linearized.flatten(drawn.linearized.params)[:, None]
+    for draws in (one - center, other - center):
+        inside = W @ torch.linalg.lstsq(W, draws).solution
+        torch.testing.assert_close(inside, draws)
+    assert not torch.isclose(one, other).any()
+    assert not torch.isclose(drawn.sample(x, 5), drawn.sample(x, 5)).any()
     assert drawn.sample(x, 20).shape == (20, 3, 2)
+    many = drawn.covariance.draw(20_000, torch.Generator().manual_seed(0))
+    sigma = W @ W.mT / 5
+    assert float((many @ many.mT / 20_000 - sigma).norm() / sigma.norm()) < 0.05
 
 
 def test_it_is_saved_and_loaded(tmp_path):
