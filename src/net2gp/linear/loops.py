@@ -36,7 +36,7 @@ def leftover_jacobian(
     x = x if follow else map_inputs(x, lambda value: value.detach())
     found = None if follow else _vectorized(linearized, x, names, mix)
     u, wanted = plain_pullback(linearized, x, names, mix)
-    if found is not None:
+    if found is not None and all(J.shape[:2] == u.shape for J in found.values()):
         wrong = differing(_pulled(found, u), wanted)
     if wrong:
         looped = _looped(linearized, x, wrong, mix)
@@ -115,7 +115,8 @@ def _check_alone(linearized: Linearized, x: Inputs, alone: Params, mix: Tensor |
 
     Rounding is judged by the gradients of all of the network's parameters, chosen or not.
     """
-    free = {name: value for name, value in linearized.frozen.items() if value.is_floating_point()}
+    own = dict(linearized.network.named_parameters())
+    free = {n: v for n, v in linearized.frozen.items() if n in own and v.is_floating_point()}
     everything = replace(linearized, params={**linearized.params, **free})
     _, together = plain_pullback(everything, x, list(everything.params), mix)
     slack = COUPLED.get(linearized.example.dtype, COUPLED[torch.float32])
