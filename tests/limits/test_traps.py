@@ -412,3 +412,18 @@ def test_shared_weights_of_parts_that_do_not_line_up_are_refused():
     network = Module(forward, a=wide(), b=wide(8), f=nn.Linear(12, 8), o=head())
     with pytest.raises(UnsupportedLayer, match="'f', which are shared between layers of different"):
         kernels(network, VECTORS)
+
+
+def test_a_division_by_counts_keeps_its_precision():
+    class Average(nn.Module):
+        def __init__(self, whole: bool) -> None:
+            super().__init__()
+            self.a, self.o, self.whole = nn.Linear(6, 8), head(), whole
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            count = keep.sum(1, keepdim=True)
+            count = count if self.whole else count.double()
+            return self.o((torch.relu(self.a(x)) * keep[:, :, None]).sum(1) / count)
+
+    keep = torch.arange(4) < torch.tensor([3, 2, 3])[:, None]
+    assert_same(Average(True), Average(False), (MAPS, keep))

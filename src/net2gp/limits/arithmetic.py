@@ -227,6 +227,7 @@ def _gained(translation: Translation, node: fx.Node, signal: Any, data: Data, in
     wide = signal.positions
 
     def extract(t: Tensor) -> Tensor:
+        t = t if t.is_floating_point() else t.double()
         t = t.reshape(t.shape[0], *own).select(axis + 1, 0)
         t = t.broadcast_to(t.shape[0], *wide).reshape(t.shape[0], -1).T[..., None]
         return 1 / t if inverse else t.contiguous()
