@@ -77,6 +77,8 @@ def _seen(
         floor = np.empty(values.shape[:2])
         largest = np.abs(values).max(-1)
         floor[:, order] = np.maximum.accumulate(largest[:, order], 1) + 1e-30
+        # derivatives such as 1 − tanh² carry the rounding of φ itself
+        floor[1] = np.maximum(floor[1], 1e-3 * floor[0] / (1 + np.abs(low)))
     size = _coefficients(values)
     tail = (size[..., -3:].max(-1) / np.maximum(size.max(-1), floor)).max(0)
     return Panels(low, high, nodes, values, floor, tail)
