@@ -12,6 +12,7 @@ from net2gp.linalg import (
     kron_identity,
     psd_root,
     softmax_root,
+    symmetric_root,
 )
 
 N, C = 4, 3
@@ -168,3 +169,15 @@ def test_the_root_of_a_softmax_is_one_at_any_certainty(scale):
 
 def test_the_root_of_a_single_class_is_zero():
     assert softmax_root(torch.ones(3, 1)).tolist() == [[[0.0]]] * 3
+
+
+def test_the_symmetric_root_has_gradients_at_equal_eigenvalues_and_at_singular_matrices() -> None:
+    factor = random(2, 4, 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda f: symmetric_root(f @ f.mT), (factor,))
+    move = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
+    equal = 2 * torch.eye(3, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda m: symmetric_root(equal + m + m.mT), (move,))
+    A = random(4, 4)
+    S = symmetric_root(A @ A.mT)
+    torch.testing.assert_close(S @ S, A @ A.mT)
+    torch.testing.assert_close(S, S.mT)

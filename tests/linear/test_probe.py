@@ -223,3 +223,20 @@ def test_a_hook_or_a_flag_makes_a_new_plan() -> None:
     handle.remove()
     J = flat(brute_force_jacobian(network, x)).flatten(0, 1)
     torch.testing.assert_close(kernel(x), J @ J.mT)
+
+
+def test_an_output_that_is_zero_but_for_rounding_is_no_sign_of_coupling():
+    """Climbing an acquisition function leads across zeros of the network."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).eval()
+    low, high = torch.tensor([[-3.0]]), torch.tensor([[3.0]])
+    with torch.no_grad():
+        network[2].bias -= network(torch.zeros(1, 1))[0]
+        for _ in range(60):  # bisection, to the float32 next to a zero
+            middle = 0.5 * (low + high)
+            if bool((network(middle) > 0) == (network(high) > 0)):
+                high = middle
+            else:
+                low = middle
+    for x in (low, high, 0.5 * (low + high), torch.zeros(1, 1)):
+        assert plan(linearize(network), x).num_outputs == 1

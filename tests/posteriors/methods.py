@@ -129,6 +129,7 @@ METHODS: dict[str, Method] = {
         f"laplace, classes, {n}": replace(CLASSES, make=by_laplace(s))
         for n, s in STRUCTURES.items()
     },
+    "laplace, classes, two weights": replace(CLASSES, make=by_laplace(n2g.Subnetwork(2))),
     "laplace, labels, full": replace(LABELS, make=by_laplace(n2g.Full())),
     "laplace, contrast, kron last layer": replace(
         CLASSES,

@@ -11,6 +11,8 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from net2gp.linalg import symmetric_root
+
 BLOCK = 2**22
 """How many numbers an integrand may hold at once; points are taken in blocks that keep to it."""
 
@@ -137,21 +139,22 @@ def mean_and_variance(f: MultivariateNormal) -> tuple[Tensor, Tensor]:
 def psd_root(covariance: Tensor) -> Tensor:
     """R with R Rᵀ = covariance (..., C, C), which may be singular or zero.
 
-    Cholesky where it succeeds, else the eigenvectors scaled by √λ, λ clipped at zero, which has no
-    gradient at a singular covariance. Cost O(C³).
+    Cholesky where it succeeds with digits left, else the symmetric root, which has a gradient at a
+    singular covariance too as long as its rank stays. Cost O(C³).
 
-    >>> psd_root(torch.ones(2, 2, dtype=torch.float64)).square().sum(-1)
+    >>> psd_root(torch.ones(2, 2, dtype=torch.float64)).square().sum(-1).round(decimals=9)
     tensor([1., 1.], dtype=torch.float64)
     """
     root, info = torch.linalg.cholesky_ex(covariance)
-    failed = info != 0
+    pivots = root.detach().diagonal(dim1=-2, dim2=-1).square()
+    digits = 1e2 * torch.finfo(covariance.dtype).eps * pivots.amax(-1)
+    failed = (info != 0) | (pivots.amin(-1) <= digits)
     if not bool(failed.any()):
         return root
     # Factor again without the failures: their infinite gradients would spoil those of the others.
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     root = torch.linalg.cholesky(torch.where(failed[..., None, None], eye, covariance))
-    values, vectors = torch.linalg.eigh(covariance[failed])
-    repaired = vectors * values.clamp(min=0).sqrt()[..., None, :]
+    repaired = symmetric_root(covariance[failed])
     return root.index_put((failed,), repaired) if covariance.dim() > 2 else repaired[0]
 
 
