@@ -182,14 +182,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     python = options.python or ensure(PEERS["real-networks"])
     revision = committed()
-    found: dict[str, dict[str, Outcome]] = (
-        json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    )
     faults = []
     for network in NETWORKS:
         if network.name not in options.only:
             continue
-        found[network.name] = rows = {}
+        rows: dict[str, Outcome] = {}
         for attempt, row in outcomes(python, network):
             rows[attempt] = row
             if attempt == "network":
@@ -202,8 +199,11 @@ def main(arguments: list[str] | None = None) -> int:
                 flush=True,
             )
             faults += [] if good else [f"{network.name}, {attempt}: {row['verdict']}"]
+        found = (json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}) | {
+            network.name: rows
+        }
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(found), encoding="utf-8")
+        PAGE.write_text(page(found), encoding="utf-8")
     print(f"{len(faults)} of what came is not as it must be" + "".join(f"\n  {f}" for f in faults))
     return 1 if faults else 0
 
