@@ -363,9 +363,18 @@ def test_inputs_have_at_least_one_point():
             call(x[:0])
 
 
-@pytest.mark.parametrize("given", [[x], x.numpy(), "x", None])
-def test_inputs_are_tensors(given):
-    with pytest.raises(InputError, match=r"x must be a tensor.*torch\.as_tensor\(x\)"):
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ([x], r"torch\.stack\(x\)"),
+        (x.numpy(), r"torch\.as_tensor\(x, dtype=torch\.float32\)"),
+        ("x", r"Objects go into the module"),
+        (None, r"torch\.as_tensor\(x\)"),
+    ],
+    ids=["list", "array", "text", "nothing"],
+)
+def test_inputs_are_tensors(given, advice):
+    with pytest.raises(InputError, match=rf"x must be a tensor.*{advice}"):
         nngp(mlp())(given)
 
 

@@ -22,6 +22,13 @@ def build(width=5, seed=0, outputs=1):
     return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, outputs)).double().eval()
 
 
+def enlarged(network, factor):
+    with torch.no_grad():
+        for value in network.parameters():
+            value *= factor
+    return network
+
+
 def points(seed, count=12):
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed)).double()
     return x, (x[:, :1] * x[:, 1:]).sin()
@@ -171,8 +178,10 @@ def test_training_says_what_is_wrong_with_its_arguments():
         train_many([build()], data, n2g.Gaussian)
     with pytest.raises(InputError, match=r"x is torch\.float32, but the network is torch\.float64"):
         train_many([build()], (data[0].float(), data[1]), likelihood)
-    with pytest.raises(InputError, match="objective of the networks at their start must be finite"):
+    with pytest.raises(InputError, match=r"whose square torch\.float64 cannot hold"):
         train_many([build()], (data[0], 1e200 * data[1]), likelihood)
+    with pytest.raises(InputError, match="objective of the networks at their start must be finite"):
+        train_many([enlarged(build(), 1e160)], data, likelihood)
     with pytest.raises(InputError, match=r"list\(trained\)\[:3\]"):
         train_many([build()], data, likelihood, optimizer=Adam(num_steps=1))[:2]
     with pytest.raises(IndexError, match="there are 1 networks, but number 3 was asked for"):
