@@ -83,3 +83,22 @@ def test_coupled_outputs_do_not_depend_on_earlier_inputs():
     targets = sequences[:, :, :1].expand(-1, -1, 3).flatten(1)
     flat = n2g.condition(kernel, (sequences, targets), n2g.Gaussian(0.1)).predict(sequences)
     assert flat.mean.shape == (5, 18)
+
+
+def test_a_flow_and_an_aggregate_do_not_depend_on_earlier_inputs():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    generator = torch.Generator().manual_seed(0)
+    sequences = torch.randn(5, 6, 4, generator=generator, dtype=torch.float64)
+    x, y = sequences[:, 0], sequences[:, 1, :2]
+
+    def flow(limit):
+        return n2g.gradient_flow(limit, (x, y), learning_rate=1.0).at(2.0, x).mean
+
+    def aggregate(limit):
+        return n2g.aggregate(limit.ntk, sequences)
+
+    seen = n2g.infinite_width(network)
+    aggregate(seen), flow(seen)
+    for ask in (flow, aggregate):
+        fresh = n2g.infinite_width(network)
+        torch.testing.assert_close(ask(seen), ask(fresh), rtol=1e-12, atol=0)

@@ -325,6 +325,7 @@ def gradient_flow(
     source = source_of(network, prior)
     x, y = own(*gather(data))
     source.check(x)
+    source = source.at(x)
     N, C = num_rows(x), count_outputs(source, x) or (y.shape[1] if y.dim() > 1 else 1)
     like = torch.zeros(N, C, dtype=result_dtype(x, y), device=tensors(x)[0].device)
     Gaussian().check(like, y)

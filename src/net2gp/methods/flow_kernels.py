@@ -54,6 +54,10 @@ class Limit:
         if kernel is not None:
             kernel.check(x)
 
+    def at(self, x: Inputs) -> Limit:
+        """The same kernels for inputs of this shape, which settle whether outputs are coupled."""
+        return Limit(self.pair.at(x)) if isinstance(self.pair, InfiniteWidth) else self
+
     def start(self, x: Inputs) -> Tensor | None:
         """The mean at the start: none, which is zero."""
         return None
@@ -109,6 +113,10 @@ class Single:
     def check(self, x: Inputs) -> None:
         """Raise unless `x` can be an input of the network."""
         self.kernel.check(x)
+
+    def at(self, x: Inputs) -> Single:
+        """Itself: the outputs of a finite network are always coupled."""
+        return self
 
     def start(self, x: Inputs) -> Tensor:
         """f(x; θ*): (N, C)."""

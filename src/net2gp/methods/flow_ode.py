@@ -231,6 +231,7 @@ def loss_flow(
     source = source_of(network, {"weight_var": weight_var, "bias_var": bias_var})
     x, y = own(*gather(data))
     source.check(x)
+    source = source.at(x)
     N, C = num_rows(x), count_outputs(source, x) or _outputs_of(loss, y)
     R = N * C if source.joint else N
     check_memory(5 * 8 * R**2, y.device, f"an eigendecomposition of size {R}", "pass fewer points")

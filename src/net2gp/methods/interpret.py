@@ -11,6 +11,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_count
 from net2gp.inputs import check_inputs, describe, num_rows, rows
+from net2gp.kernels import settled
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 from net2gp.types import Inputs, Kernel
@@ -38,6 +39,7 @@ def output_blocks(kernel: Kernel, x: Inputs, y: Inputs | None = None) -> Tensor:
     torch.Size([4, 5, 3, 3])
     """
     _check_kernel(kernel)
+    kernel = settled(kernel, x)
     K = kernel(x, y)
     N, M = num_rows(x), num_rows(x if y is None else y)
     C = K.shape[0] // N if kernel.joint else 1
@@ -62,6 +64,7 @@ def aggregate(
     """
     how = _checked(how)
     _check_kernel(kernel)
+    kernel = settled(kernel, x)
     if not kernel.joint:
         return kernel(x, y)
     if isinstance(kernel, TangentKernel):
