@@ -7,8 +7,8 @@ MobileNetV3-small, ConvNeXt-atto and EfficientNet-B0 of timm with random weights
 32 × 32, float64. Each kernel has a process of its own on one core; the time is its CPU time, so that other
 work on the machine does not count. Rows of the Jacobian by torch.autograd.grad, one by one, are the
 reference. The program ends with an error if a kernel of this revision is not right to 1e-9, or not as many
-times faster than BASE as SPEEDUP says in the full run. timm goes into `.venv-peers/timm`, with an empty stand-in for torchvision,
-which it imports and does not need here. Writes `results/mobile_networks.md`.
+times faster than BASE as SPEEDUP says in the full run. timm goes into `.venv-peers/timm`, with an empty
+stand-in for torchvision, which it imports and does not need here. Writes `results/mobile_networks.md`.
 """
 
 from __future__ import annotations
