@@ -90,6 +90,23 @@ def _functional_instance_norm(
     return _by_channel(_normalized(input, tuple(range(2, input.dim())), eps), weight, bias)
 
 
+def _functional_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if training or running_mean is None or running_var is None:
+        axes = (0, *range(2, input.dim()))
+        return _by_channel(_normalized(input, axes, eps), weight, bias)
+    normalized = _by_channel(input, None, -running_mean)
+    return _by_channel(_by_channel(normalized, (running_var + eps).rsqrt(), None), weight, bias)
+
+
 _PLAIN: dict[Any, Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
@@ -98,4 +115,5 @@ _PLAIN: dict[Any, Callable[..., Tensor]] = {
     F.group_norm: _group_norm,
     torch.group_norm: _group_norm,
     F.instance_norm: _functional_instance_norm,
+    F.batch_norm: _functional_batch_norm,
 }
