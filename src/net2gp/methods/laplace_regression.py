@@ -25,7 +25,7 @@ from net2gp.posteriors.tune import NOISE_SPREAD, TYPICAL_NOISE
 NUM_ROWS = 1500
 """Rows N·C that prior and noise are tuned on; a fixed random choice of points, where there are more."""
 
-LAST_LAYER_ROWS = 500
+LAST_LAYER_ROWS = 1000
 """The same where only the last layer is asked for, of a network that may be large."""
 
 FEATURE_NUMBERS = 2 * 10**7
@@ -64,13 +64,21 @@ class Regression:
         return (values / (values + ratio[..., None])).sum(-1) / self._count
 
     def left_out(self, noise_var: float, scale: float) -> float:
-        """The variance of f at a row that was left out, on average: σ² γ/(N − γ)."""
-        ratio = torch.tensor(noise_var / scale, dtype=torch.float64)
-        ratio = ratio.to(self.spectrum.eigenvalues.device)
-        values = self.spectrum.eigenvalues * self.repeats
-        # not 1 − γ/N, which few rows make a difference of nearly equal numbers
-        free = (ratio / (values + ratio)).sum() + self._count - len(values)
-        return float(noise_var * self.determined(ratio) * self._count / free)
+        """The variance of f at a row that was left out, on average: σ² γ/(N − γ).
+
+        Of some rows: the geometric mean of what they say of themselves, which is too much for all, and of
+        what their eigenvalues say, grown with the rows, which misses the directions that only all show.
+        """
+        values = self.spectrum.eigenvalues
+        ratio = noise_var / scale
+        count = len(values) + self.spectrum.num_zeros
+        found = []
+        for repeats in (1.0, self.repeats):
+            grown, rows = values * repeats, count * repeats
+            # not N − γ, which few rows make a difference of nearly equal numbers
+            free = (ratio / (grown + ratio)).sum() + rows - len(values)
+            found.append(float(noise_var * (grown / (grown + ratio)).sum() / free))
+        return math.sqrt(found[0] * found[1])
 
     @property
     def _count(self) -> float:
