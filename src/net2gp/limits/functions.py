@@ -178,6 +178,15 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     return translation.found[node.name]
 
 
+@function_rule("heaviside")
+def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+    raise translation.refuse(
+        "the function heaviside",
+        node,
+        "torch has no gradient of it: use net2gp.limits.pointwise.RectifiedMonomial(0). ",
+    )
+
+
 @function_rule("detach")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
     if not isinstance(args[0], Signal):
