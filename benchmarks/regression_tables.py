@@ -5,8 +5,8 @@
 2. On average over tables its 90 % intervals contain 85 to 95 % of the test rows.
 3. Networks of few points: `laplace` and `adapt` with 5 and 10 have an NLL at most 1 above that of N(0, 1),
    which knows mean and variance of y. One or two points know no scale but their own: the standard deviation
-   of predictions is at least a tenth of it on average. No structure has more noise than the
-   variance of y, or of the points themselves where that is more.
+   of predictions is at least their root mean square with one, an eighth of it with two. No structure has
+   more noise than the variance of y, or of the points themselves where that is more.
 4. `adapt` on the network's own training rows leaves the RMSE within 2 %, or makes it smaller.
 """
 
@@ -116,8 +116,9 @@ def false_certainty(few: Sequence[Row]) -> Iterator[str]:
         loss = float(np.mean([r["nll"] for r in chosen]))
         if key[2] > 2 and loss > known + 1:
             yield f"{name}: NLL {loss:.3g}"
-        if np.mean([r["stddev"] / r["scale"] for r in chosen]) < 0.1:
-            yield f"{name}: standard deviations of less than a tenth of the points' own"
+        least = key[2] ** -3
+        if key[2] <= 2 and min(r["stddev"] / r["scale"] for r in chosen) < 0.999 * least:
+            yield f"{name}: standard deviations of less than {least} times the points' own scale"
 
 
 def grouped(rows: Sequence[Row], method: str, key: str) -> dict[tuple[str, str], dict[int, float]]:

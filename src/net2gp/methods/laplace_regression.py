@@ -94,7 +94,8 @@ class Regression:
         """
         energy = self.spectrum.energies.sum() + self.spectrum.remainder.sum()
         if float(energy) == 0.0 or float(self.spectrum.eigenvalues.sum()) == 0.0:
-            return noise_var or max(self.error, TYPICAL_NOISE * self.spread), scale or 1.0
+            least = max(TYPICAL_NOISE, self.smallest_noise) * self.spread
+            return noise_var or max(self.error, least), scale or 1.0
         ends = self.ranges()
         noises, scales = _grid(noise_var, *ends[0]), _grid(scale, *ends[1])
         for zoom in range(ZOOMS + 1):
@@ -126,10 +127,11 @@ class Regression:
         said = []
         (quietest, loudest), (narrowest, widest) = self.ranges()
         near = lambda value, end: abs(math.log10(value) - end) < 0.1 * STEP
-        if noise_var is not None and near(noise_var, quietest):
+        if noise_var is not None and near(noise_var, loudest):
+            if self.error < self.spread:
+                said.append(f"the noise ends at the variance of y, {noise_var:.2g}")
+        elif noise_var is not None and near(noise_var, quietest):
             said.append(f"the noise ends at the smallest that is tried, {noise_var:.2g}")
-        if noise_var is not None and near(noise_var, loudest) and self.error < self.spread:
-            said.append(f"the noise ends at the variance of y, {noise_var:.2g}")
         if scale is not None and (near(scale, narrowest) or near(scale, widest)):
             said.append(f"the prior variance ends at an end of its range, {scale:.2g}")
         if said:
@@ -145,7 +147,16 @@ class Regression:
         top = math.log10(max(self.spread, self.error))
         energy = self.spectrum.energies.sum() + self.spectrum.remainder.sum()
         middle = math.log10(float(energy / self.spectrum.eigenvalues.sum()))
-        return (top + math.log10(SMALLEST_NOISE), top), (middle - DECADES, middle + DECADES)
+        low = top + math.log10(self.smallest_noise)
+        return (low, top), (middle - DECADES, middle + DECADES)
+
+    @property
+    def smallest_noise(self) -> float:
+        """The smallest noise that is tried, as a share of the variance of y: 1/N², at least 1e-8.
+
+        A network knows N rows by heart, so small residuals of few rows are no sign of little noise.
+        """
+        return max(SMALLEST_NOISE, self._count**-2)
 
 
 def is_regression(task: Task) -> bool:
@@ -202,10 +213,13 @@ def _model(
 
 
 def scale_of(y: Tensor) -> float:
-    """The variance of the targets y (N, C) around their mean; of one point, or of equal ones, their size."""
-    centered = float((y - y.mean(0)).square().mean())
-    size = float(y.square().mean())
-    return centered if centered > 1e-12 * size else (size if size > 0 else 1.0)
+    """The variance of the targets y (N, C), with the share 1/N⁴ of their squared mean; 1 if all are zero.
+
+    Two points may be close to each other by chance, and one has no variance: then their size counts.
+    """
+    mean, size = y.mean(0), float(y.square().mean())
+    found = float((y - mean).square().mean() + mean.square().mean() / len(y) ** 4)
+    return found if found > 1e-12 * size else (size if size > 0 else 1.0)
 
 
 def size_of(linearized: Linearized) -> float:

@@ -110,7 +110,7 @@ def _calibration(curve: data.Curve, network: nn.Module) -> Section:
         with watch(f"these lines, {REPEATS} times"):
             law, _ = _intervals(network, curve, x, y)
         spread = metrics.rmse(network(curve.x), curve.y) ** 2
-        around = n2g.adapt(network, curve.data, n2g.Gaussian()).predict(x)
+        around = n2g.laplace(network, curve.data, n2g.Gaussian()).predict(x)
         found[NAMES[0]].append((law.mean, law.variance))
         found[NAMES[1]].append((network(x), spread.expand(y.shape)))
         found[NAMES[2]].append((around.mean, around.variance))
