@@ -40,7 +40,11 @@ NETWORKS = {
 }
 TOLERANCE = 1e-9
 SPEEDUP = {"mobilenetv3_small_050": 12.0, "convnext_atto": 5.0, "efficientnet_b0": 20.0}
-"""What the first kernel must gain; the layer scales of ConvNeXt, bare parameters, take the slower way."""
+"""What the first kernel must gain, set below two runs on a busy machine (19 and 28, 8 and 9, more than 58).
+
+The goal of 20 is missed by ConvNeXt, whose layer scales are bare parameters and take the slower way, and by
+MobileNetV3 in one of the runs.
+"""
 
 PATIENCE = 120
 """CPU seconds after which a kernel of BASE is given up."""
