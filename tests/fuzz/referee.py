@@ -112,26 +112,36 @@ def _row_by_row(
         if not out.requires_grad:
             raise Unfit
         for value in out:
-            found = torch.autograd.grad(value, values, retain_graph=True, allow_unused=True)
-            seen = [known or g is not None for known, g in zip(seen, found, strict=True)]
-            parts = [
-                torch.zeros_like(p) if g is None else g for p, g in zip(values, found, strict=True)
-            ]
-            gradients.append(torch.cat([g.detach().to_dense().reshape(-1) for g in parts]))
+            seen_now, row = _pulled_back(value, values)
+            seen = [known or new for known, new in zip(seen, seen_now, strict=True)]
+            gradients.append(row)
         outs.append(out.detach())
     return torch.stack(outs), torch.stack(gradients), seen
+
+
+def _pulled_back(value: Tensor, values: list[nn.Parameter]) -> tuple[list[bool], Tensor]:
+    """Which parameters a number depends on, and its gradient, by `backward`.
+
+    `torch.autograd.grad` does not see the parameters inside a reentrant checkpoint.
+    """
+    for parameter in values:
+        parameter.grad = None
+    value.backward(retain_graph=True)
+    found = [parameter.grad for parameter in values]
+    for parameter in values:
+        parameter.grad = None
+    parts = [
+        torch.zeros_like(p) if g is None else g.to_dense()
+        for p, g in zip(values, found, strict=True)
+    ]
+    return [g is not None for g in found], torch.cat([g.detach().reshape(-1) for g in parts])
 
 
 def _check_batch(case: Case, values: list[nn.Parameter], f: Tensor, J: Tensor) -> None:
     """Raise if the network treats a batch in another way than its points, ties of a maximum for one."""
     out = _value(case, case.x)
     weight = torch.linspace(0.5, 1.5, f.numel(), dtype=f.dtype).cos()
-    pulled = torch.autograd.grad(out.flatten() @ weight, values, allow_unused=True)
-    flat = [
-        torch.zeros_like(p) if g is None else g.to_dense()
-        for p, g in zip(values, pulled, strict=True)
-    ]
-    together = torch.cat([g.reshape(-1) for g in flat])
+    _, together = _pulled_back(out.flatten() @ weight, values)
     if _error(out.detach(), f) > 1e-10 or _error(together, weight @ J) > 1e-9:
         raise Unfit
 

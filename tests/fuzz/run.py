@@ -14,8 +14,8 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -114,9 +114,11 @@ def main() -> int:
         print(result.report())
         return int(bool(result.faults()))
     seeds, results, start = range(given.seed, given.seed + given.count), [], time.time()
-    with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
-        for result in pool.imap_unordered(partial(judge, share=given.share), seeds, chunksize=4):
-            results.append(result)
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(given.jobs, context) as pool:  # raises where a worker dies
+        waiting = [pool.submit(judge, seed, given.share) for seed in seeds]
+        for done in as_completed(waiting):
+            results.append(result := done.result())
             if result.faults():
                 print(f"\n{result.report()}", flush=True)
             if len(results) % 50 == 0:
