@@ -55,10 +55,10 @@ def backward_hook(dice: Dice, shape: Shape, make: Make) -> nn.Module:
 @wrap
 def tensor_hook(dice: Dice, shape: Shape, make: Make) -> nn.Module:
     def forward(self: Step, x: Tensor) -> Tensor:
-        h = self.inner(x)
+        h = self.inner(x).tanh()  # torch crashes for a hook on what was changed in place
         if h.requires_grad:
             h.register_hook(lambda g: None)
-        return h.tanh()
+        return h
 
     return Step(forward, inner=make(shape))
 
