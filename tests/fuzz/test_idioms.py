@@ -561,6 +561,14 @@ def padded_words():
 
 
 @idiom
+def a_point_of_padding_alone():
+    ids = torch.randint(1, 6, (N, 4))
+    ids[1] = 0
+    table = nn.Embedding(6, 3, padding_idx=0)
+    return nn.Sequential(table, nn.Flatten(), nn.Tanh(), nn.Linear(12, 2)), ids
+
+
+@idiom
 def words_predicted_by_their_own_table():
     def forward(self, ids):
         return self.inner(self.table(ids).mean(1)).tanh() @ self.table.weight.T
@@ -922,7 +930,7 @@ def subject_of(name: str) -> Case:
 
 QUESTIONS = {
     "value", "kernel(x)", "kernel(x, z)", "jacobian", "jvp", "vjp", "kernel.diag", "kernel.matmul",
-    "kernel.adjoint", "laplace Full", "adapt",
+    "kernel.adjoint", "laplace Full", "laplace Diagonal", "adapt",
 }  # fmt: skip
 
 
