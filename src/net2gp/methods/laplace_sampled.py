@@ -24,6 +24,7 @@ from net2gp.linalg import (
     log_det_quadrature,
     nystrom,
 )
+from net2gp.linear.capture import plan
 from net2gp.linear.curvature import GGN
 from net2gp.linear.ggn import Fisher
 from net2gp.linear.linearized import PriorVar, expand_prior
@@ -77,7 +78,7 @@ def sampled(
     structure = task.structure
     assert isinstance(structure, Sampled)
     check_start(structure, task.linearized.num_params)
-    task.linearized.kernel().check(task.x)
+    plan(task.linearized, task.x)
     if structure.checkpoint is not None:
         Checkpoint(structure.checkpoint).check_writable()
     found = _chosen(task, prior_var, tuning, temperature)
