@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.errors import InputError, Net2GPWarning, NetworkError
-from net2gp.linear import kron_blocks
+from net2gp.linear import curvature, kron_blocks
+from net2gp.linear.capture import capture
 from net2gp.linear.curvature import Source, diagonal_curvature, kron_curvature
-from net2gp.linear.factors import Lookup, jacobian, sum_of_squares
+from net2gp.linear.factors import Direct, Lookup, jacobian, sum_of_squares
 from net2gp.linear.linearized import expand_prior
+from net2gp.linear.probe import demote
 from net2gp.posteriors.precision import log_det
 
 N = 10
@@ -175,3 +177,37 @@ def test_determinants_by_eigenvalues_are_those_by_a_factor(structure) -> None:
         for s in (step, -step)
     ]
     torch.testing.assert_close(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-6)
+
+
+def test_a_layer_that_loses_its_factors_on_the_way_loses_them_for_all_points(monkeypatch) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double().eval()
+    x, y = torch.randn(12, 2, dtype=torch.float64), torch.randn(12, 1, dtype=torch.float64)
+
+    def found(linearized):
+        return kron_curvature(Source(linearized, x, y, n2g.Gaussian(1.0))).blocks
+
+    known = n2g.linearize(network)
+    demote(known, ["0.weight"])
+    wanted = {block.names: block for block in found(known)}
+
+    calls = []
+
+    def late(linearized, part, layout, seeds, *, compress):
+        calls.append(len(part))
+        factors = capture(linearized, part, layout, seeds, compress=compress)
+        if len(calls) == 2:
+            demote(linearized, ["0.weight"])
+            factors["0.weight"] = Direct(jacobian(factors["0.weight"]))
+        return factors
+
+    monkeypatch.setattr(curvature, "chunk_size", lambda linearized, layout: 5)
+    monkeypatch.setattr(curvature, "capture", late)
+    blocks = {block.names: block for block in found(n2g.linearize(network))}
+    assert calls == [5, 5, 5, 5, 2]
+    assert set(blocks) == set(wanted)
+    for names, block in blocks.items():
+        assert type(block) is type(wanted[names])
+        for name in ("A", "G", "H"):
+            if hasattr(block, name):
+                torch.testing.assert_close(getattr(block, name), getattr(wanted[names], name))

@@ -299,11 +299,28 @@ def kron_curvature(source: Source, *, diagonal_rest: bool = False) -> KronCurvat
     ICML 2015; Eschenhagen et al., Kronecker-factored approximate curvature for modern neural network
     architectures, NeurIPS 2023 (its "expand" setting for weights that are used at several places).
     """
+    blocks = None
+    while blocks is None:
+        # each further turn knows of one more parameter that has no factors, so it ends
+        blocks = _kron_blocks(source, diagonal_rest)
+    return KronCurvature(tuple(blocks.values()))
+
+
+def _kron_blocks(source: Source, diagonal_rest: bool) -> dict[tuple[str, ...], Block] | None:
+    """The blocks summed over all points, or None where some points showed that a layer has no factors.
+
+    Sums of points before that would be of another kind, and of other parameters, than sums of those after.
+    """
     blocks: dict[tuple[str, ...], Block] = {}
     for found in source.gradients(compress=False):
         if not diagonal_rest:
             check_factors(found)
-        for names in layers(found):
-            block = make_block(names, found)
-            blocks[names] = block if names not in blocks else blocks[names].plus(block)
-    return KronCurvature(tuple(blocks.values()))
+        more = {names: make_block(names, found) for names in layers(found)}
+        if blocks and _kinds(blocks) != _kinds(more):
+            return None
+        blocks = {names: blocks[names].plus(more[names]) for names in blocks} if blocks else more
+    return blocks
+
+
+def _kinds(blocks: dict[tuple[str, ...], Block]) -> dict[tuple[str, ...], type[Block]]:
+    return {names: type(block) for names, block in blocks.items()}

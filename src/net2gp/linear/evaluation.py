@@ -261,9 +261,11 @@ def _usable(value: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def differentiates() -> Iterator[None]:
-    """Within it, what torch says of an operation that it cannot differentiate is said of the network."""
+    """Within it, derivatives have full precision, as in `differentiable`, and errors speak of the network."""
+    cudnn = torch.backends.cudnn
     try:
-        yield
+        with cudnn.flags(enabled=cudnn.enabled, benchmark=cudnn.benchmark, allow_tf32=False):
+            yield
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, Net2GPError | torch.OutOfMemoryError):
             raise

@@ -102,6 +102,8 @@ class Lookup:
         """The gradients (B·C, U·O) of the U embeddings in `vocabulary` (sorted ids)."""
         B, C, _, O = self.g.shape
         U = len(vocabulary)
+        if U == 0:  # all places are padding
+            return self.g.new_zeros(B * C, 0)
         place = torch.searchsorted(vocabulary, self.ids.contiguous()).clamp(max=U - 1)
         known = (vocabulary[place] == self.ids)[:, None, :, None]
         scale = self.scale[self.ids.clamp(min=0)][:, None] if self.scale.dim() else self.scale
