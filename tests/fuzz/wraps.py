@@ -21,7 +21,13 @@ class Refused(Exception):
 def weighted(module: nn.Module) -> list[nn.Module]:
     """The layers within that have a matrix as their weight."""
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-    found = [part for part in module.modules() if type(part) in kinds.__args__]
+    # hooks that renew a weight do not run where the weight is read and its layer is not called
+    uncalled = {
+        part.layer for part in module.modules() if part.extra_repr() == "normalized_weights"
+    }
+    found = [
+        part for part in module.modules() if type(part) in kinds.__args__ and part not in uncalled
+    ]
     if not found:
         raise Refused
     return found
