@@ -53,7 +53,7 @@ def outcomes(python: Path, network: Network) -> Iterator[tuple[str, Outcome]]:
         if process.returncode:
             said.seek(0)
             reason = (said.read().strip().splitlines() or ["no output"])[-1]
-            yield "kernel", {"verdict": "raw", "message": reason}
+            yield "all that follows", {"verdict": "raw", "message": reason}
 
 
 def committed() -> str:
