@@ -108,7 +108,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
         "",
         f"{network.package}. Run at revision {rows.get('network', {}).get('revision', 'unknown')}.",
         "",
-        "```py",
+        "```text",
         network.setup,
         "```",
         "",
@@ -123,7 +123,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
     if default.get("verdict") in GOOD:
         lines += [f"`laplace` by default took `{default['message']}()`.", ""]
     for attempt, code in network.extra.items():
-        lines += ["```py", code, "```", "", f"{cell(network, attempt, rows.get(attempt))}.", ""]
+        lines += ["```text", code, "```", "", f"{cell(network, attempt, rows.get(attempt))}.", ""]
     for attempt, row in rows.items():
         if row.get("verdict") in ("refused", "raw", "wrong"):
             lines += [f"- {attempt}: {row['verdict']}. {row.get('message', '')}".rstrip()]
@@ -134,7 +134,7 @@ def typed(network: Network, rows: dict[str, Outcome]) -> list[str]:
 
 def page(found: dict[str, dict[str, Outcome]]) -> str:
     """The whole page."""
-    attempts = [f"{name}:\n\n```py\n{code}\n```\n" for name, code in ATTEMPTS.items()]
+    attempts = [f"{name}:\n\n```text\n{code}\n```\n" for name, code in ATTEMPTS.items()]
     return (
         "\n".join(
             [
