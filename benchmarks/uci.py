@@ -6,8 +6,8 @@
 The same trained networks (one hidden layer of 50, see `uci_networks.py`) for every method, on the customary
 splits; every method but the bare network finds its prior and noise itself. Writes `results/uci.json` and
 `results/uci.md`. The exit status asserts, for every table and by two standard errors over its splits, that
-the test likelihood of the whole covariance (`net2gp full`) is no worse than the bare network's and, where it
-was run, than that of laplace-torch Kron, and that of `net2gp Kron` no worse than the bare network's.
+the test likelihoods of the whole covariance (`net2gp full`) and of `net2gp Kron` are no worse than the bare
+network's. laplace-torch stands beside them for comparison, without a claim.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TUNING_POINTS = 500
 
 QUICK_TABLES, QUICK_SPLITS = ("yacht", "energy"), 5
 PEER = "laplace-torch Kron"
-CLAIMS = (("net2gp full", "network"), ("net2gp full", PEER), ("net2gp Kron", "network"))
+CLAIMS = (("net2gp full", "network"), ("net2gp Kron", "network"))
 """Whose test likelihood is claimed to be no worse than whose."""
 
 Prediction = tuple[Tensor, Tensor]

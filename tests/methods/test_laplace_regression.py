@@ -16,7 +16,7 @@ from methods.laplace_cases import X, labels, mlp, quietly
 from net2gp import metrics
 from net2gp.errors import TuningAtEdge
 from net2gp.methods.laplace import make_task
-from net2gp.methods.laplace_regression import Regression, regression, scale_of
+from net2gp.methods.laplace_regression import Regression, likely_noise, regression, scale_of
 
 DOUBLE = torch.float64
 INEXACT = [
@@ -222,3 +222,18 @@ def test_held_out_rows_choose_prior_and_noise_together():
     for prior, part in itertools.product(grid, (0.05, 0.2, 0.5, 0.8, 1.0)):
         other = quietly(network, (x, y), n2g.Gaussian(part * error), prior_var=prior, **options)
         assert score(other) <= best + 0.01
+
+
+def test_the_likely_noise_makes_residuals_the_most_probable():
+    generator = torch.Generator().manual_seed(0)
+    variances = torch.rand(300, 1, generator=generator, dtype=DOUBLE)
+    squares = (variances + 0.5) * torch.randn(300, 1, generator=generator, dtype=DOUBLE).square()
+
+    def density(noise):
+        total = noise + variances
+        return float(-(total.log() + squares / total).sum())
+
+    found = likely_noise(0.01, variances, squares, 10.0)
+    assert all(density(found) > density(found * factor) for factor in (0.9, 1.1))
+    assert likely_noise(2.0, variances, squares, 10.0) == pytest.approx(2.0)
+    assert likely_noise(0.01, variances, squares, 0.1) == pytest.approx(0.1)

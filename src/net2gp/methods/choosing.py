@@ -10,10 +10,15 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.inputs import gather
+from net2gp.inputs import gather, rows
 from net2gp.likelihoods import shape_targets
 from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_regression import is_regression, regression, with_variance
+from net2gp.methods.laplace_regression import (
+    is_regression,
+    likely_noise,
+    regression,
+    with_variance,
+)
 from net2gp.methods.laplace_tuning import (
     Evidence,
     LogDet,
@@ -30,7 +35,7 @@ from net2gp.progress import progress
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
 """Noises that are tried for each prior on held-out rows, and how far, in logarithms, below their error."""
 
-VARIANCE_POINTS = 200
+VARIANCE_POINTS = 500
 """Points at which the variance of a structure is compared with that of the whole linear model."""
 
 
@@ -78,13 +83,22 @@ def _regressed(search: Search, build: Build | None) -> Tuned:
 
     if given is not None:
         return at(noise, None)
-    x = some_points(task.x, VARIANCE_POINTS)
+    index = some_points(torch.arange(len(task.f)), VARIANCE_POINTS)
+    assert isinstance(index, Tensor)
+    index = index.to(task.f.device)
+    x = rows(task.x, index)
 
-    def variance(noise: float, prior_var: float) -> float:
+    def variances(noise: float, prior_var: float) -> Tensor:
         assert build is not None
-        return float(build(at(noise, prior_var)).marginal(x).variance.double().mean())
+        return build(at(noise, prior_var)).marginal(x).variance.double()
 
-    return at(*with_variance(task, model, (noise, scale), variance))
+    mean = lambda noise, prior_var: float(variances(noise, prior_var).mean())
+    noise, scale = with_variance(task, model, (noise, scale), mean)
+    if build is not None and task.open_noise:
+        squares = (shape_targets(task.f, task.y).double() - task.f)[index].square()
+        most = max(model.spread, model.error)
+        noise = likely_noise(noise, variances(noise, scale), squares, most)
+    return at(noise, scale)
 
 
 def _check_used(task: Task, tuning: Tuning) -> None:

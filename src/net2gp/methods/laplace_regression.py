@@ -264,6 +264,20 @@ def with_variance(
     return math.exp(_root(louder, math.log(noise), math.log(total))), prior_var
 
 
+def likely_noise(noise_var: float, variances: Tensor, squares: Tensor, most: float) -> float:
+    """The noise from `noise_var` to `most` at which the network's residuals are the most probable.
+
+    There ∂/∂σ² Σ_n log N(r_n | 0, σ² + s_n) = 0, for squared residuals r_n² and variances s_n of f at some
+    training rows. Averages alone can match where few rows of large s_n make up for too little noise at all others.
+    """
+
+    def slope(log: float) -> float:
+        total = math.exp(log) + variances
+        return float(((total - squares) / total.square()).mean())
+
+    return math.exp(_root(slope, math.log(noise_var), math.log(max(most, noise_var))))
+
+
 def _root(increasing: Callable[[float], float], low: float, high: float) -> float:
     """Where an increasing function is zero, or the end of the range that is next to it."""
     if increasing(low) >= 0:
