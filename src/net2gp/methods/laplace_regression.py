@@ -268,7 +268,8 @@ def likely_noise(noise_var: float, variances: Tensor, squares: Tensor, most: flo
     """The noise from `noise_var` to `most` at which the network's residuals are the most probable.
 
     There ∂/∂σ² Σ_n log N(r_n | 0, σ² + s_n) = 0, for squared residuals r_n² and variances s_n of f at some
-    training rows. Averages alone can match where few rows of large s_n make up for too little noise at all others.
+    training rows. Averages alone can match where few rows of large s_n make up for too little noise at all
+    others.
     """
 
     def slope(log: float) -> float:
