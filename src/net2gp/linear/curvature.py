@@ -315,7 +315,7 @@ def _kron_blocks(source: Source, diagonal_rest: bool) -> dict[tuple[str, ...], B
     for found in source.gradients(compress=False):
         if not diagonal_rest:
             check_factors(found)
-        more = {names: make_block(names, found) for names in layers(found)}
+        more = {names: make_block(names, found, diagonal_rest) for names in layers(found)}
         if blocks and _kinds(blocks) != _kinds(more):
             return None
         blocks = {names: blocks[names].plus(more[names]) for names in blocks} if blocks else more

@@ -14,6 +14,9 @@ from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian, sum_o
 DENSE_BLOCK = 4096
 """Entries of a parameter without Kronecker factors up to which its block is kept as a matrix."""
 
+SMALL_BLOCK = 256
+"""The same where larger ones keep their variances: matrices of many such parameters cost minutes."""
+
 
 @dataclass(frozen=True, eq=False)
 class KronBlock:
@@ -122,18 +125,22 @@ def check_factors(found: dict[str, Factor]) -> None:
         shown = ", ".join(f"'{name}' ({size} entries)" for name, size in large.items())
         left = ", ".join(f"'!{name}'" for name in large)
         raise NetworkError(
-            f"Kron() has no factors for {shown}: these are no weights of a Linear or convolution, and have "
+            f"Kron() has no factors for {shown}: these are no weights of a Linear or convolution "
+            "that treats all points alike, and have "
             f"more than the {DENSE_BLOCK} entries of which a matrix is kept. Pass "
             "structure=Kron(rest=Diagonal()) to keep only their variances, leave them out with "
             f"only=['*', {left}], or pass structure=Diagonal(), LowRank() or FunctionSpace()."
         )
 
 
-def make_block(names: tuple[str, ...], found: dict[str, Factor]) -> Block:
+def make_block(
+    names: tuple[str, ...], found: dict[str, Factor], diagonal_rest: bool = False
+) -> Block:
     """The curvature of a layer from the gradients of some points."""
     factor = found[names[0]]
     if not isinstance(factor, Outer):
-        if num_entries(factor) > DENSE_BLOCK:
+        limit = min(SMALL_BLOCK, DENSE_BLOCK) if diagonal_rest else DENSE_BLOCK
+        if num_entries(factor) > limit:
             return DiagonalBlock(names, sum_of_squares(factor).double())
         J = jacobian(factor).flatten(0, 1).double()
         return DenseBlock(names, J.mT @ J)

@@ -37,8 +37,8 @@ class Kron:
     """A Kronecker product for each layer (KFAC): layers independent. Some passes over the data, any depth.
 
     Parameters that are not weights of a Linear or a convolution, such as gains, keep a matrix each if they
-    have up to 4096 entries. Larger ones, such as embeddings, are refused by name; with `rest=Diagonal()`
-    only their variances are kept.
+    have up to 4096 entries. Larger ones, such as embeddings, are refused by name. With `rest=Diagonal()`
+    those of more than 256 entries keep their variances alone.
     """
 
     fisher: Fisher = field(default_factory=GGN)
