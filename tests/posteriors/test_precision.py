@@ -16,10 +16,14 @@ from net2gp import (
     Cholesky,
     Exact,
     Gaussian,
+    Kron,
     Lanczos,
+    LastLayer,
+    LowRank,
     WeightSpace,
     adapt,
     condition,
+    laplace,
     linearize,
 )
 from posteriors.ways import WAYS, built, class_targets, network, points, real_targets, unseen_points
@@ -67,6 +71,33 @@ def test_a_float32_network_predicts_as_its_float64_copy(solver, noise):
     got, wanted = variances(ours, test).double(), variances(exact, test.double())
     assert bool((got > 0).all())
     torch.testing.assert_close(got, wanted, rtol=10 * size, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "structure", [Kron(), LastLayer(Kron()), LowRank(30)], ids=["kron", "last layer", "low rank"]
+)
+def test_a_structure_in_float32_has_the_variances_of_its_float64_copy(structure):
+    """Inputs of scales from 1e-3 to 100 under a wide prior: small eigenvalues decide the variances."""
+    generator = torch.Generator().manual_seed(0)
+    single = network(2, inputs=3, hidden=10, dtype=torch.float32)
+    with torch.no_grad():
+        single[2].weight.mul_(1e-4)
+    double = copy.deepcopy(single).double()
+    scales = torch.tensor([1.0, 100.0, 1e-3])
+    x, test = (torch.randn(n, 3, generator=generator) * scales for n in (40, 7))
+    with torch.no_grad():
+        y = single(x) + 1e-5 * torch.randn(40, 2, generator=generator)
+    noise = Gaussian(1e-10)
+    ours = laplace(single, (x, y), noise, prior_var=0.7, structure=structure)
+    exact = laplace(double, (x.double(), y.double()), noise, prior_var=0.7, structure=structure)
+    got, wanted = ours.marginal(test).variance, exact.marginal(test.double()).variance
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-2, atol=0)
+    joint, wanted = (
+        p.joint(z).covariance_matrix.diagonal()
+        for p, z in ((ours, test), (exact, test.double()))
+    )
+    torch.testing.assert_close(joint.double(), wanted, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

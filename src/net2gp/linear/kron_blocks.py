@@ -148,9 +148,16 @@ def make_block(
     B, S, T, _ = a.shape
     flat = a.transpose(1, 2).reshape(B * T, S, -1)
     g = factor.g.permute(0, 1, 4, 2, 3).reshape(-1, S, factor.g.shape[3])
-    A = torch.einsum("nsi,nsj->sij", flat, flat).double()
-    G = torch.einsum("nso,nsp->sop", g, g).double()
-    return KronBlock(names, A, G, B * T)
+    return KronBlock(names, _outer_products(flat), _outer_products(g), B * T)
+
+
+def _outer_products(rows: Tensor) -> Tensor:
+    """Σ_n rows_n rows_nᵀ of each group, (N, S, I) to (S, I, I), in float64.
+
+    Summed in float32, small eigenvalues would be rounding of large ones, which a wide prior brings out.
+    """
+    precise = rows.double().transpose(0, 1)
+    return precise.mT @ precise
 
 
 def inputs_with_bias(factor: Outer, bias: bool) -> Tensor:

@@ -107,10 +107,10 @@ def last_layer_kron(source: Source) -> LastLayerCurvature:
     A = like.new_zeros(D, D, dtype=torch.float64)
     G = like.new_zeros(C, C, dtype=torch.float64)
     for first, phi, f in _parts(source):
-        A += phi.mT @ phi
+        A += phi.double().mT @ phi.double()
         if isinstance(source.fisher, GGN):
             part = of_points(source.likelihood, slice(first, first + len(f)))
-            G += summed_curvature(part, f)
+            G += summed_curvature(part, f.double())
         else:
             G += sum(Lam.sum(0) for _, Lam in _curvatures(source, first, f))
     names = tuple(source.linearized.params)

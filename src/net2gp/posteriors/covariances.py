@@ -25,7 +25,7 @@ from net2gp.posteriors.rooted import (
     rooted_variances,
     times,
 )
-from net2gp.types import Inputs
+from net2gp.types import FeatureKernel, Inputs
 
 
 class Covariance(Protocol):
@@ -118,22 +118,28 @@ class Subtracted:
     def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J_n Σ J_nᵀ for each point: (N, C, C)."""
         prior, less = self._parts(x, linearized)
-        return rooted_blocks(prior, linearized, x) - less @ less.mT
+        return (prior.blocks(x) - less @ less.mT).to(linearized.example.dtype)
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
         """The diagonals of the blocks: (N, C)."""
         prior, less = self._parts(x, linearized)
-        return (rooted_variances(prior, linearized, x) - less.square().sum(-1)).clamp(min=0)
+        squares = less.square().sum(-1)
+        difference = prior.diag(x).reshape(squares.shape) - squares
+        return difference.clamp(min=0).to(linearized.example.dtype)
 
     def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J Σ Jᵀ over all points: (N·C, N·C)."""
         prior, less = self._parts(x, linearized)
-        return rooted_joint(prior, linearized, x) - less.flatten(0, 1) @ less.flatten(0, 1).mT
+        return prior(x) - less.flatten(0, 1) @ less.flatten(0, 1).mT
 
-    def _parts(self, x: Inputs, linearized: Linearized) -> tuple[DiagonalCovariance, Tensor]:
-        root = self.U * self.shrink.sqrt()
-        products = linearized.kernel().apply(x, root.to(linearized.example))
-        return DiagonalCovariance(self.prior), products.reshape(num_rows(x), -1, root.shape[1])
+    def _parts(self, x: Inputs, linearized: Linearized) -> tuple[FeatureKernel, Tensor]:
+        """The prior's kernel and J U shrink^{1/2}, (N, C, k): both in float64, from the same gradients.
+
+        Where data are many or exact the two nearly cancel, and float32 would leave nothing but its rounding.
+        """
+        prior = linearized.kernel(linearized.unflatten(self.prior)).precise()
+        root = self.U / self.prior.sqrt()[:, None] * self.shrink.sqrt()
+        return prior, prior.apply(x, root).reshape(num_rows(x), -1, root.shape[1])
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """V^{1/2} (I − Q diag(1 − √(1 − shrink)) Qᵀ) z with Q = V^{-1/2} U."""

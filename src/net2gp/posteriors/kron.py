@@ -30,21 +30,22 @@ class KronRoot:
         factor = found[self.names[0]]
         if not isinstance(factor, Outer):
             return self._rooted_gradient(found)
-        a = inputs_with_bias(factor, len(self.names) == 2)
-        a = (a * self.scale.to(a)) @ self.QA.to(a)
-        g = torch.einsum("sop,bcsot->bcspt", self.QG.to(a), factor.g)
-        return Outer(a, g, self.spread.to(a))
+        # in float32 a rotation leaves rounding in directions that the data know well, times a wide prior
+        a = inputs_with_bias(factor, len(self.names) == 2).double()
+        a = (a * self.scale) @ self.QA
+        g = torch.einsum("sop,bcsot->bcspt", self.QG, factor.g.double())
+        return Outer(a, g, self.spread)
 
     def _rooted_gradient(self, found: dict[str, Factor]) -> Direct:
         """The same from the gradient of the weight itself, which is smaller for weights of many places."""
         S, O = self.spread.shape[:2]
-        J = jacobian(found[self.names[0]])
+        J = jacobian(found[self.names[0]]).double()
         J = J.reshape(*J.shape[:2], S, O, -1)
         if len(self.names) == 2:
-            bias = jacobian(found[self.names[1]]).reshape(*J.shape[:2], S, O, 1)
+            bias = jacobian(found[self.names[1]]).double().reshape(*J.shape[:2], S, O, 1)
             J = torch.cat([J, bias], -1)
-        rotated = self.QG.to(J).mT @ (J * self.scale.to(J)) @ self.QA.to(J)
-        return Direct((rotated * self.spread.to(J)).flatten(2))
+        rotated = self.QG.mT @ (J * self.scale) @ self.QA
+        return Direct((rotated * self.spread).flatten(2))
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Draws of the weight (and bias), each (p, S)."""
@@ -66,8 +67,7 @@ class DenseRoot:
 
     def rooted(self, found: dict[str, Factor]) -> Direct:
         """J root."""
-        J = jacobian(found[self.names[0]])
-        return Direct(J @ self.root.to(J))
+        return Direct(jacobian(found[self.names[0]]).double() @ self.root)
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """root · z."""
