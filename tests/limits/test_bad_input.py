@@ -296,6 +296,15 @@ def test_a_mapping_covers_every_layer(argument, value):
         nngp(mlp(), **{argument: value})
 
 
+@pytest.mark.parametrize("argument", ["weight_var", "bias_var"])
+def test_a_pattern_behind_a_wider_one_is_refused(argument):
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    message = rf"{argument}\['\[2\]'\] decides nothing: .* Put '\[2\]' in front of '\*'"
+    with pytest.raises(InputError, match=message):
+        infinite_width(network, **{argument: {"*": 2.0, "[2]": 1.0}})
+    infinite_width(network, **{argument: {"0": 2.0, "2": 1.0, "*": 3.0}})
+
+
 @pytest.mark.parametrize("value", ["mup", None, {"0": "mup", "*": "ntk"}])
 def test_a_parameterization_is_one_of_two(value):
     message = r"parameterization must be 'ntk' or 'standard', but for '0' it is ('mup'|None)"

@@ -232,6 +232,10 @@ def test_scaling_by_a_variance_is_differentiable() -> None:
         ({"*": 1.0, "0.bias": float("inf")}, r"prior_var\['0\.bias'\] must be finite"),
         ({"*": 1.0, "head.*": 1.0}, r"prior_var has 'head\.\*', which matches none of: 0\.weight"),
         (
+            {"0.weight": 0.1, "*": 1.0},
+            r"prior_var\['0\.weight'\] decides nothing.*Put '0\.weight' behind '\*'",
+        ),
+        (
             {"*.weight": 1.0},
             r"leaves out 0\.bias, 2\.bias, 4\.bias\. Add a pattern such as '\*': 1\.0",
         ),

@@ -94,8 +94,7 @@ def test_a_structure_in_float32_has_the_variances_of_its_float64_copy(structure)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), wanted, rtol=1e-2, atol=0)
     joint, wanted = (
-        p.joint(z).covariance_matrix.diagonal()
-        for p, z in ((ours, test), (exact, test.double()))
+        p.joint(z).covariance_matrix.diagonal() for p, z in ((ours, test), (exact, test.double()))
     )
     torch.testing.assert_close(joint.double(), wanted, rtol=1e-2, atol=0)
 

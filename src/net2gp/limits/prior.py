@@ -135,7 +135,21 @@ def _spread(value: object, names: list[str], argument: str) -> dict:
                 f"{argument} says nothing about '{name}'. Add '{name}' to the mapping, or '*' for all others."
             )
         result[name] = value[name] if name in value else found[0]
+    _check_order([pattern for pattern in value if pattern not in names], names, argument)
     return result
+
+
+def _check_order(patterns: list[str], names: list[str], argument: str) -> None:
+    """Raise if a pattern stands behind one that matches the same layers and more: it decides nothing."""
+    reach = [{name for name in names if _matches(name, pattern)} for pattern in patterns]
+    for i, pattern in enumerate(patterns):
+        for j in range(i):
+            if reach[i] < reach[j]:
+                raise InputError(
+                    f"{argument}['{pattern}'] decides nothing: '{patterns[j]}' in front of it matches the "
+                    "same layers and more, and the first counts. "
+                    f"Put '{pattern}' in front of '{patterns[j]}'."
+                )
 
 
 def _matches(name: str, pattern: str) -> bool:

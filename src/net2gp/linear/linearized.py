@@ -337,6 +337,7 @@ def expand_prior(prior_var: PriorVar, params: Params) -> Params:
     patterns = prior_var if isinstance(prior_var, Mapping) else {"*": prior_var}
     like = next(iter(params.values()))
     expanded: Params = {}
+    reach: dict[str, set[str]] = {}
     for pattern, value in patterns.items():
         try:
             variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
@@ -361,6 +362,13 @@ def expand_prior(prior_var: PriorVar, params: Params) -> Params:
                     f"{tuple(params[name].shape)}, but is {describe(variance)}."
                 )
             expanded[name] = variance
+        reach[pattern] = set(matched)
+        for earlier in reach if len(matched) > 1 else ():
+            if reach[earlier] < reach[pattern]:
+                raise InputError(
+                    f"prior_var['{earlier}'] decides nothing: '{pattern}' behind it matches the same "
+                    f"parameters and more, and the last counts. Put '{earlier}' behind '{pattern}'."
+                )
     missing = [name for name in params if name not in expanded]
     if missing:
         raise InputError(
