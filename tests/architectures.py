@@ -678,7 +678,7 @@ def data_dependent_branch():
         h = self.inner(x).tanh()
         if bool((x[:, 0] > 100).any()):
             h = h * 2
-        return self.head(h) * self.scale
+        return self.head(h) * self.scale.exp()
 
     parts = {"inner": nn.Linear(3, 4), "head": nn.Linear(4, 2), "scale": parameter(2)}
     return Apply(forward, **parts), points(3)

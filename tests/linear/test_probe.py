@@ -9,7 +9,7 @@ from torch import nn
 from architectures import ARCHITECTURES, OUTPUTS, Apply, N, parameter, points
 from net2gp.errors import NetworkError
 from net2gp.linear import linearize, probe
-from net2gp.linear.layers import RULES
+from net2gp.linear.layers import RULES, Scale, Shift
 from net2gp.linear.probe import Plan, plan
 from reference.jacobians import brute_force_jacobian, flat
 
@@ -50,7 +50,7 @@ LEFTOVER = {
     "unbatched_positions": UNBATCHED,
     "unbatched_positions_as_many_as_points": UNBATCHED,
     "vision_transformer": (
-        "token", "position", "scale", *(f"attend.{name}" for name in ATTENTION),
+        "token", *(f"attend.{name}" for name in ATTENTION),
     ),
     "weight_norm": (
         "0.parametrizations.weight.original0", "0.parametrizations.weight.original1",
@@ -81,7 +81,8 @@ def test_every_rule_is_used_by_some_architecture() -> None:
         if not LEFTOVER.get(name)
         for module in build()[0].modules()
     }
-    assert set(RULES) - used == {nn.BatchNorm3d}
+    # products and sums are no modules of a network: tests/linear/test_elementwise.py has them
+    assert set(RULES) - used == {nn.BatchNorm3d, Scale, Shift}
 
 
 def test_batch_norm_in_three_dimensions_has_a_rule_too() -> None:
@@ -96,7 +97,7 @@ def test_batch_norm_in_three_dimensions_has_a_rule_too() -> None:
 
 def test_a_module_with_a_rule_and_a_bare_parameter_leaves_only_the_latter_over() -> None:
     network = Apply(
-        lambda self, x: self.layer(x) * self.scale, layer=nn.Linear(2, 2), scale=parameter()
+        lambda self, x: self.layer(x) * self.scale.exp(), layer=nn.Linear(2, 2), scale=parameter()
     )
     found = plan(linearize(network.eval()), torch.randn(4, 2))
     assert (found.structured, found.leftover) == (("layer.weight", "layer.bias"), ("scale",))

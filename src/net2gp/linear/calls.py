@@ -106,7 +106,7 @@ def forward(
         # a compiled network runs without Python functions to look at
         kinds = {type(module).__name__ for module in linearized.network.modules()}
         if "OptimizedModule" not in kinds:
-            free = {id(value): n for n, value in leaves.items() if n not in covered}
+            free = {n: value for n, value in leaves.items() if n not in covered}
             stack.enter_context(Functions(free, partial(_record, calls, follow)))
         out = run(linearized, leaves, x, given, follow=follow)
     return calls, out

@@ -1,7 +1,8 @@
 """Layers that are called as functions, with a parameter of the network as their weight.
 
 Subclasses that add an activation to a norm, attention with its own projections and hand-written blocks
-call the functions behind the layers; the gradients are those of the layers.
+call the functions behind the layers; the gradients are those of the layers. Products and sums with a
+parameter, such as layer scales and the positions of a transformer, are layers of their own.
 """
 
 from __future__ import annotations
@@ -9,27 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from net2gp.linear.evaluation import is_wrapped
+from net2gp.linear.layers import Scale, Shift
+from net2gp.types import Params
 
 Add = Callable[[nn.Module, dict[str, str], Tensor, Tensor], Tensor]
 """From a layer, the names of its parameters, its input and its output to the output to go on with."""
 
 
 class Functions(TorchFunctionMode):
-    """Within it, functions whose weight or bias is one of `names` (by identity) are recorded by `add`."""
+    """Within it, functions whose weight or bias is one of `leaves` (by identity) are recorded by `add`."""
 
-    def __init__(self, names: dict[int, str], add: Add) -> None:
+    def __init__(self, leaves: Params, add: Add) -> None:
         super().__init__()
-        self.names, self.add = names, add
+        self.names, self.add = {id(value): name for name, value in leaves.items()}, add
+        self.views: list[Tensor] = []
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
     ) -> Any:
         out = function(*arguments, **(keywords or {}))
+        if function in _ELEMENTWISE:
+            return out if keywords else self._elementwise(_ELEMENTWISE[function], arguments, out)
+        if function in _SHAPES:
+            self._follow(arguments[0], out)
         if function not in _LAYERS:
             return out
         order, make = _LAYERS[function]
@@ -43,6 +52,29 @@ class Functions(TorchFunctionMode):
         if layer is None or is_wrapped(given["input"]):
             return out
         return self.add(layer.eval(), own, given["input"], out)
+
+    def _follow(self, value: Tensor, view: Tensor) -> None:
+        """Know a parameter by another shape of it as well, with its entries in the same order."""
+        name = self.names.get(id(value))
+        if name is None or is_wrapped(view) or view.data_ptr() != value.data_ptr():
+            return
+        if view.numel() == value.numel() and view.is_contiguous():
+            self.names[id(view)] = name
+            self.views.append(
+                view
+            )  # an id is that of no other tensor for as long as this one lives
+
+    def _elementwise(self, kind: type[Scale | Shift], arguments: Any, out: Any) -> Any:
+        """Record a product or a sum of a parameter and a signal, in either order."""
+        for parameter, signal in (arguments, arguments[::-1]):
+            name = self.names.get(id(parameter))
+            if name is None or not isinstance(signal, Tensor) or is_wrapped(signal):
+                continue
+            # the first axis is that of the points, along which the parameter has to be one and the same
+            shared = [1] * (out.dim() - parameter.dim()) + [*parameter.shape]
+            if signal.shape == out.shape and shared[:1] == [1]:
+                return self.add(kind(parameter.shape), {kind.suffix: name}, signal, out)
+        return out
 
 
 def _batch_norm(given: dict[str, Any]) -> nn.Module | None:
@@ -83,3 +115,14 @@ _LAYERS: dict[Any, tuple[tuple[str, ...], Callable[[dict[str, Any]], nn.Module |
     F.linear: (("input", "weight", "bias"), _linear),
 }
 """For each function its arguments in order, and the layer that it is."""
+
+_ELEMENTWISE: dict[Any, type[Scale | Shift]] = {
+    **dict.fromkeys((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply), Scale),
+    **dict.fromkeys((Tensor.__mul__, Tensor.__rmul__), Scale),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), Shift),
+}
+_SHAPES = {torch.reshape, Tensor.reshape, Tensor.view, Tensor.__getitem__} | {
+    torch.unsqueeze,
+    Tensor.unsqueeze,
+}
+"""Functions that give the entries of a tensor another shape, or some of them."""

@@ -151,3 +151,40 @@ def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     B, C = g.shape[:2]
     g, a = g.reshape(B, C, -1, size), a.reshape(B, 1, -1, size)
     return {"weight": Direct((g * a).sum(2)), "bias": Direct(g.sum(2))}
+
+
+class Shift(nn.Module):
+    """x + p for a parameter p, seen in the shape in which it broadcasts over the signal x."""
+
+    suffix = "bias"
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+
+class Scale(Shift):
+    """x · p for a parameter p, seen in the shape in which it broadcasts over the signal x."""
+
+    suffix = "weight"
+
+
+def _over_places(module: nn.Module, g: Tensor) -> Tensor:
+    """The sum of g (B, C, …) over the axes along which the parameter broadcasts: (B, C, p)."""
+    assert isinstance(module, Shift)
+    shape = module.shape[-(g.dim() - 2) :] if g.dim() > 2 else ()
+    shape = (*[1] * (g.dim() - 2 - len(shape)), *shape)
+    axes = [axis for axis, size in enumerate(shape, start=2) if size == 1]
+    return (g.sum(axes) if axes else g).reshape(*g.shape[:2], -1)
+
+
+@register(Scale)
+def _scale(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
+    """The signal times its gradient, at every place."""
+    return {"weight": Direct(_over_places(module, g * a[:, None]))}
+
+
+@register(Shift)
+def _shift(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
+    """The gradient of the signal, at every place."""
+    return {"bias": Direct(_over_places(module, g))}

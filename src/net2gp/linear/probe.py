@@ -210,7 +210,7 @@ def _probed(linearized: Linearized, x: Inputs) -> Plan:
         layouts,
         structured,
         tuple(name for name in leaves if name not in structured),
-        _bytes_per_point(calls, layouts, out),
+        _bytes_per_point(calls, layouts, out, leaves),
         layers,
         tuple(name for name in leaves if not edges[name]),
     )
@@ -316,14 +316,16 @@ POINTS_PER_LOOK = 32
 """Points of a pass that looks for the parameters that points use."""
 
 
-def _bytes_per_point(calls: Sequence[Call], layouts: Sequence[Layout | None], out: Tensor) -> int:
+def _bytes_per_point(
+    calls: Sequence[Call], layouts: Sequence[Layout | None], out: Tensor, leaves: Params
+) -> int:
     """What `capture` keeps for one point: prepared inputs, outputs, and C gradients in their final form."""
     total, C = 0, out.shape[1]
     for call, layout in zip(calls, layouts, strict=True):
         if layout is None:
             continue
         inputs, outputs = call.a.numel() // 3, call.shape.numel() // 3
-        own = sum(value.numel() for value in call.module.parameters(recurse=False))
+        own = sum(leaves[name].numel() for name in call.names.values())
         # an output, its saved copy and one pass's gradient live beside the gradients that are kept
         total += inputs + 3 * outputs + C * min(own, outputs)
     return total * out.element_size()
