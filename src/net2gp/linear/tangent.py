@@ -10,20 +10,9 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
-from net2gp.inputs import check_inputs, chunks, follows, num_rows, rows, tensors
-from net2gp.linear.capture import Plan, capture, leftover_jacobian, plan
-from net2gp.linear.factors import (
-    Direct,
-    Factor,
-    Outer,
-    accumulate,
-    add_blocks,
-    in_dtype,
-    mirror,
-    mixed,
-    scaled,
-    with_bias,
-)
+from net2gp.inputs import check_inputs, chunks, follows, num_rows, rows
+from net2gp.linear.capture import Plan, capture, plan
+from net2gp.linear.factors import Factor, add_blocks, in_dtype, mixed
 from net2gp.linear.jacobian import jacobian
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.passes import (
@@ -33,10 +22,14 @@ from net2gp.linear.passes import (
     column_products,
     column_pullbacks,
 )
+from net2gp.linear.pieces import Pieces, add_tile, common_plans, row_shapes
 from net2gp.linear.products import jacobian_times, jacobian_transposed_times
 from net2gp.progress import progress
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs, Params
+
+KEPT_BYTES = 2**26
+"""What the factors of training points may take to be held from one prediction to the next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +69,29 @@ class TangentKernel:
         """P, the number of chosen parameters."""
         return self.linearized.num_params
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the products."""
+        return self.product_dtype or self.linearized.example.dtype
+
     def check(self, x: Inputs) -> None:
         """Raise if the network cannot take `x`, or cannot be linearized there."""
         self._plan(x, training=False)
+
+    def num_outputs(self, x: Inputs) -> int:
+        """C at points like those in `x`, after the same checks."""
+        return self._plan(x, training=False).num_outputs
+
+    def keep(self, x: Inputs) -> Kept | None:
+        """k(x, ·) with the factors at `x` held, or None where they are large or differentiated."""
+        layout = self._plan(x, training=False)
+        widened = self.dtype.itemsize / self.linearized.example.element_size()
+        size = 2 * widened * num_rows(x) * layout.bytes_per_point
+        tracked = follows(x) or any(v.requires_grad for v in self.prior_var.values())
+        if layout.leftover or tracked or size > KEPT_BYTES or num_rows(x) > self._points(layout):
+            return None
+        with torch.no_grad():
+            return Kept(self, x, self._pieces(x, layout, traced=False))
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """k(x, y): (N·C, M·C).
@@ -226,8 +239,8 @@ class TangentKernel:
         layout = right_layout = self._plan(x, training=y is None)
         if y is not None:
             self.linearized.check(y, "y")
-            if _row_shapes(x) != _row_shapes(y):
-                layout, right_layout = _common(layout, self._plan(y, training=False))
+            if row_shapes(x) != row_shapes(y):
+                layout, right_layout = common_plans(layout, self._plan(y, training=False))
         C = 1 if traced else layout.num_outputs
         N, M = num_rows(x), num_rows(x if y is None else y)
         like = self.linearized.example
@@ -254,18 +267,18 @@ class TangentKernel:
                         right = self._pieces(points, right_layout, traced, join)
                     n = slice(start * C, min(N, start + size) * C)
                     m = slice(other * C, min(M, other + size) * C)
-                    _add_tile(K[n, m], left, right, C)
+                    add_tile(K[n, m], left, right, C)
                     if y is None and other != start:
                         K[m, n] = K[n, m].mT
         return K
 
-    def _pieces(self, x: Inputs, layout: Plan, traced: bool, join: bool = True) -> _Pieces:
+    def _pieces(self, x: Inputs, layout: Plan, traced: bool, join: bool = True) -> Pieces:
         captured, prior = capture(self.linearized, x, layout), self.prior_var
         if self.product_dtype is not None:
             captured = {n: in_dtype(factor, self.product_dtype) for n, factor in captured.items()}
             prior = {n: variance.to(self.product_dtype) for n, variance in prior.items()}
         groups = self._leftover_groups(x, layout)
-        return _Pieces(self, x, captured, prior, groups, traced, join)
+        return Pieces(self.linearized, x, captured, prior, groups, traced, join)
 
     def _leftover_groups(self, x: Inputs, layout: Plan) -> list[list[str]]:
         """The parameters without structure, in groups whose Jacobian fits into the budget."""
@@ -299,108 +312,29 @@ class TangentKernel:
 
     def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:
         """All scaled factors at `x`, those without structure too."""
-        pieces = self._pieces(x, layout, traced=False)
-        yield from pieces.factors.values()
-        for names in pieces.leftover:
-            yield pieces.jacobian(names)
+        return self._pieces(x, layout, traced=False).all_factors()
 
 
 @dataclass(frozen=True, eq=False)
-class _Pieces:
-    """The scaled factors of a batch of points, and the parameters whose Jacobian is made when needed."""
+class Kept:
+    """The kernel with the points `known`, whose factors `pieces` serve every later call."""
 
     kernel: TangentKernel
-    x: Inputs
-    captured: dict[str, Factor]
-    prior: Params
-    leftover: list[list[str]]
-    traced: bool
-    join: bool
+    known: Inputs
+    pieces: Pieces
 
-    @cached_property
-    def factors(self) -> dict[tuple[str, ...], Factor]:
-        """By the parameters that each is of."""
-        return self._scaled(self.join)
-
-    @cached_property
-    def apart(self) -> dict[tuple[str, ...], Factor]:
-        """The same with no parameter joined to another."""
-        return self._scaled(join=False)
-
-    def _scaled(self, join: bool) -> dict[tuple[str, ...], Factor]:
-        found = scaled_factors(self.captured, self.prior, join)
-        return {n: factor.traced() for n, factor in found.items()} if self.traced else found
-
-    def jacobian(self, names: list[str]) -> Direct:
-        linearized, prior = self.kernel.linearized, self.kernel.prior_var
-        J = leftover_jacobian(linearized, self.x, names)
-        dtype = self.kernel.product_dtype or J.dtype
-        roots = [
-            prior[n].to(dtype).sqrt().expand(linearized.params[n].shape).reshape(-1) for n in names
-        ]
-        factor = Direct(J.to(dtype) * torch.cat(roots))
-        return factor.traced() if self.traced else factor
-
-
-def _add_tile(K: Tensor, left: _Pieces, right: _Pieces, C: int) -> None:
-    """K += the kernel between two batches of points, which may be one and the same."""
-    # points that use their parameters in another way have other factors, which may not be joined
-    alike = left.factors.keys() == right.factors.keys()
-    ours, theirs = (left.factors, right.factors) if alike else (left.apart, right.apart)
-    for key, factor in ours.items():
-        accumulate(K, factor, theirs[key], C)
-    for names in left.leftover:
-        J = left.jacobian(names)
-        accumulate(K, J, J if left is right else right.jacobian(names), C)
-    if left is right:
-        mirror(K, C)
-
-
-def _row_shapes(x: Inputs) -> list[torch.Size]:
-    return [value.shape[1:] for value in tensors(x)]
-
-
-def _common(one: Plan, other: Plan) -> tuple[Plan, Plan]:
-    """Both plans, with the parameters that are structured in both: the length of a row may decide that."""
-    structured = tuple(name for name in one.structured if name in other.structured)
-    leftover = tuple(sorted({*one.structured, *one.leftover} - set(structured)))
-    return (
-        replace(one, structured=structured, leftover=leftover),
-        replace(other, structured=structured, leftover=leftover),
-    )
-
-
-def scaled_factors(
-    factors: dict[str, Factor], prior_var: Params, join: bool = True
-) -> dict[tuple[str, ...], Factor]:
-    """Factors times √prior_var, without those of zero variance, a dense layer's bias joined to its weight.
-
-    The bias of a layer at one place is the weight of a constant input, so it needs no product of its own.
-    """
-    done: dict[tuple[str, ...], Factor] = {}
-    joined: set[str] = set()
-    for name, factor in factors.items():
-        if name in joined or bool((prior_var[name] == 0).all()):
-            continue
-        bias = name.removesuffix("weight") + "bias"
-        result = scaled(factor, prior_var[name])
-        if (
-            join
-            and isinstance(result, Outer)
-            and result.by_gram
-            and name.endswith("weight")
-            and bias in factors
-            and not prior_var[bias].dim()
-            and result.g.shape[2] * result.g.shape[4] == 1
-            and _belongs(factors[bias], result)
-        ):
-            joined.add(bias)
-            done[name, bias] = with_bias(result, prior_var[bias])
-        else:
-            done[(name,)] = result
-    return done
-
-
-def _belongs(bias: Factor, weight: Outer) -> bool:
-    """Whether a bias has no other gradient than through the layer of this weight."""
-    return isinstance(bias, Direct) and torch.equal(bias.J, weight.g[:, :, 0, :, 0])
+    def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """k(known, x): (N·C, M·C), and k(x_m, x_m): (M, C, C), both from one pass over `x`."""
+        kernel, M = self.kernel, num_rows(x)
+        layout = kernel._plan(x, training=False)
+        alike = row_shapes(x) == row_shapes(self.known) and not layout.leftover
+        if not alike or kernel._points(layout) < M:
+            return kernel(self.known, x), kernel.blocks(x)
+        C = layout.num_outputs
+        with torch.set_grad_enabled(follows(x)):
+            own = kernel._pieces(x, layout, traced=False)
+            K, blocks = kernel._zeros(num_rows(self.known) * C, M * C), kernel._zeros(M, C, C)
+            add_tile(K, self.pieces, own, C)
+            for factor in own.factors.values():
+                add_blocks(blocks, factor)
+        return K, blocks

@@ -15,6 +15,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import check_batch, chunks, num_rows, rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
+from net2gp.linear.tangent import Kept, TangentKernel
 from net2gp.posteriors.problem import check_points, predictive, prior_mean, process_facts
 from net2gp.posteriors.samples import FunctionSamples, check_count, draw_from
 from net2gp.posteriors.solvers import CG, Inference, Solver
@@ -135,9 +136,9 @@ class FunctionPosterior(Generic[Own]):
         check_points(self.kernel, self.num_outputs, x, self.x)
         means, covariances = [], []
         for part in chunks(x, self._chunk_size()):
-            cross = self._cross(part)
+            cross, prior = self._with_prior(part)
             means.append(self._mean(part, cross))
-            covariances.append(self._blocks(part, cross).to(means[-1].dtype))
+            covariances.append(self._blocks(part, cross, prior).to(means[-1].dtype))
         return gaussian_law(torch.cat(means), torch.cat(covariances))
 
     def joint(self, x: Inputs) -> MultivariateNormal:
@@ -236,6 +237,19 @@ class FunctionPosterior(Generic[Own]):
     def _precise_kernel(self) -> Kernel:
         return self.kernel.precise()
 
+    @cached_property
+    def _kept(self) -> Kept | None:
+        """The training points' side of a tangent kernel, where it is small enough to be held."""
+        kernel = self._precise_kernel
+        return kernel.keep(self.x) if isinstance(kernel, TangentKernel) else None
+
+    def _with_prior(self, x: Inputs) -> tuple[Tensor | None, Tensor]:
+        """k(X, x), or nothing as in `_cross`, and k(x_n, x_n) for each point, both in float64."""
+        spared = isinstance(self.kernel, FeatureKernel) and self.cache is not None
+        if spared or self._kept is None:
+            return self._cross(x), self._precise_kernel.blocks(x)
+        return self._kept(x)
+
     def _cross(self, x: Inputs) -> Tensor | None:
         """k(X, x) in float64; nothing where the features spare it."""
         if isinstance(self.kernel, FeatureKernel) and self.cache is not None:
@@ -243,22 +257,25 @@ class FunctionPosterior(Generic[Own]):
         return self._precise_kernel(self.x, x)
 
     def _centered(self, x: Inputs, cross: Tensor | None) -> Tensor:
-        if self.weights is not None and isinstance(self.kernel, FeatureKernel):
+        if cross is None and self.weights is not None and isinstance(self.kernel, FeatureKernel):
             product = self.kernel.apply(x, self.weights)
         else:
             cross = self._cross(x) if cross is None else cross
             assert cross is not None
-            dtype = self.kernel.diag(rows(x, slice(0, 1))).dtype
-            product = (cross.mT @ self.alpha).to(dtype)
+            product = (cross.mT @ self.alpha).to(self._dtype(x))
         return product.reshape(num_rows(x), self.num_outputs)
+
+    def _dtype(self, x: Inputs) -> torch.dtype:
+        if isinstance(self.kernel, TangentKernel):
+            return self.kernel.dtype
+        return self.kernel.diag(rows(x, slice(0, 1))).dtype
 
     def _mean(self, x: Inputs, cross: Tensor | None) -> Tensor:
         centered = self._centered(x, cross)
         return centered if self.mean is None else self.mean(x) + centered
 
-    def _blocks(self, x: Inputs, cross: Tensor | None) -> Tensor:
+    def _blocks(self, x: Inputs, cross: Tensor | None, prior: Tensor) -> Tensor:
         """Covariance of each point: (N, C, C), float64."""
-        prior = self._precise_kernel.blocks(x)
         C = prior.shape[-1]
 
         def inner(a: Tensor, b: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from net2gp.inputs import (
 )
 from net2gp.kernels import IndependentOutputs, settled
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
 from net2gp.show import likelihood_name, number
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
@@ -126,9 +127,12 @@ def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | No
     check_inputs(x)
     if known is not None:
         check_batch(x, known)
-    kernel.check(x)
-    with torch.no_grad():
-        count = len(kernel.diag(rows(x, slice(0, 1)))) if kernel.joint else num_outputs
+    if isinstance(kernel, TangentKernel):
+        count = kernel.num_outputs(x)
+    else:
+        kernel.check(x)
+        with torch.no_grad():
+            count = len(kernel.diag(rows(x, slice(0, 1)))) if kernel.joint else num_outputs
     if count != num_outputs:
         raise InputError(
             f"the network gives {count} outputs for a point of x, {describe(x)}, but gave {num_outputs} for "

@@ -1,0 +1,122 @@
+"""Scaled factors of a batch of points, and the kernel between two batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from net2gp.inputs import tensors
+from net2gp.linear.capture import Plan, leftover_jacobian
+from net2gp.linear.factors import Direct, Factor, Outer, accumulate, mirror, scaled, with_bias
+from net2gp.linear.linearized import Linearized
+from net2gp.types import Inputs, Params
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The scaled factors of a batch of points, and the parameters whose Jacobian is made when needed."""
+
+    linearized: Linearized
+    x: Inputs
+    captured: dict[str, Factor]
+    prior: Params
+    leftover: list[list[str]]
+    traced: bool = False
+    join: bool = True
+
+    @cached_property
+    def factors(self) -> dict[tuple[str, ...], Factor]:
+        """By the parameters that each is of."""
+        return self._scaled(self.join)
+
+    @cached_property
+    def apart(self) -> dict[tuple[str, ...], Factor]:
+        """The same with no parameter joined to another."""
+        return self._scaled(join=False)
+
+    def _scaled(self, join: bool) -> dict[tuple[str, ...], Factor]:
+        found = scaled_factors(self.captured, self.prior, join)
+        return {n: factor.traced() for n, factor in found.items()} if self.traced else found
+
+    def all_factors(self) -> Iterator[Factor]:
+        """Those without structure too, a few parameters at a time."""
+        yield from self.factors.values()
+        for names in self.leftover:
+            yield self.jacobian(names)
+
+    def jacobian(self, names: list[str]) -> Direct:
+        """The scaled gradients of some of the leftover parameters."""
+        params, prior = self.linearized.params, self.prior
+        J = leftover_jacobian(self.linearized, self.x, names)
+        roots = torch.cat([prior[n].sqrt().expand(params[n].shape).reshape(-1) for n in names])
+        factor = Direct(J.to(roots.dtype) * roots)
+        return factor.traced() if self.traced else factor
+
+
+def add_tile(K: Tensor, left: Pieces, right: Pieces, C: int) -> None:
+    """K += the kernel between two batches of points, which may be one and the same."""
+    # points that use their parameters in another way have other factors, which may not be joined
+    alike = left.factors.keys() == right.factors.keys()
+    ours, theirs = (left.factors, right.factors) if alike else (left.apart, right.apart)
+    for key, factor in ours.items():
+        accumulate(K, factor, theirs[key], C)
+    for names in left.leftover:
+        J = left.jacobian(names)
+        accumulate(K, J, J if left is right else right.jacobian(names), C)
+    if left is right:
+        mirror(K, C)
+
+
+def row_shapes(x: Inputs) -> list[torch.Size]:
+    """The shapes of one point."""
+    return [value.shape[1:] for value in tensors(x)]
+
+
+def common_plans(one: Plan, other: Plan) -> tuple[Plan, Plan]:
+    """Both plans, with the parameters that are structured in both: the length of a row may decide that."""
+    structured = tuple(name for name in one.structured if name in other.structured)
+    leftover = tuple(sorted({*one.structured, *one.leftover} - set(structured)))
+    return (
+        replace(one, structured=structured, leftover=leftover),
+        replace(other, structured=structured, leftover=leftover),
+    )
+
+
+def scaled_factors(
+    factors: dict[str, Factor], prior_var: Params, join: bool = True
+) -> dict[tuple[str, ...], Factor]:
+    """Factors times √prior_var, without those of zero variance, a dense layer's bias joined to its weight.
+
+    The bias of a layer at one place is the weight of a constant input, so it needs no product of its own.
+    """
+    done: dict[tuple[str, ...], Factor] = {}
+    joined: set[str] = set()
+    for name, factor in factors.items():
+        if name in joined or bool((prior_var[name] == 0).all()):
+            continue
+        bias = name.removesuffix("weight") + "bias"
+        result = scaled(factor, prior_var[name])
+        if (
+            join
+            and isinstance(result, Outer)
+            and result.by_gram
+            and name.endswith("weight")
+            and bias in factors
+            and not prior_var[bias].dim()
+            and result.g.shape[2] * result.g.shape[4] == 1
+            and _belongs(factors[bias], result)
+        ):
+            joined.add(bias)
+            done[name, bias] = with_bias(result, prior_var[bias])
+        else:
+            done[(name,)] = result
+    return done
+
+
+def _belongs(bias: Factor, weight: Outer) -> bool:
+    """Whether a bias has no other gradient than through the layer of this weight."""
+    return isinstance(bias, Direct) and torch.equal(bias.J, weight.g[:, :, 0, :, 0])
