@@ -53,5 +53,6 @@ def test_a_prediction_does_not_run_over_the_training_points_again(method):
     posterior.predict(torch.randn(4, 3, dtype=torch.float64))
     seen.clear()  # the hook is part of the network, which was looked at anew
     posterior.predict(torch.randn(4, 3, dtype=torch.float64))
-    assert seen and max(seen) == 4
+    assert seen
+    assert max(seen) == 4
     assert len(seen) <= 5
