@@ -39,11 +39,12 @@ NETWORKS = {
     "efficientnet_b0": "EfficientNet-B0",
 }
 TOLERANCE = 1e-9
-SPEEDUP = {"mobilenetv3_small_050": 12.0, "convnext_atto": 5.0, "efficientnet_b0": 20.0}
-"""What the first kernel must gain, set below two runs on a busy machine (19 and 28, 8 and 9, more than 58).
+GOAL = 20.0
+SPEEDUP = {"mobilenetv3_small_050": 12.0, "convnext_atto": 9.0, "efficientnet_b0": 20.0}
+"""What the first kernel must gain for the program to succeed, below what busy machines measured.
 
-The goal of 20 is missed by ConvNeXt, whose layer scales are bare parameters and take the slower way, and by
-MobileNetV3 in one of the runs.
+The goal is 20 for each; the table says which reach it. ConvNeXt is bound by the passes through its own
+depthwise convolutions in float64, which torch runs group by group: three of 16 images, and a look at a few.
 """
 
 PATIENCE = 120
@@ -174,7 +175,8 @@ def main() -> None:
             ratio = seconds / now["first"]
             lines.append(
                 f"| {NETWORKS[name]} | {now['parameters']:,} | {more}{seconds:.1f} | {now['first']:.2f} "
-                f"| {now['again']:.2f} | {more}{ratio:.0f} | {now['brute']:.2f} | {now['error']:.0e} |"
+                f"| {now['again']:.2f} | {more}{ratio:.0f} | {'yes' if ratio >= GOAL else 'no'} "
+                f"| {now['brute']:.2f} | {now['error']:.0e} |"
             )
             print(lines[-1], flush=True)
             if not now["error"] <= TOLERANCE or not (quick or ratio >= SPEEDUP[name]):
@@ -192,11 +194,12 @@ def write(lines: list[str], num_images: int) -> None:
         f"Kernel of {num_images} images of 32 × 32, two outputs, float64, one core. CPU seconds of the first",
         f"kernel of a network (with its plan) and of a second one. Before: the first with revision {BASE}.",
         "Brute force: the rows of the Jacobian one after the other, and their products; the error is",
-        "relative to its largest entry.",
+        f"relative to its largest entry, and must be below {TOLERANCE:.0e}. The goal is {GOAL:.0f} times faster; the",
+        f"program fails below {', '.join(f'{least:.0f}' for least in SPEEDUP.values())} times, in the order of the table.",
         "Made by `python benchmarks/mobile_networks.py`.",
         "",
-        "| network | parameters | before, s | first, s | second, s | times faster | brute force, s | error |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| network | parameters | before, s | first, s | second, s | times faster | goal reached | brute force, s | error |",
+        "|---|---:|---:|---:|---:|---:|---|---:|---:|",
     ]
     (HERE / "results" / "mobile_networks.md").write_text("\n".join([*head, *lines]) + "\n")
 

@@ -20,6 +20,9 @@ TILE_ROWS = 400
 GPU_TILE_ROWS = 4096
 """The same where there is no such cache, and each product must keep many cores busy."""
 
+AT_ONCE = 2**19
+"""Pairs of places up to which one product for all of them beats one for each: calls cost more than numbers."""
+
 ELEMENTWISE = 24
 """Cost of one broadcast multiply-add per matrix entry, in operations of a matrix product."""
 
@@ -194,6 +197,9 @@ def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = N
     """
     D = C if D is None else D
     if isinstance(left, Outer) and isinstance(right, Outer) and left.by_gram and right.by_gram:
+        if K.numel() * left.a.shape[2] * right.a.shape[2] <= AT_ONCE and left.a.shape[2] > 1:
+            K += _gram(left, right)
+            return
         pairs = [(one, other) for one in left.slices() for other in right.slices()]
         for n, m in _tiles(K, C, D, left is right):
             for (a, g), (b, h) in pairs:
@@ -202,6 +208,16 @@ def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = N
     for J, H in _gradient_pairs(left, right):
         for n, m in _tiles(K, C, D, left is right):
             K[_rows(n, C), _rows(m, D)].addmm_(J[_rows(n, C)], H[_rows(m, D)].mT)
+
+
+def _gram(left: Outer, right: Outer) -> Tensor:
+    """Σ_ts (a_t·b_s)(g_t·h_s) with the products of all places at once: (B·C, M·D)."""
+    (B, C, _, O, T), (M, D, _, _, S) = left.g.shape, right.g.shape
+    weights = left.a.flatten(0, 2) @ right.a.flatten(0, 2).mT
+    g, h = (side.g[:, :, 0].mT.reshape(-1, O) for side in (left, right))
+    products = (g @ h.mT).reshape(B, C, T, M, D, S)
+    weighted = products * weights.reshape(B, 1, T, M, 1, S)
+    return weighted.sum((2, 5)).reshape(B * C, M * D)
 
 
 def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
