@@ -59,6 +59,7 @@ OTHERWISE = {
     "changed afterwards": lambda: tokens(lambda x, p: (lambda z: x.mul_(2.0) + z)(x + p), 4),
     "with itself": lambda: tokens(lambda x, p: x + (p * p), 4),
     "signal that broadcasts": lambda: tokens(lambda x, p: x.mean(1, keepdim=True) * p, 3, 4),
+    "complex signal": lambda: tokens(lambda x, p: torch.fft.irfft(torch.fft.rfft(x) * p, n=4), 3),
     "weighted sum": lambda: tokens(lambda x, p: torch.add(x, p, alpha=3.0), 4),
 }
 

@@ -21,7 +21,7 @@ GPU_TILE_ROWS = 4096
 """The same where there is no such cache, and each product must keep many cores busy."""
 
 AT_ONCE = 2**19
-"""Pairs of places up to which one product for all of them beats one for each: calls cost more than numbers."""
+"""Pairs of places up to which one product for all of them beats one product for each."""
 
 ELEMENTWISE = 24
 """Cost of one broadcast multiply-add per matrix entry, in operations of a matrix product."""
@@ -157,6 +157,8 @@ def sum_of_squares(factor: Factor) -> Tensor:
         point = replace(factor, ids=factor.ids[n : n + 1], g=factor.g[n : n + 1])
         seen = factor.ids[n].unique()
         seen = seen[seen >= 0]
+        if not len(seen):  # a point of padding alone
+            continue
         squares = point.gradients(seen).square().sum(0).reshape(len(seen), -1)
         total[seen] += squares
     return total.reshape(-1)

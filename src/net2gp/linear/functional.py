@@ -72,7 +72,8 @@ class Functions(TorchFunctionMode):
                 continue
             # the first axis is that of the points, along which the parameter has to be one and the same
             shared = [1] * (out.dim() - parameter.dim()) + [*parameter.shape]
-            if signal.shape == out.shape and shared[:1] == [1]:
+            alike = signal.shape == out.shape and signal.dtype == parameter.dtype
+            if alike and shared[:1] == [1]:
                 return self.add(kind(parameter.shape), {kind.suffix: name}, signal, out)
         return out
 
