@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import NetworkError
 from net2gp.inputs import follows, map_inputs, num_rows, rows, tensors
+from net2gp.linear.beside import check_alone, check_columns
 from net2gp.linear.evaluation import LOCK, accepts
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
@@ -32,11 +33,16 @@ def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
         prefix = f"{name}." if name else ""
         names = [f"{prefix}{part}" for part in ("weight", "bias") if f"{prefix}{part}" in values]
         own = linearized.network.get_submodule(name)._parameters
-        if sum(value is not None for value in own.values()) != len(names) or not names:
+        if (
+            sum(value is not None for value in own.values()) != len(names)
+            or f"{prefix}weight" not in names
+        ):
             continue  # a weight that another layer owns, or one that is computed from others
         frozen = {key: value for key, value in values.items() if key not in names}
         found = replace(linearized, params={key: values[key] for key in names}, frozen=frozen)
         if _is_linear(found, few):
+            check_alone(linearized, name, x)
+            check_columns(name, _change(found, few)[1])
             return found
     kind = type(linearized.network).__name__
     if not called:
@@ -153,6 +159,9 @@ def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Ten
     follow = follows(x)
     layer = _layer(linearized)
     calls, out = _cut(linearized, layer, x, follow)
+    if not calls:  # these points are routed past the head
+        width = weights_of(linearized.params).shape[1]
+        return out.detach().new_zeros(len(out), width), out.detach()
     with torch.inference_mode(False), torch.enable_grad():
         places, first = [z for _, z in calls], out[:, 0]
         total, numbered = first.sum(), (first * torch.arange(1, len(out) + 1).to(out)).sum()
