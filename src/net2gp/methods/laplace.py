@@ -355,6 +355,8 @@ def _check_stationary(task: Task, likelihood: Likelihood, trace: float) -> None:
         out, pull = pullback(partial(linearized.evaluate, x=part), linearized.params, twice=True)
         gradient += linearized.flatten(pull(u.to(out.dtype))).double()
     theta = linearized.flatten(task.params).double()
+    if task.free is not None:  # the trace is that of the chosen weights alone
+        gradient, theta = gradient[task.free], theta[task.free]
     share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
     rest = float((gradient - share.clamp(min=0) * theta).norm())
     if rest > trace**0.5:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.inputs import describe
+from net2gp.inputs import describe, follows
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.posteriors.codes import ClassPosterior
 from net2gp.posteriors.problem import predictive
@@ -49,7 +49,8 @@ def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = No
     G = I, and the sum is exactly the variance of y. The delta method follows the slope of p at m however
     far Σ reaches: the epistemic part of a very unsure classifier may exceed what a probability can vary.
 
-    `posterior` is any posterior; `likelihood` replaces its own. Cost: posterior.marginal(x).
+    `posterior` is any posterior; `likelihood` replaces its own. Both parts are
+    differentiable in `x` where it requires a gradient. Cost: posterior.marginal(x).
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.posteriors.condition import condition
@@ -73,8 +74,10 @@ def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = No
         )
     chosen = likelihood if own is None else predictive(likelihood, own)
     law = posterior.marginal(x)
-    found = response(chosen, law.mean.detach())
-    covariance = law.covariance_matrix.detach()
+    mean, covariance = law.mean, law.covariance_matrix
+    if not follows(x):
+        mean, covariance = mean.detach(), covariance.detach()
+    found = response(chosen, mean)
     epistemic = torch.einsum("ndc,nce,nde->nd", found.slope, covariance, found.slope)
     return Split(epistemic.clamp(min=0.0), found.variance)
 
