@@ -180,6 +180,18 @@ def describe(x: Any) -> str:
     return f"an object of type {type(x).__name__}"
 
 
+def check_made(value: Any, name: str) -> None:
+    """Raise if `value` is a class, whose brackets were left out.
+
+    >>> check_made(dict, "likelihood")
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: likelihood is the class dict. Write dict().
+    """
+    if isinstance(value, type):
+        raise InputError(f"{name} is the class {value.__name__}. Write {value.__name__}().")
+
+
 def _shape(x: Tensor) -> str:
     # a nested tensor has none
     return "of several sizes" if x.is_nested else str(tuple(x.shape))

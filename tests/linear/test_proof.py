@@ -336,3 +336,18 @@ def test_posteriors_of_routed_networks_are_exact_and_survive_a_file_and_a_copy(t
         for one in (adapted, copy.deepcopy(adapted)):
             torch.testing.assert_close(one.marginal(point).variance, variance)
             assert one.joint(point).covariance_matrix.shape == (2, 2)
+
+
+@pytest.mark.parametrize("structure", [Full(), FunctionSpace()], ids=str)
+def test_whether_training_points_use_all_parameters_is_asked_of_these_points_alone(structure) -> None:
+    """Points that another posterior of the same module saw change nothing; a prediction is not refused."""
+    network, x = made("experts"), inputs(40, seed=1)
+    own = x[network.gate(x).argmax(1) == 0]
+    settings = {"prior_var": 1.0, "structure": structure}
+    message = "4 of the chosen parameters do not reach the output: expert1.weight, expert1.bias"
+    with pytest.raises(NetworkError, match=message):
+        laplace(network, (own, network(own).detach()), Gaussian(0.1), **settings)
+    posterior = laplace(network, (x, network(x).detach()), Gaussian(0.1), **settings)
+    with pytest.raises(NetworkError, match=message):
+        laplace(network, (own, network(own).detach()), Gaussian(0.1), **settings)
+    assert posterior.joint(own[:2]).covariance_matrix.shape == (4, 4)

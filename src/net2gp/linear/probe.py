@@ -296,15 +296,26 @@ def _check_reached(linearized: Linearized, x: Inputs, unreached: Sequence[str]) 
     """Raise if no point of `x`, and none before, uses some of the parameters `unreached`."""
     reached = _REACHED.setdefault(linearized.network, set())
     reached.update(name for name in linearized.params if name not in unreached)
-    if set(unreached) <= reached:
-        return
+    if not set(unreached) <= reached:
+        _look(linearized, x, unreached, reached)
+
+
+def check_used(linearized: Linearized, x: Inputs) -> None:
+    """Raise if no point of `x` uses some of the chosen parameters, whatever points came before."""
+    reached: set[str] = set()
+    _look(linearized, x, list(linearized.params), reached)
+    _REACHED.setdefault(linearized.network, set()).update(reached)
+
+
+def _look(linearized: Linearized, x: Inputs, names: Sequence[str], reached: set[str]) -> None:
+    """Add to `reached` what the points of `x` use, until it has all `names`; raise if it never does."""
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     for part in chunks(x, POINTS_PER_LOOK):
         edges, _ = _walk(run(linearized, leaves, part), leaves)
         reached.update(name for name in leaves if edges[name])
-        if set(unreached) <= reached:
+        if set(names) <= reached:
             return
-    unused = [name for name in unreached if name not in reached]
+    unused = [name for name in names if name not in reached]
     more = f", … ({len(unused)} in all)" if len(unused) > 5 else ""
     raise NetworkError(
         f"{len(unused)} of the chosen parameters do not reach the output: {', '.join(unused[:5])}{more}. "

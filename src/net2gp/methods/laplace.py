@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, NotStationary, check_positive
-from net2gp.inputs import chunks, describe, gather, map_inputs, num_rows, rows
+from net2gp.inputs import check_made, chunks, describe, gather, map_inputs, num_rows, rows
 from net2gp.likelihoods import Categorical, Gaussian, of_points
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.curvature import (
@@ -34,6 +34,7 @@ from net2gp.linear.last_layer import (
     last_layer_kron,
 )
 from net2gp.linear.linearized import Patterns, PriorVar, example_of, expand_prior
+from net2gp.linear.probe import check_used
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import by_factors, function_space, with_own_link
 from net2gp.methods.laplace_regression import is_regression
@@ -190,7 +191,8 @@ def make_task(
     structure: Structure | None,
 ) -> Task:
     """Everything checked, and the network evaluated at the data."""
-    if not isinstance(likelihood, Likelihood) or isinstance(likelihood, type):
+    check_made(likelihood, "likelihood")
+    if not isinstance(likelihood, Likelihood):
         raise InputError(
             f"likelihood must be e.g. Categorical() or Gaussian(), but is {describe(likelihood)}."
         )
@@ -200,6 +202,7 @@ def make_task(
     f = torch.cat([linearized(part) for part in chunks(x, POINTS)]).double()
     likelihood.check(f.to(linearized.example.dtype), y)
     _check_alone(linearized, x, f)
+    check_used(linearized, x)
     open_noise = isinstance(likelihood, Gaussian) and likelihood.noise_var is None
     _check_classes(f, y, likelihood)
     used = Gaussian(1.0) if open_noise else likelihood
@@ -230,6 +233,7 @@ def _copy(value: Tensor) -> Tensor:
 def _linearized(
     network: nn.Module | Linearized, x: Inputs, only: Patterns | None, structure: Structure | None
 ) -> Linearized:
+    check_made(structure, "structure")
     if structure is not None and not isinstance(structure, Structure):
         raise InputError(
             "structure must be Full(), Diagonal(), Kron(), LowRank(rank), LastLayer(), Subnetwork(count), "

@@ -12,6 +12,7 @@ from net2gp.errors import InputError, available_memory
 from net2gp.inputs import (
     check_batch,
     check_inputs,
+    check_made,
     describe,
     gather,
     map_inputs,
@@ -89,7 +90,8 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
             f"kernel must be a Kernel, but is {describe(kernel)}. "
             "Pass linearize(network).kernel(), or use adapt(network, data, likelihood)."
         )
-    if not isinstance(likelihood, Likelihood) or isinstance(likelihood, type):
+    check_made(likelihood, "likelihood")
+    if not isinstance(likelihood, Likelihood):
         raise InputError(f"likelihood must be e.g. Gaussian(0.1), but is {describe(likelihood)}.")
     if mean is not None and not callable(mean):
         raise InputError(f"mean must be a function of x, or None, but is {describe(mean)}.")
