@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -183,13 +184,15 @@ def describe(x: Any) -> str:
 def check_made(value: Any, name: str) -> None:
     """Raise if `value` is a class, whose brackets were left out.
 
-    >>> check_made(dict, "likelihood")
+    >>> check_made(DataLoader, "data")
     Traceback (most recent call last):
     ...
-    net2gp.errors.InputError: likelihood is the class dict. Write dict().
+    net2gp.errors.InputError: data is the class DataLoader. Write DataLoader(dataset).
     """
     if isinstance(value, type):
-        raise InputError(f"{name} is the class {value.__name__}. Write {value.__name__}().")
+        given = inspect.signature(value).parameters.values()
+        needed = ", ".join(one.name for one in given if one.default is one.empty)
+        raise InputError(f"{name} is the class {value.__name__}. Write {value.__name__}({needed}).")
 
 
 def _shape(x: Tensor) -> str:

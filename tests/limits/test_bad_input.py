@@ -76,7 +76,7 @@ WITHOUT_LIMIT: dict[str, tuple[nn.Module, Tensor, str]] = {
     "batch norm in eval mode": (
         with_layer(nn.BatchNorm1d(8), nn.Linear(8, 1)).eval(),
         x,
-        r"BatchNorm1d \('1'\)\. It couples the inputs of a batch",
+        r"BatchNorm1d \('1'\)\. In eval mode it has fixed statistics of one training",
     ),
     "batch norm of the data": (
         nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)),

@@ -339,7 +339,9 @@ def test_posteriors_of_routed_networks_are_exact_and_survive_a_file_and_a_copy(t
 
 
 @pytest.mark.parametrize("structure", [Full(), FunctionSpace()], ids=str)
-def test_whether_training_points_use_all_parameters_is_asked_of_these_points_alone(structure) -> None:
+def test_whether_training_points_use_all_parameters_is_asked_of_these_points_alone(
+    structure,
+) -> None:
     """Points that another posterior of the same module saw change nothing; a prediction is not refused."""
     network, x = made("experts"), inputs(40, seed=1)
     own = x[network.gate(x).argmax(1) == 0]

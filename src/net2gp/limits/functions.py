@@ -170,6 +170,9 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     if args[1] in ("mT", "T") and isinstance(args[0], Signal):
         count = len(args[0].layout.groups)
         return permuted(args[0], (*range(count - 2), count - 1, count - 2))
+    if args[1] in ("mT", "T", "mH", "H") and isinstance(args[0], Parameter):
+        hint = "For x @ self.weight.T + self.bias write F.linear(x, self.weight, self.bias). "
+        raise translation.refuse(f"the attribute .{args[1]} of a parameter", node, hint)
     return None
 
 

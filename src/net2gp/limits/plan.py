@@ -142,12 +142,13 @@ def _finished(translation: Translation, output: Any) -> Plan:
         output = output[0]
     if not isinstance(output, Signal):
         what = (
-            "data that no weights have touched"
+            "data that no weights have touched."
             if isinstance(output, Data)
-            else type(output).__name__
+            else f"{type(output).__name__.removeprefix('immutable_')}. Wrap it in a module whose forward(self, x) returns one entry, such as "
+            f"self.network(x)[{next(iter(output)) if isinstance(output, dict) else 0!r}]."
         )
         raise UnsupportedLayer(
-            f"the network must return one tensor that its weights made, but returns {what}."
+            f"the network must return one tensor that its weights made, but returns {what}"
         )
     if len(output.blocks) != 1:
         raise UnsupportedLayer(

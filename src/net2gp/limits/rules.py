@@ -40,6 +40,12 @@ HINTS = {
 def hint_of(layer: nn.Module) -> str:
     """Why a layer has no rule, if that is known."""
     kinds = [base.__name__ for base in type(layer).__mro__]
+    fixed = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not layer.training
+    if fixed and layer.running_mean is not None:
+        return (
+            "In eval mode it has fixed statistics of one training, which random weights of another width do "
+            "not have; LayerNorm and GroupNorm have limits. "
+        )
     return next(
         (text for start, text in HINTS.items() if any(k.startswith(start) for k in kinds)), ""
     )

@@ -129,7 +129,8 @@ class Regression:
         near = lambda value, end: abs(math.log10(value) - end) < 0.1 * STEP
         if noise_var is not None and near(noise_var, loudest):
             if self.error < self.spread:
-                said.append(f"the noise ends at the variance of y, {noise_var:.2g}")
+                end = "square" if self._count == 1 else "variance"
+                said.append(f"the noise ends at the {end} of y, {noise_var:.2g}")
         elif noise_var is not None and near(noise_var, quietest):
             said.append(f"the noise ends at the smallest that is tried, {noise_var:.2g}")
         if scale is not None and (near(scale, narrowest) or near(scale, widest)):
