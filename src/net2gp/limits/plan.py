@@ -141,12 +141,13 @@ def _finished(translation: Translation, output: Any) -> Plan:
     if isinstance(output, tuple | list) and len(output) == 1:
         output = output[0]
     if not isinstance(output, Signal):
-        what = (
-            "data that no weights have touched."
-            if isinstance(output, Data)
-            else f"{type(output).__name__.removeprefix('immutable_')}. Wrap it in a module whose forward(self, x) returns one entry, such as "
-            f"self.network(x)[{next(iter(output)) if isinstance(output, dict) else 0!r}]."
-        )
+        what = "data that no weights have touched."
+        if not isinstance(output, Data):
+            key = next(iter(output), 0) if isinstance(output, dict) else 0
+            what = (
+                f"{type(output).__name__.removeprefix('immutable_')}. Wrap it in a module whose "
+                f"forward(self, x) returns one entry, such as self.network(x)[{key!r}]."
+            )
         raise UnsupportedLayer(
             f"the network must return one tensor that its weights made, but returns {what}"
         )
