@@ -367,7 +367,7 @@ BAD = [
     ({"likelihood": n2g.Categorical(), "y": torch.full((30,), 7)}, "labels must be in 0..2"),
     ({"likelihood": "softmax"}, "likelihood must be e.g. Categorical"),
     ({"structure": "kron"}, r"structure must be Full\(\)"),
-    ({"structure": n2g.Kron}, r"structure must be Full\(\)"),
+    ({"structure": n2g.Kron}, r"structure is the class Kron\. Write Kron\(\)"),
     ({"structure": n2g.LastLayer(), "only": "0.*"}, "leave only out"),
     ({"prior_var": -1.0}, "must be positive and finite, but is -1"),
     ({"temperature": 0.0}, "temperature must be positive"),

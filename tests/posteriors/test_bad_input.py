@@ -167,7 +167,7 @@ GAUSSIAN = {
     "a number for a likelihood": (lambda: (kernel(), 0.1, {}), r"likelihood must be e.g. Gaussian"),
     "a class for a likelihood": (
         lambda: (kernel(), n2g.Gaussian, {}),
-        r"likelihood must be e.g. Gaussian",
+        r"likelihood is the class Gaussian\. Write Gaussian\(\)",
     ),
     "noise of other points": (
         lambda: (kernel(), n2g.Gaussian(torch.ones(4, 1)), {}),
