@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,12 +27,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 import net2gp as n2g
+import regression_peer
 from net2gp import metrics
 from net2gp.errors import Net2GPWarning
 from net2gp.progress import progress
@@ -41,7 +40,7 @@ from peers import PEERS, NotInstalled, ensure
 from regression_module import network
 from regression_networks import KINDS, TABLES, Rows, few, load, train
 from regression_tables import BARE, DEFAULT, PEER_FULL, PROCESS, report
-from run import HERE, RESULTS, environment, made_by, processor
+from run import RESULTS, made_by, processor
 
 SEEDS, QUICK_SEEDS = 5, 3
 QUICK_TABLES = ("diabetes", "Friedman")
@@ -75,6 +74,7 @@ def main() -> int:
     made_by()
     console = Console(width=170)
     options.cells.mkdir(parents=True, exist_ok=True)
+    options.methods = installed(options.methods, console)
     jobs = [job for job in (job.missing() for job in every(options)) if job.methods]
     with (
         progress("networks", len(jobs)) as advance,
@@ -89,6 +89,17 @@ def main() -> int:
     content = json.dumps({"machine": machine, "rows": rows})
     (options.output / f"{name}.json").write_text(content + "\n")
     return report(rows, machine, options.output / f"{name}.md", console)
+
+
+def installed(methods: Sequence[str], console: Console) -> list[str]:
+    """The methods that can run here: the environment of laplace-torch is made once, before all jobs."""
+    if set(methods) & set(PEER_STRUCTURES):
+        try:
+            ensure(PEERS["laplace"])
+        except NotInstalled as reason:
+            console.print(f"missing: {reason}", highlight=False)
+            return [method for method in methods if method not in PEER_STRUCTURES]
+    return list(methods)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -265,27 +276,14 @@ def plain_process(rows: Rows) -> Prediction:
 
 
 def peer(module: nn.Module, kind: str, rows: Rows, structure: str) -> Row:
-    """laplace-torch, in its own environment."""
+    """laplace-torch, in its own environment; a prediction that is no number counts as a failure."""
     try:
-        python = ensure(PEERS["laplace"])
-    except NotInstalled as reason:
-        return {"failed": f"missing: {reason}"}
-    with tempfile.TemporaryDirectory() as folder:
-        arrays, stored = Path(folder) / "arrays.npz", Path(folder) / "result.npz"
-        inputs = {"x": rows.x, "y": rows.y, "x_test": rows.x_test, **module.state_dict()}
-        np.savez(arrays, kind=np.array(kind), **{key: v.numpy() for key, v in inputs.items()})
-        command = [str(python), str(HERE / "worker_laplace_regression.py"), structure]
-        done = subprocess.run(
-            [*command, str(arrays), str(stored)],
-            env={**environment(), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            return {"failed": (done.stderr.splitlines() or ["no message"])[-1]}
-        with np.load(stored, allow_pickle=False) as found:
-            pair = torch.from_numpy(found["mean"]), torch.from_numpy(found["variance"])
-            return {**scored(pair, rows), "noise_var": float(found["noise"][0])}
+        pair, noise = regression_peer.predict(module, kind, rows, structure)
+    except regression_peer.Failed as reason:
+        return {"failed": str(reason)}
+    if not all(part.isfinite().all() for part in pair):
+        return {"failed": "predictions are not finite"}
+    return {**scored(pair, rows), "noise_var": noise}
 
 
 def scored(prediction: Prediction, rows: Rows) -> Row:

@@ -31,8 +31,11 @@ Dropout; mean over seeds, which are also splits. `network`: the bare network wit
 residual as noise. `laplace`: `n2g.laplace(network, rows, n2g.Gaussian())`, nothing else said, and in brackets
 its NLL minus that of the network, seed by seed, with the standard error; the columns after it are its
 structures. `LowRank` has rank 50, `Subnetwork` 300 weights, and `FunctionSpace` is asked for by name up to
-2000 rows. laplace-torch: prior precision and noise by 500 steps of Adam on its marginal likelihood (of the
-whole precision 40 steps, on one table and seed, as it takes minutes each). RBF GP: one length scale for each
+2000 rows. laplace-torch: prior precision and noise by Adam on its marginal likelihood, as in its regression
+example, until they settle (500 steps at most); the whole precision on one table and seed, as it takes minutes
+each. Its Kron has no factors for BatchNorm, whose parameters stay fixed, and in 0.3 the gradient of its Kron
+evidence in the noise lacks the determinant (`math.pow` cuts it), so that its noise is near the mean squared
+training residual: the columns show what a user gets. RBF GP: one length scale for each
 input, tuned on 300 rows."""
 
 
