@@ -85,10 +85,31 @@ def main() -> int:
     rows = [row for job in every(options) for row in job.rows()]
     options.output.mkdir(parents=True, exist_ok=True)
     machine = {"processor": processor(), "jobs": options.jobs, "made_by": made_by()}
+    machine["runs"] = history(options.cells, machine, sum(len(job.methods) for job in jobs))
     name = "regression_quick" if options.quick else "regression"
-    content = json.dumps({"machine": machine, "rows": rows})
-    (options.output / f"{name}.json").write_text(content + "\n")
+    (options.output / f"{name}.json").write_text(as_columns(machine, rows))
     return report(rows, machine, options.output / f"{name}.md", console)
+
+
+def history(cells: Path, machine: Row, count: int) -> list[str]:
+    """A line for every run that left results in the folder of cells, this one included."""
+    path = cells / "runs.txt"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    if count:
+        lines.append(
+            f"{count} results: {machine['processor']}, {machine['jobs']} processes. {made_by()}"
+        )
+        path.write_text("".join(line + "\n" for line in lines))
+    return lines
+
+
+def as_columns(machine: Row, rows: Sequence[Row]) -> str:
+    """JSON with the names once, six digits and a line for each row, which is a third of the size."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    short = lambda value: float(f"{value:.6g}") if isinstance(value, float) else value
+    lines = (json.dumps([short(row.get(name)) for name in names]) for row in rows)
+    head = f'{{"machine": {json.dumps(machine)},\n"columns": {json.dumps(names)},\n"rows": [\n'
+    return head + ",\n".join(lines) + "\n]}\n"
 
 
 def installed(methods: Sequence[str], console: Console) -> list[str]:

@@ -32,11 +32,11 @@ residual as noise. `laplace`: `n2g.laplace(network, rows, n2g.Gaussian())`, noth
 its NLL minus that of the network, seed by seed, with the standard error; the columns after it are its
 structures. `LowRank` has rank 50, `Subnetwork` 300 weights, and `FunctionSpace` is asked for by name up to
 2000 rows. laplace-torch: prior precision and noise by Adam on its marginal likelihood, as in its regression
-example, until they settle (500 steps at most); the whole precision on one table and seed, as it takes minutes
-each. Its Kron has no factors for BatchNorm, whose parameters stay fixed, and in 0.3 the gradient of its Kron
-evidence in the noise lacks the determinant (`math.pow` cuts it), so that its noise is near the mean squared
-training residual: the columns show what a user gets. RBF GP: one length scale for each
-input, tuned on 300 rows."""
+example, until they settle (500 steps at most); the whole precision on one table and seed, its determinant by
+eigenvalues while it is tuned, as a call takes up to a minute. Its Kron has no factors for BatchNorm, whose
+parameters stay fixed, and in 0.3 the gradient of its Kron evidence in the noise lacks the determinant
+(`math.pow` cuts it), so that its noise is the mean squared training residual: the columns show what a user
+gets. RBF GP: one length scale for each input, tuned on 300 rows."""
 
 
 def report(rows: Sequence[Row], machine: Row, path: Path, console: Console) -> int:
@@ -46,7 +46,10 @@ def report(rows: Sequence[Row], machine: Row, path: Path, console: Console) -> i
     lines = [
         "# Defaults for regression",
         "",
-        f"{machine['processor']}, {machine['jobs']} processes.",
+        f"Tables of {len(rows)} results, those of every run in the folder of cells:",
+        "",
+        *(f"- {line}" for line in machine["runs"]),
+        "",
     ]
     lines += [machine["made_by"], "", EXPLANATION]
     sections = [
