@@ -177,11 +177,11 @@ def adapted_error(names: dict[str, Any]) -> float | None:
     before, mean = (output_of(linearized, names[x]).detach().double() for x in ("x", "x_new"))
     K = J @ J.T + float(posterior.likelihood.noise_var) * torch.eye(len(J)).double()
     residual = (names["y_task"].double() - before).flatten()
-    # where the network knows the task already, `adapt` says so and keeps its outputs
-    kept = n2g.errors.NothingToTune in names["heard"]
+    found = posterior.marginal(names["x_new"])
+    # where the points prefer no change of the network, `adapt` keeps its outputs
+    kept = distance(found.mean.flatten(), mean.flatten()) < 1e-6
     mean = mean.flatten() + (0.0 if kept else new @ J.T @ torch.linalg.solve(K, residual))
     variance = new.square().sum(1) - ((new @ J.T).T * torch.linalg.solve(K, J @ new.T)).sum(0)
-    found = posterior.marginal(names["x_new"])
     return max(distance(found.mean.flatten(), mean), distance(found.variance.flatten(), variance))
 
 
