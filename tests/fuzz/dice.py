@@ -13,6 +13,10 @@ Shape = tuple[int, ...]
 T = TypeVar("T")
 
 
+class Refused(Exception):
+    """The wrap does not fit this block."""
+
+
 class Dice:
     """Choices from one seed. Sizes prefer `base`, so that points, outputs, channels and features agree."""
 

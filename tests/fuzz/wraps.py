@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
-from fuzz.dice import Dice, Make, Shape, Step, weights, wrap
-
-
-class Refused(Exception):
-    """The wrap does not fit this block."""
+from fuzz.dice import Dice, Make, Refused, Shape, Step, weights, wrap
 
 
 def weighted(module: nn.Module) -> list[nn.Module]:
