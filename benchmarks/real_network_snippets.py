@@ -332,7 +332,12 @@ NETWORKS = [
         absent=("librosa", "resampy", "torchaudio"),
     ),
     Network(
-        "ANI-1x", "torchani 2.2.4, the first of its eight networks", ANI, NO_FACTORS, ANI_EXTRA
+        "ANI-1x",
+        "torchani 2.2.4, the first of its eight networks",
+        ANI,
+        # a head for each element, of which `LastLayer` would be one
+        {"LastLayer": "reach the output beside it"} | NO_FACTORS,
+        ANI_EXTRA,
     ),
     Network(
         "silero-vad",
