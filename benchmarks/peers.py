@@ -77,6 +77,7 @@ PEERS = {
             requirements=(
                 *("torch==2.13.0", "gpytorch", "safetensors", "scipy", "setuptools<80"),
                 *("chgnet==0.4.2", "transformers", "psutil", "lark-parser", "requests"),
+                "importlib_metadata",
             ),
             module="chgnet, torchani, silero_vad, transformers, peft",
             constraints=("torch==2.13.0",),

@@ -29,7 +29,7 @@ from net2gp.methods.laplace_tuning import (
     Tuning,
     Validation,
 )
-from net2gp.methods.matching import Build, has_open_link, match, some_points
+from net2gp.methods.matching import AtData, Build, has_open_link, match, some_points
 from net2gp.progress import progress
 
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
@@ -46,6 +46,7 @@ def tuned(
     prior_var: PriorVar | None,
     tuning: Tuning | None,
     temperature: float,
+    at_data: AtData | None = None,
 ) -> Tuned:
     """Everything that is open chosen, and all with the evidence that it has."""
     chosen = Matched() if tuning is None else tuning
@@ -63,7 +64,7 @@ def tuned(
         return _validated(search, chosen, build)
     best = search.at(search.maximize())
     if isinstance(chosen, Matched) and has_open_link(task.likelihood):
-        return match(search, best, chosen, build)
+        return match(search, best, chosen, build, at_data)
     return best
 
 

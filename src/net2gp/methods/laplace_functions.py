@@ -69,10 +69,10 @@ def function_space(
         # on all the data, and without a factorization of all rows for each prior variance
         found = tuned(task, *by_factors(task), prior_var, tuning, temperature)
         return with_own_link(build(found), part, tuning)
-    determinant: LogDet = no_determinant
     if prior_var is None or part.open_noise:
-        determinant = process.determinant()
-    return build(tuned(part, determinant, build, prior_var, tuning, temperature))
+        chosen = prior_var, tuning, temperature
+        return build(tuned(part, process.determinant, build, *chosen, process.at_data))
+    return build(tuned(part, no_determinant, build, prior_var, tuning, temperature))
 
 
 def _tolerance(structure: FunctionSpace, part: Task) -> float:
@@ -117,40 +117,55 @@ class _Process:
             if system is not None:
                 structure = replace(self.structure, tol=self.tol)
                 return _by_pivots(replace(self.part, structure=structure), found, kernel, S, system)
-        if self.prior_var is not None:
-            gram = self.gram
-        elif isinstance(found.prior_var, float):
-            gram = self.gram * found.prior_var
-        else:
-            gram = _gram(self.part, found.prior_var)
+        gram = self._gram_at(found.prior_var)
         structure = replace(self.structure, tol=0.0) if self.tol > 0 else self.structure
         return _around_network(replace(self.part, structure=structure), found, gram, curvature)
 
+    def _gram_at(self, prior_var: PriorVar) -> Tensor:
+        """k(X, X) at what was chosen."""
+        if self.prior_var is not None:
+            return self.gram
+        if isinstance(prior_var, float):
+            return self.gram * prior_var
+        return _gram(self.part, prior_var)
+
     def _rows(self, kernel: TangentKernel, S: Tensor, found: Tuned) -> RowSystem | None:
         """The rows at what was chosen, kept: a link is matched at a posterior that is then built again."""
-        key = (found.prior_var, found.scale)
-        if not isinstance(found.prior_var, float):
-            return row_system(kernel, self.part.x, S, self.tol)
+        key, x, prior_var = (found.prior_var, found.scale), self.part.x, found.prior_var
+        if not isinstance(prior_var, float):
+            return row_system(kernel, x, S, self.tol)
         if key not in self.systems:
             self.systems.clear()
-            self.systems[key] = row_system(kernel, self.part.x, S, self.tol)
+            gram = self._gram_at(prior_var) if "gram" in self.__dict__ else None  # of the tuning
+            self.systems[key] = row_system(kernel, x, S, self.tol, gram)
         return self.systems[key]
 
-    def determinant(self) -> LogDet:
-        """log|I + scale·ΛK| from the eigenvalues of SᵀKS.
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """The eigenvalues of SᵀKS = QΛQᵀ over all rows, and KSQ.
 
         Of all rows: one that tells little may tell much at a wider prior.
         """
-        S = psd_root(self.curvature)
-        inner = block_matmul(S.mT, block_matmul(S.mT, self.gram).mT)
-        values = torch.linalg.eigvalsh(inner).clamp(min=0)
+        S = psd_root(self.curvature).to(self.gram)
+        sides = block_matmul(S.mT, self.gram)
+        values, Q = torch.linalg.eigh(block_matmul(S.mT, sides.mT))
+        return values.clamp(min=0), sides.mT @ Q
 
-        def determinant(prior: Params, scale: Tensor) -> Tensor:
-            one = common_variance(prior) if self.prior_var is None else 1.0
-            assert one is not None
-            return torch.log1p(scale * one * values).sum()
+    def determinant(self, prior: Params, scale: Tensor) -> Tensor:
+        """log|I + scale·ΛK|."""
+        one = common_variance(prior) if self.prior_var is None else 1.0
+        assert one is not None
+        return torch.log1p(scale * one * self.spectrum[0]).sum()
 
-        return determinant
+    def at_data(self, found: Tuned, index: Tensor) -> Tensor:
+        """The posterior covariance at some of the data, K − KS(I/scale + SᵀKS)⁻¹SᵀK: (n, C, C)."""
+        one = 1.0 if self.prior_var is not None else found.prior_var
+        assert isinstance(one, float)
+        N, C = self.part.f.shape
+        values, sides = self.spectrum
+        sides = sides.reshape(N, C, -1)[index]
+        blocks = self.gram.reshape(N, C, N, C)[index, :, index]
+        return one * (blocks - (sides / (1 / (found.scale * one) + values)) @ sides.mT)
 
 
 def with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) -> WeightGaussian:

@@ -23,6 +23,9 @@ from net2gp.types import Inputs, Likelihood
 
 Build = Callable[[Tuned], WeightGaussian]
 
+AtData = Callable[[Tuned, Tensor], Tensor]
+"""The exact covariance (n, C, C) of f at some rows of the data, where it is known without the network."""
+
 STEPS = 12
 """The most prior variances that are tried."""
 
@@ -43,7 +46,9 @@ def has_open_link(likelihood: Likelihood) -> bool:
     return isinstance(likelihood, Bernoulli) and likelihood.link == Quadrature()
 
 
-def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
+def match(
+    search: Search, best: Tuned, matched: Matched, build: Build, at_data: AtData | None = None
+) -> Tuned:
     """The prior variance and the link that belong together, from the one of the largest evidence.
 
     With t = log prior_var, the root of log(α(t)² ‖θ*‖²/γ(t)) − t by the secant method: the scaled
@@ -51,8 +56,17 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
     that was given stays; and a last layer keeps that of the evidence, as its variance often does not grow
     away from the data, so that more of it only adds noise.
     """
-    x = some_points(search.task.x, matched.count(search.task.f.shape[1]))
-    own = replace(best, likelihood=match_link(build(best), x).likelihood)
+    task, index = search.task, _some(len(search.task.f), matched.count(search.task.f.shape[1]))
+
+    def linked(one: Tuned) -> Likelihood:
+        if at_data is None:
+            return match_link(build(one), rows(task.x, index)).likelihood
+        mean, covariance = task.f[index].double(), at_data(one, index)
+        if len(task.f) > FEW_POINTS:
+            covariance = without_own(covariance, one.likelihood.curvature(mean) * one.scale)
+        return _linked(one.likelihood, mean, covariance)
+
+    own = replace(best, likelihood=linked(best))
     if search.prior_var is not None or not isinstance(search.task.structure, FIXED_POINT):
         return own
     theta = search.task.linearized.flatten(search.task.params).double()
@@ -61,7 +75,7 @@ def match(search: Search, best: Tuned, matched: Matched, build: Build) -> Tuned:
 
     def excess(log: float) -> tuple[float, Tuned]:
         one = search.at(np.array([log]))
-        likelihood = match_link(build(one), x).likelihood
+        likelihood = linked(one)
         gamma = search.effective_parameters(float(np.exp(log)), one.scale)
         found = np.log(likelihood.link.scale**2 * size / max(gamma, 1e-12))  # type: ignore[attr-defined]
         return float(found) - log, replace(one, likelihood=likelihood)
@@ -92,19 +106,25 @@ def match_link(posterior: WeightGaussian, x: Inputs) -> WeightGaussian:
     predictions surer than the network even where it was trained. Cost: one `marginal`.
     """
     likelihood = posterior.likelihood
+    if isinstance(likelihood, Categorical) and not _is_exact(posterior):
+        mean, variances = posterior.linearized(x).double(), posterior.contrast(x).double()
+        return replace(posterior, likelihood=_contrasted(likelihood, mean, variances))
+    return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
+
+
+def _linked(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> Likelihood:
+    """The likelihood with the link that fits these means (N, C) and covariances (N, C, C) of f."""
     if isinstance(likelihood, Categorical):
-        if not _is_exact(posterior):
-            mean, variances = posterior.linearized(x).double(), posterior.contrast(x).double()
-        else:
-            mean, covariance = _moments(posterior, x)
-            variances = Contrast.variances(mean, covariance)
-        best = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variances)))
-        return replace(posterior, likelihood=replace(likelihood, link=Contrast(best)))
+        return _contrasted(likelihood, mean, Contrast.variances(mean, covariance))
     assert isinstance(likelihood, Bernoulli)
-    mean, covariance = _moments(posterior, x)
     variances = covariance.diagonal(dim1=1, dim2=2).clamp(min=0)
     best = _best_scale(lambda s: _sigmoid_loss(mean, Probit(s).shrink(mean, variances)))
-    return replace(posterior, likelihood=replace(likelihood, link=Probit(best)))
+    return replace(likelihood, link=Probit(best))
+
+
+def _contrasted(likelihood: Categorical, mean: Tensor, variances: Tensor) -> Categorical:
+    best = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variances)))
+    return replace(likelihood, link=Contrast(best))
 
 
 def _moments(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
@@ -144,8 +164,12 @@ def _is_exact(posterior: WeightGaussian) -> bool:
 
 def some_points(x: Inputs, count: int) -> Inputs:
     """A fixed random choice of points."""
-    chosen = torch.randperm(num_rows(x), generator=torch.Generator().manual_seed(0))[:count]
-    return rows(x, chosen.sort().values)
+    return rows(x, _some(num_rows(x), count))
+
+
+def _some(total: int, count: int) -> Tensor:
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
+    return chosen.sort().values
 
 
 def _softmax_loss(f: Tensor, logits: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from net2gp.errors import available_memory
 from net2gp.inputs import chunks, follows, num_rows, rows
-from net2gp.linalg import cholesky, lanczos, pivots
+from net2gp.linalg import block_matmul, cholesky, lanczos, pivots
 from net2gp.linear.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.tangent import TangentKernel
@@ -60,7 +60,9 @@ class RowSystem:
 
 
 @torch.no_grad()
-def row_system(kernel: TangentKernel, x: Inputs, S: Tensor, tol: float) -> RowSystem | None:
+def row_system(
+    kernel: TangentKernel, x: Inputs, S: Tensor, tol: float, gram: Tensor | None = None
+) -> RowSystem | None:
     """Rows of SᵀKS, S (N, C, K), such that no direction of the parameters misses much more than tol.
 
     The whitened gradients Φ of all rows give the posterior precision M = I + ΦᵀΦ. Of rows with less than a
@@ -72,17 +74,17 @@ def row_system(kernel: TangentKernel, x: Inputs, S: Tensor, tol: float) -> RowSy
 
     None if the pivots are most of the rows, or the gradients do not fit into memory. Cost: one forward and C
     backward passes over the data; with n rows kept and r pivots, n·r entries of the kernel and 2nr²
-    operations.
+    operations. Where `gram`, K itself, is known, its entries are read and no pass is needed.
     """
-    found = _Rows.of(kernel, x, S)
+    found = _Gram.of(S, gram) if gram is not None else _Rows.of(kernel, x, S)
     if found is None:
         return None
     level = tol / 8
     for _ in range(ATTEMPTS):
-        system = found.explained(level)
+        system = _explained(found, level)
         if system is None:
             return None
-        missed = found.most_missed(system)
+        missed = _most_missed(found, system)
         if missed <= tol:
             return system
         level *= min(0.3, 0.5 * tol / missed)
@@ -108,60 +110,91 @@ class _Rows:
             add_blocks(blocks, factor)
         return cls(factors, blocks.diagonal(dim1=1, dim2=2).reshape(-1), K)
 
-    def explained(self, level: float) -> RowSystem | None:
-        """The pivots down to a level, of the rows above it."""
-        diagonal = self.diagonal
-        kept = (diagonal > level).nonzero()[:, 0]
+    def columns(self, kept: Tensor) -> Callable[[Tensor], Tensor]:
+        """The columns of some of the kept rows, on the kept rows."""
         mine = [picked(factor, kept // self.K, kept) for factor in self.factors]
 
         def columns(index: Tensor) -> Tensor:
-            panel = diagonal.new_zeros(len(kept), len(index))
+            panel = self.diagonal.new_zeros(len(kept), len(index))
             for factor in mine:  # whose rows are points of one output
                 accumulate(panel, factor, picked(factor, index, index), 1)
             return panel
 
-        room = available_memory(diagonal.device) // (32 * max(1, len(kept)))
-        most = min(int(SHARE * len(diagonal)), room)
-        found = pivots(diagonal[kept], columns, most, block=BLOCK, largest=level)
-        if len(found.index) == most and bool((found.remaining > level).any()):
-            return None
-        missed = float(diagonal.sum() - diagonal[kept].sum() + found.remaining.sum())
-        T = found.L[found.index].tril()
-        return RowSystem(found.L, T, kept, kept[found.index], missed, len(diagonal))
+        return columns
 
-    def most_missed(self, system: RowSystem) -> float:
-        """The largest eigenvalue of D M̂⁻¹ Dᵀ, by Lanczos.
-
-        With D = Φ − Φ̂ and Q = T⁻¹Φ_Z, of the pivots Z: Φ̂ = LQ at the rows kept, M̂⁻¹ = I − Qᵀ(I − B⁻¹)Q.
-        """
-        solve, kept = torch.linalg.solve_triangular, system.kept
-
-        def product(v: Tensor) -> Tensor:
-            along = solve(system.T.mT, system.L.mT @ v[kept], upper=True)
-            rows = self._gram(v.index_add(0, system.index, along, alpha=-1.0))
-            along = solve(system.T, rows[system.index], upper=False)
-            known = torch.cholesky_solve(along, system.R)
-            # of the rows kept it is Φw − LQw; of the others what M̂⁻¹ leaves of Φw
-            back = torch.zeros_like(v)
-            back[system.index] = solve(system.T.mT, along - known, upper=True)
-            less = self._gram(back)
-            less[kept] = system.L @ along
-            return rows - less
-
-        if not system.missed > 0.0:
-            return 0.0
-        generator = torch.Generator().manual_seed(0)
-        start = torch.randn(system.num_rows, generator=generator, dtype=torch.float64)
-        found = lanczos(product, start.to(self.diagonal), min(PROBES, system.num_rows))
-        return float(torch.linalg.eigvalsh(found.T)[-1])
-
-    def _gram(self, v: Tensor) -> Tensor:
+    def gram(self, v: Tensor) -> Tensor:
         """ΦΦᵀv for v (N·K, 1)."""
         by_point = v.reshape(-1, self.K)
         rows = torch.zeros_like(by_point)
         for factor in self.factors:
             rows += pushed(factor, pulled(factor, by_point))
         return rows.reshape(-1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gram:
+    """SᵀKS itself, where K is known, and its diagonal."""
+
+    matrix: Tensor
+
+    @classmethod
+    def of(cls, S: Tensor, K: Tensor) -> _Gram:
+        S = S.to(K)
+        return cls(block_matmul(S.mT, block_matmul(S.mT, K).mT))
+
+    @property
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal()
+
+    def columns(self, kept: Tensor) -> Callable[[Tensor], Tensor]:
+        """The columns of some of the kept rows, on the kept rows."""
+        return lambda index: self.matrix[:, kept[index]][kept]
+
+    def gram(self, v: Tensor) -> Tensor:
+        """ΦΦᵀv for v (N·K, 1)."""
+        return self.matrix @ v
+
+
+def _explained(matrix: _Gram | _Rows, level: float) -> RowSystem | None:
+    """The pivots down to a level, of the rows above it."""
+    diagonal = matrix.diagonal
+    kept = (diagonal > level).nonzero()[:, 0]
+    columns = matrix.columns(kept)
+    room = available_memory(diagonal.device) // (32 * max(1, len(kept)))
+    most = min(int(SHARE * len(diagonal)), room)
+    found = pivots(diagonal[kept], columns, most, block=BLOCK, largest=level)
+    if len(found.index) == most and bool((found.remaining > level).any()):
+        return None
+    missed = float(diagonal.sum() - diagonal[kept].sum() + found.remaining.sum())
+    T = found.L[found.index].tril()
+    return RowSystem(found.L, T, kept, kept[found.index], missed, len(diagonal))
+
+
+def _most_missed(matrix: _Gram | _Rows, system: RowSystem) -> float:
+    """The largest eigenvalue of D M̂⁻¹ Dᵀ, by Lanczos.
+
+    With D = Φ − Φ̂ and Q = T⁻¹Φ_Z, of the pivots Z: Φ̂ = LQ at the rows kept, M̂⁻¹ = I − Qᵀ(I − B⁻¹)Q.
+    """
+    solve, kept = torch.linalg.solve_triangular, system.kept
+
+    def product(v: Tensor) -> Tensor:
+        along = solve(system.T.mT, system.L.mT @ v[kept], upper=True)
+        rows = matrix.gram(v.index_add(0, system.index, along, alpha=-1.0))
+        along = solve(system.T, rows[system.index], upper=False)
+        known = torch.cholesky_solve(along, system.R)
+        # of the rows kept it is Φw − LQw; of the others what M̂⁻¹ leaves of Φw
+        back = torch.zeros_like(v)
+        back[system.index] = solve(system.T.mT, along - known, upper=True)
+        less = matrix.gram(back)
+        less[kept] = system.L @ along
+        return rows - less
+
+    if not system.missed > 0.0:
+        return 0.0
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(system.num_rows, generator=generator, dtype=torch.float64)
+    found = lanczos(product, start.to(matrix.diagonal), min(PROBES, system.num_rows))
+    return float(torch.linalg.eigvalsh(found.T)[-1])
 
 
 @dataclass(frozen=True, eq=False)
