@@ -10,6 +10,9 @@ import net2gp as n2g
 from methods.laplace_cases import NEW, Poisson, X, labels, mlp, quietly
 from net2gp.errors import InputError
 from net2gp.linalg import psd_root
+from net2gp.methods.laplace import _sampled_trace, make_task
+from net2gp.methods.laplace_functions import _Process
+from net2gp.methods.laplace_tuning import Tuned
 from net2gp.posteriors import pivoted
 from net2gp.posteriors.covariances import DiagonalCovariance
 from net2gp.posteriors.pivoted import Pivoted, row_system
@@ -344,3 +347,30 @@ def test_rows_on_a_gpu_are_those_of_the_cpu():
             assert isinstance(found.covariance, Pivoted)
             laws.append(found.joint(NEW.to(device)).covariance_matrix.cpu())
     torch.testing.assert_close(*laws, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("prior_var", "scale"), [(0.7, 1.0), (30.0, 0.25)])
+def test_the_covariance_at_the_data_is_read_from_the_gram_matrix(prior_var, scale):
+    likelihood = n2g.Categorical()
+    data = (X, labels(likelihood))
+    task = make_task(mlp(), data, likelihood, None, n2g.FunctionSpace())
+    found = Tuned(prior_var, likelihood, scale, torch.zeros(()))
+    index = torch.tensor([3, 0, 7])
+    blocks = _Process(task, 0.0, None).at_data(found, index)
+    exact = quietly(
+        mlp(), data, likelihood, prior_var=prior_var, structure=n2g.Full(), temperature=1 / scale
+    )
+    wanted = exact.marginal(X[index]).covariance_matrix
+    torch.testing.assert_close(blocks, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_the_trace_of_many_outputs_is_that_of_the_curvature():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 60)).double().eval()
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.randint(0, 60, (30,), generator=torch.Generator().manual_seed(2))
+    warnings.simplefilter("ignore", n2g.errors.EmptyClass)
+    task = make_task(network, (x, y), n2g.Categorical(), None, n2g.FunctionSpace())
+    J = n2g.linearize(network).jacobian(x)
+    exact = float(torch.einsum("ncp,ncd,ndp->", J, n2g.Categorical().curvature(task.f), J))
+    assert _sampled_trace(task, task.likelihood) == pytest.approx(exact, rel=0.15)
