@@ -34,6 +34,7 @@ from net2gp import metrics
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
+from baselines import adapt_to_few
 
 Points = tuple[Tensor, Tensor]
 """x (N, D) and y (N, 1)."""
@@ -197,7 +198,7 @@ def mean_of(network: nn.Module, only: str = "*") -> n2g.Linearized:
 
 def adapted(network: nn.Module, points: Points, *, zero_mean: bool = False, only: str = "*") -> Any:
     """The Gaussian process of the network's mean, prior variance and noise by the evidence."""
-    return n2g.adapt(mean_of(network, only), points, n2g.Gaussian(), zero_mean=zero_mean)
+    return adapt_to_few(mean_of(network, only), points, n2g.Gaussian(), zero_mean=zero_mean)
 
 
 def published(network: nn.Module, points: Points, noise_var: float) -> Any:

@@ -48,6 +48,7 @@ from net2gp.errors import InputError
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 import maps
+from baselines import adapt_to_few
 from map_studies import STYLES
 from maps import GP, Options, Points, Predict, Scores, of_posterior
 from studies import panels, save
@@ -209,9 +210,9 @@ def methods(
     last = n2g.linearize(network, only=f"{LAST}*")
     tuned = lambda few, only: maps.tune_network(network, few, only, steps, loss)
     return {
-        GP: lambda few: of_posterior(n2g.adapt(network, few, noise)),
-        "GP, last layer": lambda few: of_posterior(n2g.adapt(last, few, noise)),
-        "GP, untrained": lambda few: of_posterior(n2g.adapt(start, few, noise, zero_mean=True)),
+        GP: lambda few: of_posterior(adapt_to_few(network, few, noise)),
+        "GP, last layer": lambda few: of_posterior(adapt_to_few(last, few, noise)),
+        "GP, untrained": lambda few: of_posterior(adapt_to_few(start, few, noise, zero_mean=True)),
         "RBF GP": of_pixels,
         "source network": lambda few: of_network(network, few, floor),
         "fine-tuned": lambda few: of_network(tuned(few, ""), few, floor),

@@ -59,6 +59,10 @@ class TuningAtEdge(Net2GPWarning):
     """A prior variance or a noise variance was chosen at an end of the range that is searched."""
 
 
+class UnequalScales(Net2GPWarning):
+    """One noise is to be found for outputs of very different scales."""
+
+
 class NotStationary(Net2GPWarning):
     """The network is not at a stationary point of its loss, where Laplace's approximation belongs."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -86,6 +87,16 @@ def follows(x: Inputs | None) -> bool:
     if not torch.is_grad_enabled() or not isinstance(x, Tensor | tuple | dict):
         return False
     return any(isinstance(value, Tensor) and value.requires_grad for value in tensors(x))
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Tensors made inside can be differentiated with later, even if the caller is in inference mode."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def check_inputs(x: Any, name: str = "x") -> None:

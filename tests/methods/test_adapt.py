@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.data import digits
+from net2gp.errors import NotStationary, UnequalScales
 from net2gp.methods.adapt import left_out
 from net2gp.posteriors.problem import make_problem
 from net2gp.posteriors.spectrum import decompose
@@ -87,6 +89,7 @@ def wide_network(seed: int) -> nn.Module:
         return nn.Sequential(*layers).double().eval()
 
 
+@pytest.mark.filterwarnings("ignore::net2gp.errors.NothingToTune")
 @pytest.mark.parametrize("count", [5, 10])
 @pytest.mark.parametrize("zero_mean", [False, True])
 def test_few_points_are_not_taken_for_free_of_noise(count, zero_mean):
@@ -101,6 +104,38 @@ def test_few_points_are_not_taken_for_free_of_noise(count, zero_mean):
     assert float(torch.stack(losses).mean()) < 6
 
 
+def test_few_points_that_change_nothing_are_warned_of():
+    stayed, count = 0, 5
+    for seed in range(20):
+        known, (x, _) = few_points_of_a_sinusoid(seed, count)
+        network = wide_network(seed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            posterior = n2g.adapt(network, known, n2g.Gaussian())
+        said = any(f"{count} rows prefer no change" in str(one.message) for one in caught)
+        stays = torch.allclose(posterior.marginal(x).mean, network(x))
+        assert said == stays
+        stayed += stays
+    assert 0 < stayed < 20
+
+
+def test_outputs_of_very_different_scales_are_warned_of():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 2)).double().eval()
+    x = torch.linspace(-2, 2, 30, dtype=DOUBLE)[:, None]
+    y = torch.cat([x.sin(), 0.01 * x.cos()], 1)
+    for fit in (n2g.adapt, n2g.laplace):
+        with pytest.warns(UnequalScales, match="go from 0.0047 to 0.79") as caught:
+            warnings.simplefilter("ignore", NotStationary)
+            fit(network, (x, y), n2g.Gaussian())
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UnequalScales)
+            fit(network, (x, y / y.std(0)), n2g.Gaussian())
+            fit(network, (x, y), n2g.Gaussian(0.01))
+
+
+@pytest.mark.filterwarnings("ignore::net2gp.errors.NothingToTune")
 @pytest.mark.parametrize("count", [5, 20])
 def test_the_evidence_is_that_of_the_data_at_the_chosen_noise_and_prior(count):
     """What is expected of the noise counts in its choice alone."""

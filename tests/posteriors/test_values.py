@@ -47,6 +47,31 @@ def test_adapting_works_without_autograd(data, network, mode):
     assert posterior.likelihood.noise_var == pytest.approx(expected.likelihood.noise_var, rel=1e-6)
 
 
+@pytest.mark.parametrize("way", ["adapt", "tangent", "weights", "RBF", "limit", "update"])
+def test_what_was_made_in_inference_mode_has_gradients_later(data, network, way):
+    kernel = n2g.linearize(network).kernel()
+    makers = {
+        "adapt": lambda: n2g.adapt(network, own, n2g.Gaussian()),
+        "tangent": lambda: n2g.condition(kernel, own, n2g.Gaussian(0.01)),
+        "weights": lambda: n2g.condition(kernel, own, n2g.Gaussian(0.01), solver=n2g.WeightSpace()),
+        "RBF": lambda: n2g.condition(n2g.RBF(), own, n2g.Gaussian(0.01)),
+        "limit": lambda: n2g.condition(n2g.nngp(network), own, n2g.Gaussian(0.01)),
+        "update": lambda: n2g.condition(n2g.RBF(), own, n2g.Gaussian(0.01)).update(own),
+    }
+
+    def gradient(posterior):
+        x = data[0].clone().requires_grad_()
+        law = posterior.marginal(x)
+        return torch.autograd.grad(law.mean.sum() + law.variance.sum(), x)[0]
+
+    own = data
+    expected = gradient(makers[way]())
+    with torch.inference_mode():
+        own = (data[0].clone(), data[1].clone())
+        posterior = makers[way]()
+    torch.testing.assert_close(gradient(posterior), expected)
+
+
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type(solver).__name__)
 def test_points_of_another_shape_are_refused(data, network, solver):
     linearized = n2g.linearize(network)

@@ -13,11 +13,17 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NotConverged, NothingToTune
-from net2gp.inputs import describe, gather, num_rows, rows
+from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_regression import Regression, around_zero, scale_of, size_of
+from net2gp.methods.laplace_regression import (
+    Regression,
+    around_zero,
+    scale_of,
+    size_of,
+    warn_of_scales,
+)
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.gaussian import as_rows, feature_system
@@ -76,8 +82,10 @@ def adapt(
     are found as `laplace` does, around zero: θ ~ N(0, prior_var) must explain the trained parameters
     themselves, with mean f(x; θ*) − J(x)θ* (Khan et al., 2019). `laplace` is the function for such data; it
     has other structures, too. Fewer than 20 rows N·C cannot say by themselves how far to go if they prefer
-    no change or if their squared error is below a thousandth of the variance of y; three or fewer never can:
-    prior and noise are then found around zero as well, so that one or two points bring no certainty.
+    no change (the outputs then stay, and `NothingToTune` is warned of) or if their squared error is below a
+    thousandth of the variance of y; three or fewer never can: prior and noise are then found around zero as
+    well, so that one or two points bring no certainty. One noise is found for all outputs: `UnequalScales`
+    warns where their scales are ten times apart.
     Other likelihoods have no such evidence that could be trusted (Laplace's grows without bound on
     separable classes): there `NothingToTune` is warned of, and `prior_var` or `zero_mean` asked for.
 
@@ -94,7 +102,8 @@ def adapt(
     References: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021; Khan et al.,
     Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
-    found = _adapted(network, data, likelihood, prior_var, zero_mean, solver, inference)
+    with ordinary_tensors():
+        found = _adapted(network, data, likelihood, prior_var, zero_mean, solver, inference)
     return cast("FunctionPosterior[Observed] | WeightPosterior[Observed]", found)
 
 
@@ -121,6 +130,8 @@ def _adapted(
     if prior_var is not None and likelihood.noise_var is not None:
         return condition(kernel, data, likelihood, mean=mean, solver=solver)
     noise, scale = _open(likelihood), None if prior_var is None else 1.0
+    if noise is None:
+        warn_of_scales(data[1])
     tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
     found = _tune_spectrum(tuning, noise, scale)
     if not found.moves:
@@ -154,6 +165,7 @@ def _around_network(
     return replace(of_own, evidence=of_y.evidence)
 
 
+@ordinary_tensors()
 def adapt_tasks(
     network: nn.Module | Linearized,
     tasks: Mapping[str, Data],
@@ -270,7 +282,15 @@ def _tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | Non
     model = Regression(around, error, spread, size_of(problem.kernel.linearized))
     noise, scale = model.best(noise_var, None)
     if count < MANY_ROWS:
-        return _Choice(noise, scale, moves=count < FEW_ROWS or not small)
+        moves = count < FEW_ROWS or not small
+        if not moves and error > 0:
+            warnings.warn(
+                f"{count} rows prefer no change of the network: its outputs stay what they are, and only "
+                "their uncertainty is found. Pass prior_var=... to move it nevertheless, or more data.",
+                NothingToTune,
+                stacklevel=4,
+            )
+        return _Choice(noise, scale, moves)
     model.warn_at_edges(noise if noise_var is None else None, scale)
     if error > 0:
         warnings.warn(

@@ -17,6 +17,7 @@ from net2gp.methods.laplace_regression import (
     is_regression,
     likely_noise,
     regression,
+    warn_of_scales,
     with_variance,
 )
 from net2gp.methods.laplace_tuning import (
@@ -74,6 +75,8 @@ def _regressed(search: Search, build: Build | None) -> Tuned:
     noise = None if task.open_noise else float(task.likelihood.noise_var)  # type: ignore[attr-defined]
     if given is not None and noise is not None:
         return search.at(np.array([]))
+    if task.open_noise:
+        warn_of_scales(shape_targets(task.f, task.y), stacklevel=6)
     model = regression(task, given)
     noise, scale = model.best(noise, None if given is None else 1.0)
     model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)

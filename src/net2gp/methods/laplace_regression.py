@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from net2gp.errors import NetworkError, TuningAtEdge
+from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales
 from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
 from net2gp.linear import Linearized, TangentKernel
@@ -39,6 +39,9 @@ SMALLEST_NOISE = 1e-8
 
 VARIANCE_TOL, VARIANCE_RANGE = 0.02, 20.0
 """How well, and within which logarithms, a structure's prior and noise meet the variance that is wanted."""
+
+LARGEST_RATIO = 10.0
+"""Standard deviations of outputs that one noise is found for, at most."""
 
 Variance = Callable[[float, float], float]
 """The average variance of f at the data, by noise and prior variance."""
@@ -221,6 +224,24 @@ def scale_of(y: Tensor) -> float:
     mean, size = y.mean(0), float(y.square().mean())
     found = float((y - mean).square().mean() + mean.square().mean() / len(y) ** 4)
     return found if found > 1e-12 * size else (size if size > 0 else 1.0)
+
+
+def warn_of_scales(y: Tensor, stacklevel: int = 4) -> None:
+    """Say so where one noise is to be found for targets whose scales have nothing to do with each other."""
+    if y.dim() < 2 or len(y) < 2:
+        return
+    deviations = y.double().flatten(1).std(0)
+    deviations = deviations[deviations > 0]
+    if len(deviations) < 2 or float(deviations.max()) < LARGEST_RATIO * float(deviations.min()):
+        return
+    warnings.warn(
+        f"the standard deviations of the targets go from {float(deviations.min()):.2g} to "
+        f"{float(deviations.max()):.2g}, and one noise is found for all of them, which is too much for the "
+        "small ones. Train on targets of one scale, (y - y.mean(0)) / y.std(0), or pass a noise for each, "
+        "Gaussian(noise_var=torch.tensor([...])), with a prior_var.",
+        UnequalScales,
+        stacklevel=stacklevel,
+    )
 
 
 def size_of(linearized: Linearized) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, check_memory
-from net2gp.inputs import describe, gather, join, num_rows, tensors
+from net2gp.inputs import describe, gather, join, num_rows, ordinary_tensors, tensors
 from net2gp.likelihoods import Gaussian
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import cholesky
@@ -72,7 +72,8 @@ def condition(
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 3.
     """
-    found = _conditioned(kernel, data, likelihood, mean, solver, inference)
+    with ordinary_tensors():
+        found = _conditioned(kernel, data, likelihood, mean, solver, inference)
     return cast("FunctionPosterior[Observed] | WeightPosterior[Observed]", found)
 
 
@@ -154,6 +155,7 @@ def _from_sites(
     return replace(posterior, inference=inference, sites=found.sites, gram=K)
 
 
+@ordinary_tensors()
 def extend(
     posterior: FunctionPosterior, data: Data, likelihood: Likelihood | None = None
 ) -> FunctionPosterior:
@@ -190,6 +192,7 @@ def extend(
     return from_factor(problem, solver, _old_factor(posterior).extend(cross, block))
 
 
+@ordinary_tensors()
 def extend_weights(
     posterior: WeightPosterior, data: Data, likelihood: Likelihood | None = None
 ) -> WeightPosterior:
