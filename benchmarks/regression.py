@@ -86,6 +86,9 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     machine = {"processor": processor(), "jobs": options.jobs, "made_by": made_by()}
     machine["runs"] = history(options.cells, machine, sum(len(job.methods) for job in jobs))
+    found = sum(len(job.methods) for job in every(options))
+    if left := found - sum(int(line.split()[0]) for line in machine["runs"]):
+        machine["runs"] = [*machine["runs"], f"{left} results: a run that did not end."]
     name = "regression_quick" if options.quick else "regression"
     (options.output / f"{name}.json").write_text(as_columns(machine, rows))
     return report(rows, machine, options.output / f"{name}.md", console)

@@ -14,7 +14,16 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from net2gp.errors import InputError, available_memory
-from net2gp.inputs import chunks, describe, follows, num_rows, rows, tensors
+from net2gp.inputs import (
+    chunks,
+    describe,
+    follows,
+    map_inputs,
+    num_rows,
+    ordinary_tensors,
+    rows,
+    tensors,
+)
 from net2gp.linear.evaluation import (
     accepts,
     is_wrapped,
@@ -107,6 +116,8 @@ def _rows_times(linearized: Linearized, x: Inputs, v: Tensor) -> Tensor:
 def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
     """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
     check_height(v, linearized.num_params, "v", "parameters")
+    if torch.is_inference_mode_enabled():
+        return _ordinarily(column_products, linearized, x, v, capacity)
     way = ways(linearized, x)
     if way.push == "rows" or follows(x):
         return _rows_times(linearized, x, v)
@@ -121,6 +132,8 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
 
 def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int) -> Tensor:
     """J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
+    if torch.is_inference_mode_enabled():
+        return _ordinarily(column_pullbacks, linearized, x, u, capacity)
     size = points_at_once(num_rows(x), u.shape[-1], capacity)
     width = u.shape[0] // num_rows(x)
     total = u.new_zeros(u.shape[-1], linearized.num_params)
@@ -133,6 +146,18 @@ def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int
         total = total + _each(pull_flat, u[start:stop].mT.contiguous(), max(1, capacity // size))
         start = stop
     return total.mT
+
+
+def _ordinarily(
+    products: Callable[[Linearized, Inputs, Tensor, int], Tensor],
+    linearized: Linearized,
+    x: Inputs,
+    columns: Tensor,
+    capacity: int,
+) -> Tensor:
+    """The products with copies that autograd can record, which torch.func before 2.12 falls back to."""
+    with ordinary_tensors():
+        return products(linearized, map_inputs(x, torch.clone), columns.clone(), capacity)
 
 
 def _evaluate(linearized: Linearized, x: Inputs, params: Params) -> Tensor:
