@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from net2gp.errors import InputError, check_count, check_positive
+from net2gp.inputs import ordinary_tensors
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class MonteCarlo:
 
 
 @lru_cache(maxsize=32)
+@ordinary_tensors()
 def _sobol_normal(num_samples: int, dimension: int, seed: int) -> Tensor:
     engine = SobolEngine(dimension, scramble=True, seed=seed)
     uniform = engine.draw((num_samples + 1) // 2, dtype=torch.float64)

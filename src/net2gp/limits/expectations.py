@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
+from net2gp.inputs import ordinary_tensors
 from net2gp.limits.breaks import find_breaks, find_kinks
 from net2gp.limits.hermite_series import series_means
 from net2gp.limits.near import Side, full_means, near_means
@@ -78,8 +79,8 @@ def jet(function: Callable[[Tensor], Tensor], u: Tensor, order: int) -> list[Ten
     """φ, φ', …, φ^{(order)} at u, between the kinks."""
     if order == 0:
         return [function(u)]
-    with torch.enable_grad():
-        point = u.detach().requires_grad_()
+    with ordinary_tensors(), torch.enable_grad():
+        point = u.detach().clone().requires_grad_()
         result = [function(point)]
         for m in range(order):
             if not result[-1].requires_grad:

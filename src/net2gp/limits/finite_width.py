@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError, check_finite, check_positive
-from net2gp.inputs import describe
+from net2gp.inputs import describe, ordinary_tensors
 from net2gp.likelihoods.integrals import psd_root
 from net2gp.limits.activations import Activation, activation_of
 from net2gp.limits.quadrature import Quadrature, mixed_dual
@@ -300,8 +300,8 @@ def _ntk_block(
 
 
 def _with_slope(phi: Activation, u: Tensor) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
-        point = u.detach().requires_grad_()
+    with ordinary_tensors(), torch.enable_grad():
+        point = u.detach().clone().requires_grad_()
         value = phi(point)
         (slope,) = torch.autograd.grad(value.sum(), point)
     return value.detach(), slope
@@ -318,8 +318,8 @@ def _moments(phi: Activation, q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 def _products(phi: Activation, entries: Tensor) -> tuple[Tensor, Tensor]:
     """E[φ(u)²], E[φ(u) φ(v)], E[φ(v)²] (…, 3) for entries (…, 3) of K, and their Jacobian (…, 3, 3)."""
-    with torch.enable_grad():
-        entries = entries.detach().requires_grad_()
+    with ordinary_tensors(), torch.enable_grad():
+        entries = entries.detach().clone().requires_grad_()
         var1, cov, var2 = entries.unbind(-1)
         values = (
             phi.variance(var1, False)[0],

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError, check_dtype_and_device, check_positive
-from net2gp.inputs import check_inputs, chunks, describe, num_rows, tensors
+from net2gp.inputs import (
+    check_inputs,
+    chunks,
+    describe,
+    map_inputs,
+    num_rows,
+    ordinary_tensors,
+    tensors,
+)
 from net2gp.limits.initialization import as_built
 from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
@@ -74,6 +82,7 @@ class InfiniteWidth:
         """The same limit of the same inputs, computed in float64."""
         return replace(self, product_dtype=torch.float64)
 
+    @ordinary_tensors()
     def plan(self, x: Inputs) -> Plan:
         """What is computed for inputs of this shape."""
         key = self.key(x)
@@ -89,6 +98,8 @@ class InfiniteWidth:
     def inputs(self, x: Inputs, name: str = "x") -> tuple[Tensor, ...]:
         """The inputs in the order of the network's arguments."""
         check_inputs(x, name)
+        if not torch.is_inference_mode_enabled():  # a copy made in it has no derivatives outside
+            x = map_inputs(x, lambda v: v.clone() if v.is_inference() else v)
         if any(one.is_complex() for one in tensors(x)):
             raise InputError(f"{name} must hold real numbers, but is {describe(x)}.")
         if isinstance(x, Tensor):
@@ -102,6 +113,7 @@ class InfiniteWidth:
             )
         return tuple(x[name] for name in names)
 
+    @ordinary_tensors()
     def values(
         self, x: Inputs, y: Inputs | None, tangent: bool, scale: float | Tensor = 1.0
     ) -> tuple[Tensor, Tensor | None]:
@@ -118,6 +130,7 @@ class InfiniteWidth:
                 )
         return matrix(left, self.tiles(y, tangent), scale)
 
+    @ordinary_tensors()
     def diagonals(self, x: Inputs, tangent: bool) -> tuple[Tensor, Tensor | None]:
         """The diagonal of k(x, x)."""
         return diagonal(self.tiles(x, tangent))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_positive
+from net2gp.inputs import ordinary_tensors
 from net2gp.limits.activations import Activation, activation_of
 
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -105,7 +106,7 @@ def variance_slope(
     """
     phi = _activation(activation)
     q, weight = _broadcast(q=q, weight_var=weight_var)
-    with torch.enable_grad():
+    with ordinary_tensors(), torch.enable_grad():
         point = q.clamp(SMALLEST, LARGEST).detach().requires_grad_()
         (derivative,) = torch.autograd.grad(phi.variance(point, False)[0].sum(), point)
     return weight * derivative

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError, NetworkError
+from net2gp.inputs import ordinary_tensors
 from net2gp.limits.activations import UnsupportedLayer
 from net2gp.limits.finite import Draw
 from net2gp.limits.layout import arranged
@@ -45,7 +46,7 @@ def check(
     runner = _Runner(module, points, translation, unchecked)
     # recurrent layers of cuDNN have no gradients in eval mode
     plain = torch.backends.cudnn.flags(enabled=False)
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), plain:
+    with ordinary_tensors(), torch.enable_grad(), torch.random.fork_rng(devices=[]), plain:
         try:
             runner.run(*points)
         except (NetworkError, InputError):

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, tensors
+from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, ordinary_tensors, tensors
 from net2gp.limits.draws import Draws
 from net2gp.types import Inputs, Params
 
@@ -162,11 +162,11 @@ def _one_by_one(
     of_point: Callable[..., Tensor], free: Params, held: Params, signs: Tensor, x: Inputs
 ) -> Params:
     """The gradient at one point after another, for modules that cannot be vectorized."""
-    leaves = {name: value.detach().requires_grad_() for name, value in free.items()}
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in free.items()}
     found: dict[str, list[Tensor]] = {name: [] for name in leaves}
     follow = follows(x)
     # cuDNN's recurrent layers have no backward pass outside training
-    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+    with ordinary_tensors(), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         for point in chunks(x, 1):
             value = of_point(leaves, held, signs, map_inputs(point, lambda t: t[0]))
             slopes = torch.autograd.grad(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError, NetworkError
+from net2gp.inputs import ordinary_tensors
 
 BATCH = 3
 """Size of the batch in the run that finds the shapes."""
@@ -99,7 +100,7 @@ def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
     tracer = _Tracer(leaves)
     try:
         defaults = _defaults(root)
-        with torch.enable_grad():
+        with ordinary_tensors(), torch.enable_grad():
             graph = tracer.trace(root, defaults)
         _without_defaults(graph, set(defaults))
     except Exception as error:

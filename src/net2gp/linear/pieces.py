@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from net2gp.inputs import tensors
+from net2gp.inputs import ordinary_tensors, tensors
 from net2gp.linear.capture import Plan, leftover_jacobian
 from net2gp.linear.factors import Direct, Factor, Outer, accumulate, mirror, scaled, with_bias
 from net2gp.linear.linearized import Linearized
@@ -29,11 +29,13 @@ class Pieces:
     join: bool = True
 
     @cached_property
+    @ordinary_tensors()
     def factors(self) -> dict[tuple[str, ...], Factor]:
         """By the parameters that each is of."""
         return self._scaled(self.join)
 
     @cached_property
+    @ordinary_tensors()
     def apart(self) -> dict[tuple[str, ...], Factor]:
         """The same with no parameter joined to another."""
         return self._scaled(join=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
-from net2gp.inputs import check_inputs, chunks, follows, num_rows, rows
+from net2gp.inputs import check_inputs, chunks, follows, num_rows, ordinary_tensors, rows
 from net2gp.linear.capture import Plan, capture, plan
 from net2gp.linear.factors import Factor, add_blocks, in_dtype, mixed
 from net2gp.linear.jacobian import jacobian
@@ -82,6 +82,7 @@ class TangentKernel:
         """C at points like those in `x`, after the same checks."""
         return self._plan(x, training=False).num_outputs
 
+    @ordinary_tensors()
     def keep(self, x: Inputs) -> Kept | None:
         """k(x, ·) with the factors at `x` held, or None where they are large or differentiated."""
         layout = self._plan(x, training=False)
@@ -175,6 +176,7 @@ class TangentKernel:
         return replace(self, linearized=self.linearized.to(device, dtype), prior_var=prior)
 
     @cached_property
+    @ordinary_tensors()
     def _roots(self) -> Tensor:
         """√prior_var as a vector (P,)."""
         params = self.linearized.params

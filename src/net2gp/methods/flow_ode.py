@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, Net2GPError, check_dtype_and_device, check_memory
-from net2gp.inputs import describe, gather, num_rows, tensors
+from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, tensors
 from net2gp.likelihoods import Categorical, HeteroscedasticGaussian
 from net2gp.limits.prior import Variances
 from net2gp.linear import Linearized
@@ -153,8 +153,8 @@ def _gradient_of(loss: Loss, y: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda f: -residual(f, y) / f.numel()
 
     def gradient(f: Tensor) -> Tensor:
-        with torch.enable_grad():
-            f = f.detach().requires_grad_()
+        with ordinary_tensors(), torch.enable_grad():
+            f = f.detach().clone().requires_grad_()
             value = loss(f, y)
             if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
                 raise InputError(

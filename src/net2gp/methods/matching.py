@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +12,14 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from net2gp.inputs import num_rows, rows
+from net2gp.inputs import map_inputs, num_rows, rows
 from net2gp.likelihoods import Bernoulli, Categorical, Contrast, MonteCarlo, Probit, Quadrature
 from net2gp.linalg import psd_root
 from net2gp.linear.curvature import GGN
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
+from net2gp.posteriors.conditioned import as_covariance
 from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
-from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.posteriors.weight_gaussian import WeightGaussian, evaluating
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
 
@@ -31,6 +33,12 @@ STEPS = 12
 
 LARGEST_MOVE = 8.0
 """How far, in logarithms, the prior variance may end from that of the evidence."""
+
+MANY_CLASSES = 32
+"""Classes up to which a link is matched on all of them."""
+
+LARGEST_LOG_SCALE = 40.0
+"""The logarithm of the largest scale of a link: logits of 1e17 would need more."""
 
 FEW_POINTS = 50
 """Up to so many points each keeps its own information: what so few others leave is nearly the prior."""
@@ -80,11 +88,13 @@ def match(
         found = np.log(likelihood.link.scale**2 * size / max(gamma, 1e-12))  # type: ignore[attr-defined]
         return float(found) - log, replace(one, likelihood=likelihood)
 
-    before = float(np.log(best.prior_var))
+    start = before = float(np.log(best.prior_var))
     with progress("prior variance", STEPS) as advance:
         value, result = excess(before)
-        log = before + 1.5 * value
+        log, new = before + 1.5 * value, value
         for _ in range(STEPS):
+            if abs(log - start) > 2 * LARGEST_MOVE:  # too far to come back, perhaps beyond float32
+                break
             new, result = excess(log)
             advance(note=f"prior_var {np.exp(log):.3g}")
             if abs(new) < 0.02 or log == before:
@@ -92,7 +102,7 @@ def match(
             slope = min((new - value) / (log - before), -0.1)
             before, value, log = log, new, float(np.clip(log - new / slope, log - 5, log + 5))
     # few points of an interpolating network leave the scale open: then the evidence has the last word
-    settled = abs(new) < 0.1 and abs(log - float(np.log(best.prior_var))) < LARGEST_MOVE
+    settled = abs(new) < 0.1 and abs(log - start) < LARGEST_MOVE
     return result if settled else own
 
 
@@ -107,9 +117,32 @@ def match_link(posterior: WeightGaussian, x: Inputs) -> WeightGaussian:
     """
     likelihood = posterior.likelihood
     if isinstance(likelihood, Categorical) and not _is_exact(posterior):
-        mean, variances = posterior.linearized(x).double(), posterior.contrast(x).double()
+        mean, variances = _contrasts(posterior, x)
         return replace(posterior, likelihood=_contrasted(likelihood, mean, variances))
     return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
+
+
+def _contrasts(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
+    """f_c less that of the most probable class, and its variance: (N, C) each; of many classes for some.
+
+    Some are the most probable ones and as many others: one number, the scale of the link, is sought, and
+    each class would cost a backward pass for each prior variance that is tried.
+    """
+    linearized = posterior.linearized
+    if isinstance(posterior.structure, LastLayer) or posterior.num_outputs <= MANY_CLASSES:
+        return linearized(x).double(), posterior.contrast(x).double()
+    generator = torch.Generator().manual_seed(0)
+    others = torch.randperm(posterior.num_outputs, generator=generator)[: MANY_CLASSES // 2]
+
+    def some(out: Any) -> Tensor:
+        f = out if linearized.output is None else linearized.output(out)
+        likely = f.topk(MANY_CLASSES // 2, dim=1).indices
+        chosen = torch.cat([likely, others.to(f.device).expand(len(f), -1)], 1)
+        return f.gather(1, chosen) - f.gather(1, likely[:, :1])
+
+    few = replace(linearized, output=some)
+    with evaluating(linearized.network):
+        return few(x).double(), as_covariance(posterior.covariance).variances(few, x).double()
 
 
 def _linked(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> Likelihood:
@@ -128,6 +161,11 @@ def _contrasted(likelihood: Categorical, mean: Tensor, variances: Tensor) -> Cat
 
 
 def _moments(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
+    if _is_exact(
+        posterior
+    ):  # of what is left without a point's own information float32 keeps no digit
+        posterior = posterior.to(dtype=torch.float64)
+        x = map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
     law = posterior.marginal(x)
     mean, covariance = law.mean.double(), law.covariance_matrix.double()
     if _is_exact(posterior) and num_rows(posterior.x) > FEW_POINTS:
@@ -185,7 +223,7 @@ def _best_scale(loss: Callable[[float], float]) -> float:
     """The scale of the smallest loss, which is convex in it."""
     found = minimize_scalar(
         lambda log: loss(float(np.exp(log))),
-        bounds=(-1.0, 12.0),
+        bounds=(-1.0, LARGEST_LOG_SCALE),
         method="bounded",
         options={"xatol": 1e-4},
     )

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from net2gp.inputs import num_rows, rows
+from net2gp.inputs import num_rows, ordinary_tensors, rows
 from net2gp.linear.head import features
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.kron import KronRoot
@@ -53,6 +53,7 @@ class LastLayerFull:
     bias: bool
 
     @cached_property
+    @ordinary_tensors()
     def root(self) -> Tensor:
         """diag(deviations) L⁻ᵀ."""
         identity = torch.eye(len(self.L)).to(self.L)

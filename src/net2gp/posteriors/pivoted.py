@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import available_memory
-from net2gp.inputs import chunks, follows, num_rows, rows
+from net2gp.inputs import chunks, follows, num_rows, ordinary_tensors, rows
 from net2gp.linalg import block_matmul, cholesky, lanczos, pivots
 from net2gp.linear.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
 from net2gp.linear.linearized import Linearized
@@ -47,6 +47,7 @@ class RowSystem:
     num_rows: int
 
     @cached_property
+    @ordinary_tensors()
     def R(self) -> Tensor:
         """The Cholesky factor of B = I + LᵀL."""
         B = self.L.mT @ self.L
@@ -265,6 +266,7 @@ class Pivoted:
         return prior.sqrt()[:, None] * (w - kernel.adjoint(self.x, sides.flatten(0, 1)))
 
     @cached_property
+    @ordinary_tensors()
     def _rows(self) -> list[Factor]:
         """The gradients of the rows, each a point of one output."""
         found, K = self.kernel.precise().factors(self.x, self.mix), self.mix.shape[2]
@@ -273,6 +275,7 @@ class Pivoted:
         return [picked(factor, self.index // K, self.index) for factor in found]
 
     @cached_property
+    @ordinary_tensors()
     def _less(self) -> Tensor:
         """E (r, r) with EᵀE = T⁻ᵀ(I − B⁻¹)T⁻¹: one product in place of two solves for each test row."""
         eye = torch.eye(len(self.T), dtype=self.T.dtype, device=self.T.device)

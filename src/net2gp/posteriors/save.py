@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from net2gp import kernels, likelihoods
 from net2gp._version import __version__
 from net2gp.errors import FileFormatError, InputError, check_device
-from net2gp.inputs import describe, rows
+from net2gp.inputs import describe, ordinary_tensors, rows
 from net2gp.limits.kernels import InfiniteWidth, LimitKernel
 from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
@@ -169,6 +169,7 @@ def save(posterior: Saved, path: str | os.PathLike) -> None:
         partial.unlink(missing_ok=True)
 
 
+@ordinary_tensors()
 def load(
     path: str | os.PathLike,
     network: nn.Module | Linearized | None = None,
