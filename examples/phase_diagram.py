@@ -14,7 +14,7 @@ from torch import nn
 import net2gp as n2g
 from net2gp import plots
 from net2gp.limits import correlation_fixed_point, critical_line, depth_scales, phase_diagram
-from net2gp.limits.pointwise import Erf
+from net2gp.limits.modules import Erf
 
 torch.set_default_dtype(torch.float64)
 

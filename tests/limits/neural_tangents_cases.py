@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from limits import neural_tangents_modules as modules
-from net2gp.limits import layers, pointwise
+from net2gp.limits.modules import layers, pointwise
 
 FOLDER = Path(__file__).parents[1] / "reference_data" / "neural_tangents_kernels"
 Layer = dict[str, Any]

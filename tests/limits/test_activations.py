@@ -10,16 +10,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from net2gp.errors import InputError
-from net2gp.limits import pointwise as points
-from net2gp.limits import power_forms as powers
-from net2gp.limits.activations import (
+from net2gp.limits.duals import power_forms as powers
+from net2gp.limits.duals.activations import (
     UnsupportedLayer,
     activation_of,
     activation_table,
     from_function,
 )
-from net2gp.limits.expectations import has_jumps
-from net2gp.limits.quadrature import Quadrature, mixed_dual
+from net2gp.limits.duals.quadrature import Quadrature, mixed_dual
+from net2gp.limits.integrals.expectations import has_jumps
+from net2gp.limits.modules import pointwise as points
 
 CLOSED = [
     nn.Identity(),

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from net2gp.limits import activation_of, infinite_width, nngp
+from net2gp.limits.modules.pointwise import Erf, Rbf
 from net2gp.limits.phase import critical_line, fixed_point, slope
-from net2gp.limits.pointwise import Erf, Rbf
 from shared_data import shared_reference
 
 A, B = (0.3, -1.2, 0.7), (1.0, 0.4, -0.5)

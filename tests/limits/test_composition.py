@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import net2gp as n2g
 from net2gp.limits import UnsupportedLayer
-from net2gp.limits.pointwise import Pointwise
+from net2gp.limits.modules.pointwise import Pointwise
 
 WRITTEN = {
     "quick gelu": lambda u: u * torch.sigmoid(1.702 * u),

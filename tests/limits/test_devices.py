@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from limits.neural_tangents_cases import build, load_cases
 from net2gp.inputs import map_inputs
-from net2gp.limits import infinite_width, tiles
+from net2gp.limits import infinite_width
+from net2gp.limits.tiles import matrices
 from net2gp.types import Inputs
 
 CASES = load_cases("given") | load_cases("further")
@@ -80,7 +81,7 @@ def test_compiled_tiles_are_the_tiles(monkeypatch) -> None:
     pair = infinite_width(network, weight_var=1.7, bias_var=0.2)
     x = torch.randn(40, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     wanted = pair(x)
-    monkeypatch.setattr(tiles, "COMPILED_ENTRIES", 1)
+    monkeypatch.setattr(matrices, "COMPILED_ENTRIES", 1)
     for weight_var in (1.7, 1.1):  # other variances need no other compilation
         pair = infinite_width(network, weight_var=weight_var, bias_var=0.2)
         wanted = pair(x)

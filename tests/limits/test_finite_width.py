@@ -13,7 +13,7 @@ from scipy.stats import ks_2samp, kstest
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError
-from net2gp.limits.activations import activation_of
+from net2gp.limits.duals.activations import activation_of
 from net2gp.limits.finite_width import (
     HiddenLayer,
     excess_kurtosis,

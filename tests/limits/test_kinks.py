@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import net2gp as n2g
 from net2gp.errors import NetworkError
-from net2gp.limits.activations import activation_of
-from net2gp.limits.breaks import find_breaks, find_kinks
-from net2gp.limits.expectations import jet, kinks_of
-from net2gp.limits.pointwise import Pointwise
-from net2gp.limits.quadrature import Quadrature, mixed_dual
+from net2gp.limits.duals.activations import activation_of
+from net2gp.limits.duals.quadrature import Quadrature, mixed_dual
+from net2gp.limits.integrals.expectations import jet, kinks_of
+from net2gp.limits.integrals.kinks import find_breaks, find_kinks
+from net2gp.limits.modules.pointwise import Pointwise
 
 SMOOTH = [
     torch.zeros_like,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from net2gp.errors import InputError
-from net2gp.limits.layers import (
+from net2gp.limits.modules.layers import (
     LocallyConnected1d,
     LocallyConnected2d,
     SumPool1d,
@@ -116,7 +116,7 @@ def test_the_layers_can_be_leaves_of_a_traced_graph():
 
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-            return module.__module__.startswith(("torch.nn", "net2gp.limits.layers"))
+            return module.__module__.startswith(("torch.nn", "net2gp.limits.modules.layers"))
 
     targets = [node.target for node in Tracer().trace(network).nodes if node.op == "call_module"]
     assert targets == ["0", "1", "2"]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError
-from net2gp.limits import monte_carlo, sampling
 from net2gp.limits.initialization import as_built
 from net2gp.limits.kernels import infinite_width
-from net2gp.limits.monte_carlo import monte_carlo_kernel
-from net2gp.limits.twin import twin
+from net2gp.limits.sampling import kernel_samples, monte_carlo
+from net2gp.limits.sampling.monte_carlo import monte_carlo_kernel
+from net2gp.limits.sampling.twin import twin
 from net2gp.linear import linearize
 from net2gp.types import Kernel
 
@@ -132,7 +132,7 @@ def test_chunks_change_nothing(monkeypatch):
     x, kernel = points(5, 3), monte_carlo_kernel(mlp(8), 6, tangent=True, **VARIANCES)
     whole = kernel(x)
     for budget in (1, 8000, 40000):
-        for module in (sampling, monte_carlo):
+        for module in (kernel_samples, monte_carlo):
             monkeypatch.setattr(module, "BUDGET", budget)
         torch.testing.assert_close(kernel(x), whole, rtol=1e-12, atol=1e-13)
 
@@ -144,7 +144,7 @@ def test_vectorized_draws_are_single_draws(monkeypatch):
     def refuse(*args: object, **options: object) -> None:
         raise RuntimeError("no batching rule")
 
-    monkeypatch.setattr(sampling, "vmap", refuse)
+    monkeypatch.setattr(kernel_samples, "vmap", refuse)
     for one, other in zip(fast, kernel.estimates(x), strict=True):
         torch.testing.assert_close(one.mean, other.mean, rtol=1e-11, atol=1e-12)
 

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from torch import nn
 
 from net2gp.errors import InputError
-from net2gp.limits.activations import activation_of
+from net2gp.limits.duals.activations import activation_of
 from net2gp.limits.phase import (
     correlation_fixed_point,
     critical_line,

@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from net2gp.errors import InputError, NetworkError
-from net2gp.limits import closed_forms as closed
-from net2gp.limits import power_forms as powers
-from net2gp.limits.activations import activation_of
-from net2gp.limits.breaks import find_breaks, find_kinks
-from net2gp.limits.expectations import jet, kinks_of
-from net2gp.limits.piecewise import PiecewiseLinear, orthant
-from net2gp.limits.pointwise import Pointwise
-from net2gp.limits.quadrature import Quadrature, mixed_dual
+from net2gp.limits.duals import closed_forms as closed
+from net2gp.limits.duals import power_forms as powers
+from net2gp.limits.duals.activations import activation_of
+from net2gp.limits.duals.piecewise_linear import PiecewiseLinear, orthant
+from net2gp.limits.duals.quadrature import Quadrature, mixed_dual
+from net2gp.limits.integrals.expectations import jet, kinks_of
+from net2gp.limits.integrals.kinks import find_breaks, find_kinks
+from net2gp.limits.modules.pointwise import Pointwise
 
 TANH = Quadrature(torch.tanh, ())
 # E[tanh²] at these variances, from adaptive quadrature in one dimension

@@ -22,7 +22,7 @@ from limits.random_architectures import (
     architecture,
 )
 from net2gp.limits.kernels import InfiniteWidth, infinite_width
-from net2gp.limits.monte_carlo import Estimate, monte_carlo_kernel
+from net2gp.limits.sampling.monte_carlo import Estimate, monte_carlo_kernel
 
 COUNT = 210
 QUICK = range(42)

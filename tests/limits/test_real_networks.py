@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from net2gp.limits.kernels import infinite_width, nngp, ntk
-from net2gp.limits.monte_carlo import monte_carlo_kernel
+from net2gp.limits.sampling.monte_carlo import monte_carlo_kernel
 
 BIAS = 8.0
 """Slack for the bias of networks of width n: BIAS / n of the greatest entry."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from limits.test_traps import MAPS, TOKENS, VECTORS, Module, conv, head, kernels, wide
 from net2gp.errors import NetworkError
-from net2gp.limits.activations import UnsupportedLayer
-from net2gp.limits.registry import FUNCTIONS
+from net2gp.limits.duals.activations import UnsupportedLayer
+from net2gp.limits.graph.function_registry import FUNCTIONS
 
 
 def shared(m: Module, x: Tensor) -> Tensor:

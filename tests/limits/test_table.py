@@ -6,10 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from net2gp.limits.activations import activation_of
-from net2gp.limits.chebyshev import layout_of, series, to_coefficients, unit_nodes, vandermonde
-from net2gp.limits.quadrature import mixed_dual
-from net2gp.limits.table import build, table_for
+from net2gp.limits.duals.activations import activation_of
+from net2gp.limits.duals.chebyshev import (
+    layout_of,
+    series,
+    to_coefficients,
+    unit_nodes,
+    vandermonde,
+)
+from net2gp.limits.duals.interpolation import build, table_for
+from net2gp.limits.duals.quadrature import mixed_dual
 
 
 def pairs(count, low, high, dtype=torch.float64, seed=0):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from net2gp.limits.activations import UnsupportedLayer
+from net2gp.limits.duals.activations import UnsupportedLayer
 from net2gp.limits.kernels import infinite_width
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from limits.random_architectures import Attention, ClassToken, Kind, Positions, architecture
 from net2gp.errors import InputError, NetworkError
-from net2gp.limits.channels import channels_of, widened
 from net2gp.limits.kernels import infinite_width
-from net2gp.limits.layers import LocallyConnected2d
-from net2gp.limits.twin import twin
+from net2gp.limits.modules.layers import LocallyConnected2d
+from net2gp.limits.sampling.channels import channels_of, widened
+from net2gp.limits.sampling.twin import twin
 from net2gp.linear import linearize
 
 

@@ -10,9 +10,9 @@ from torch import nn
 import net2gp as n2g
 from limits.gaussian_references import line, pair
 from net2gp.errors import InputError
-from net2gp.limits import pointwise as points
-from net2gp.limits.activations import activation_of
-from net2gp.limits.quadrature import Quadrature, mixed_dual
+from net2gp.limits.duals.activations import activation_of
+from net2gp.limits.duals.quadrature import Quadrature, mixed_dual
+from net2gp.limits.modules import pointwise as points
 
 
 def sigmoid(x):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import net2gp as n2g
 from net2gp.errors import InputError, NotPositiveDefinite, TooLarge
 from net2gp.limits import infinite_width
-from net2gp.limits.pointwise import Erf
+from net2gp.limits.modules.pointwise import Erf
 from net2gp.methods import (
     Flow,
     NeverLearned,

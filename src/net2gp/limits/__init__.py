@@ -1,6 +1,6 @@
 """INFINITE WIDTH: the Gaussian process that a network is at initialization, and its tangent kernel."""
 
-from net2gp.limits.activations import (
+from net2gp.limits.duals.activations import (
     Activation,
     UnsupportedLayer,
     activation_of,
@@ -16,7 +16,6 @@ from net2gp.limits.finite_width import (
 )
 from net2gp.limits.initialization import as_built
 from net2gp.limits.kernels import InfiniteWidth, LimitKernel, infinite_width, nngp, ntk
-from net2gp.limits.monte_carlo import Estimate, MonteCarloKernel, monte_carlo_kernel
 from net2gp.limits.phase import (
     DepthScales,
     PhaseDiagram,
@@ -27,8 +26,9 @@ from net2gp.limits.phase import (
     phase_diagram,
     slope,
 )
-from net2gp.limits.rules import rule
-from net2gp.limits.twin import twin
+from net2gp.limits.rules.layer_rules import rule
+from net2gp.limits.sampling.monte_carlo import Estimate, MonteCarloKernel, monte_carlo_kernel
+from net2gp.limits.sampling.twin import twin
 
 __all__ = [
     "Activation",

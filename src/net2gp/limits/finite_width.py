@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from net2gp.errors import InputError, NetworkError, check_finite, check_positive
 from net2gp.inputs import describe, ordinary_tensors
 from net2gp.likelihoods.integrals import psd_root
-from net2gp.limits.activations import Activation, activation_of
-from net2gp.limits.quadrature import Quadrature, mixed_dual
+from net2gp.limits.duals.activations import Activation, activation_of
+from net2gp.limits.duals.quadrature import Quadrature, mixed_dual
 
 BLOCK = 2**22
 """How many numbers a block of sampled networks may hold at once."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError
-from net2gp.limits.layers import LocallyConnected1d, LocallyConnected2d
+from net2gp.limits.modules.layers import LocallyConnected1d, LocallyConnected2d
 from net2gp.limits.plan import graph_of, weight_names
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_positive
 from net2gp.inputs import ordinary_tensors
-from net2gp.limits.activations import Activation, activation_of
+from net2gp.limits.duals.activations import Activation, activation_of
 
 SMALLEST, LARGEST = 1e-12, 1e12
 """A variance that leaves this range on its way to a fixed point counts as 0 or as infinite."""

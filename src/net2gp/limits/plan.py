@@ -13,16 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError, NetworkError
-from net2gp.limits import expressions as ex
-from net2gp.limits import functional_layers, pointwise, recurrent, weighted
-from net2gp.limits.activations import UnsupportedLayer, activation_of
-from net2gp.limits.evaluate import Program
-from net2gp.limits.functions import translate_call
-from net2gp.limits.layout import Layout, LayoutError
-from net2gp.limits.proof import check
-from net2gp.limits.rules import hint_of, is_activation, rule
-from net2gp.limits.torch_functions import from_function
-from net2gp.limits.trace import (
+from net2gp.limits.duals.activations import UnsupportedLayer, activation_of
+from net2gp.limits.duals.torch_functions import from_function
+from net2gp.limits.graph.trace import (
     BATCH,
     attribute_of,
     keeps_forward,
@@ -31,9 +24,17 @@ from net2gp.limits.trace import (
     shapes,
     trace,
 )
-from net2gp.limits.translate import Data, Parameter, Signal, Translation, module_of
+from net2gp.limits.graph.translate import Data, Parameter, Signal, Translation, module_of
+from net2gp.limits.modules import pointwise
+from net2gp.limits.moments.evaluation import Program
+from net2gp.limits.proof import check
+from net2gp.limits.rules import functional_layers, recurrent_layers, weighted_layers
+from net2gp.limits.rules.function_rules import translate_call
+from net2gp.limits.rules.layer_rules import hint_of, is_activation, rule
+from net2gp.limits.signals import expressions as ex
+from net2gp.limits.signals.layout import Layout, LayoutError
 
-WEIGHTED = (*weighted.KINDS, *recurrent.KINDS)
+WEIGHTED = (*weighted_layers.KINDS, *recurrent_layers.KINDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ def weight_names(graph: fx.GraphModule) -> tuple[str, ...]:
         if node.op == "call_module":
             layer = graph.get_submodule(node.target)
             if isinstance(layer, nn.RNN | nn.RNNCell):
-                for name in recurrent.weight_names(layer):
+                for name in recurrent_layers.weight_names(layer):
                     seen.setdefault(id(parameter_of(layer, name)), f"{node.target}.{name}")
             elif isinstance(layer, WEIGHTED) or type(layer) in _registered():
                 weight = parameter_of(layer, "weight")

@@ -18,12 +18,12 @@ from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import ordinary_tensors
-from net2gp.limits.activations import UnsupportedLayer
-from net2gp.limits.finite import Draw
-from net2gp.limits.layout import arranged
-from net2gp.limits.registry import name_of
-from net2gp.limits.trace import parameter_of
-from net2gp.limits.translate import Signal, Translation
+from net2gp.limits.duals.activations import UnsupportedLayer
+from net2gp.limits.finite_draw import Draw
+from net2gp.limits.graph.function_registry import name_of
+from net2gp.limits.graph.trace import parameter_of
+from net2gp.limits.graph.translate import Signal, Translation
+from net2gp.limits.signals.layout import arranged
 
 POINTS = 3
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)

@@ -1,0 +1,385 @@
+"""What each activation module is in the limit: a registry from `nn.Module` to Gaussian expectations.
+
+Closed forms where they exist, quadrature for every other pointwise function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from net2gp.errors import NetworkError
+from net2gp.limits.duals import closed_forms as closed
+from net2gp.limits.duals import power_forms as powers
+from net2gp.limits.duals.piecewise_linear import PiecewiseLinear
+from net2gp.limits.duals.quadrature import Quadrature
+from net2gp.limits.duals.torch_functions import from_function as from_function
+from net2gp.limits.modules import pointwise as points
+
+
+class UnsupportedLayer(NetworkError):
+    """A layer that no infinite-width rule is known for."""
+
+
+class Activation(Protocol):
+    """A pointwise function φ and its expectations under centered Gaussians."""
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """φ(u), pointwise."""
+
+    def mean(self, var: Tensor) -> Tensor:
+        """E[φ(√var z)]."""
+
+    def mean_slope(self, var: Tensor) -> Tensor:
+        """E[φ'(√var z)]."""
+
+    def variance(self, var: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+        """E[φ²] and, if `slope`, E[φ'²], of variance `var`: the exact diagonal of `dual`."""
+
+    def dual(
+        self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)], for variances and covariance that broadcast."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """u ↦ function(u, *arguments, **options), equal to another with the same parts."""
+
+    function: Callable[..., Tensor]
+    arguments: tuple[float | None, ...] = ()
+    options: tuple[tuple[str, float | str], ...] = ()
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """The function at u."""
+        return self.function(u, *self.arguments, **dict(self.options))
+
+
+@singledispatch
+def activation_of(layer: nn.Module) -> Activation:
+    """The activation that a pointwise layer is; add yours with `@activation_of.register`.
+
+    >>> activation_of(nn.ReLU()).variance(torch.tensor([3.0]), True)
+    (tensor([1.5000]), tensor([0.5000]))
+
+    Closed forms cost about ten passes over memory, the others a table lookup of about twenty.
+
+    Reference: Daniely, Frostig, Singer (2016), Toward deeper understanding of neural networks.
+    """
+    known = ", ".join(
+        sorted(kind.__name__ for kind in activation_of.registry if kind is not object)
+    )
+    raise UnsupportedLayer(
+        f"no expectations are known for the layer {type(layer).__name__}. Known: {known}. Wrap a pointwise "
+        "function as Pointwise(function), or add a rule with @activation_of.register."
+    )
+
+
+@activation_of.register
+def _(layer: nn.Identity) -> Activation:
+    return powers.polynomial((0.0, 1.0))
+
+
+@activation_of.register
+def _(layer: nn.ReLU) -> Activation:
+    return powers.ABReLU(0.0, 1.0)
+
+
+@activation_of.register
+def _(layer: nn.LeakyReLU) -> Activation:
+    return powers.ABReLU(float(layer.negative_slope), 1.0)
+
+
+@activation_of.register
+def _(layer: nn.PReLU) -> Activation:
+    if layer.weight.numel() != 1:
+        raise UnsupportedLayer(
+            f"PReLU has {layer.weight.numel()} slopes, one a channel, but in the limit all channels share "
+            "one distribution. Use nn.PReLU(num_parameters=1)."
+        )
+    return powers.ABReLU(float(layer.weight.detach()), 1.0)
+
+
+@activation_of.register
+def _(layer: nn.RReLU) -> Activation:
+    if layer.training:
+        raise UnsupportedLayer(
+            "RReLU draws its slopes at random while training. Call network.eval() for the mean slope, or use "
+            "nn.LeakyReLU."
+        )
+    return powers.ABReLU((layer.lower + layer.upper) / 2, 1.0)
+
+
+@activation_of.register
+def _(layer: nn.GELU) -> Activation:
+    if layer.approximate == "none":
+        return closed.Gelu()
+    return _numeric(Applied(F.gelu, options=(("approximate", "tanh"),)), (), layer)
+
+
+@activation_of.register
+def _(layer: points.Sin) -> Activation:
+    return closed.Sin(layer.amplitude, layer.frequency, layer.phase)
+
+
+@activation_of.register
+def _(layer: points.Cos) -> Activation:
+    return closed.Sin(layer.amplitude, layer.frequency, layer.phase + math.pi / 2)
+
+
+@activation_of.register
+def _(layer: points.Erf) -> Activation:
+    return closed.Erf(layer.amplitude, layer.frequency, layer.shift)
+
+
+@activation_of.register
+def _(layer: points.SigmoidLike) -> Activation:
+    return closed.Erf(0.5, 1 / layer.scale, 0.5)
+
+
+@activation_of.register
+def _(layer: points.Rbf) -> Activation:
+    return closed.Rbf(layer.gamma)
+
+
+@activation_of.register
+def _(layer: points.Exp) -> Activation:
+    return closed.Exp(layer.amplitude, layer.rate)
+
+
+@activation_of.register
+def _(layer: points.ExpNormalized) -> Activation:
+    return powers.ExpNormalized(layer.gamma, layer.shift)
+
+
+@activation_of.register
+def _(layer: points.GaussianBump) -> Activation:
+    return closed.GaussianBump(layer.amplitude, layer.rate)
+
+
+@activation_of.register
+def _(layer: points.Gabor) -> Activation:
+    return closed.Gabor()
+
+
+@activation_of.register
+def _(layer: points.Sign) -> Activation:
+    return powers.Step(2.0, -1.0)
+
+
+@activation_of.register
+def _(layer: points.Step) -> Activation:
+    return powers.Step()
+
+
+@activation_of.register
+def _(layer: points.Abs) -> Activation:
+    return powers.ABReLU(-1.0, 1.0)
+
+
+@activation_of.register
+def _(layer: points.ABReLU) -> Activation:
+    return powers.ABReLU(layer.negative, layer.positive)
+
+
+@activation_of.register
+def _(layer: points.Monomial) -> Activation:
+    return powers.polynomial((*(0.0,) * layer.degree, 1.0))
+
+
+@activation_of.register
+def _(layer: points.RectifiedMonomial) -> Activation:
+    return powers.RectifiedPower(layer.degree) if layer.degree else powers.Step()
+
+
+@activation_of.register
+def _(layer: points.Polynomial) -> Activation:
+    return powers.polynomial(layer.coefficients)
+
+
+@activation_of.register
+def _(layer: points.Hermite) -> Activation:
+    return powers.hermite(layer.degree)
+
+
+@activation_of.register
+def _(layer: points.Pointwise) -> Activation:
+    return Quadrature(layer.function, layer.kinks, getattr(layer.function, "__name__", "φ"))
+
+
+def _numeric(
+    function: Callable[[Tensor], Tensor], kinks: tuple[float, ...], layer: nn.Module
+) -> Quadrature:
+    return Quadrature(function, kinks, type(layer).__name__)
+
+
+@activation_of.register(nn.Tanh)
+@activation_of.register(nn.Sigmoid)
+@activation_of.register(nn.SiLU)
+@activation_of.register(nn.Mish)
+@activation_of.register(nn.LogSigmoid)
+@activation_of.register(nn.Tanhshrink)
+def _(layer: nn.Module) -> Activation:
+    return _numeric(_SMOOTH[type(layer).__name__], (), layer)
+
+
+@activation_of.register
+def _(layer: nn.Softplus) -> Activation:
+    if layer.threshold >= 20:
+        return _numeric(Applied(_softplus, (layer.beta,)), (), layer)
+    cut = layer.threshold / layer.beta
+    return _numeric(Applied(F.softplus, (layer.beta, layer.threshold)), (cut,), layer)
+
+
+@activation_of.register
+def _(layer: nn.ELU) -> Activation:
+    return _numeric(Applied(F.elu, (layer.alpha,)), (0.0,), layer)
+
+
+@activation_of.register
+def _(layer: nn.CELU) -> Activation:
+    return _numeric(Applied(F.celu, (layer.alpha,)), (0.0,), layer)
+
+
+@activation_of.register
+def _(layer: nn.SELU) -> Activation:
+    return _numeric(F.selu, (0.0,), layer)
+
+
+@activation_of.register
+def _(layer: nn.Softsign) -> Activation:
+    return _numeric(F.softsign, (0.0,), layer)
+
+
+@activation_of.register
+def _(layer: nn.Hardtanh) -> Activation:
+    low, high = float(layer.min_val), float(layer.max_val)
+    knots = tuple(end for end in (low, high) if math.isfinite(end))
+    slopes = (*(() if math.isinf(low) else (0.0,)), 1.0, *(() if math.isinf(high) else (0.0,)))
+    return PiecewiseLinear(knots, slopes, min(max(0.0, low), high), type(layer).__name__)
+
+
+@activation_of.register
+def _(layer: nn.Hardsigmoid) -> Activation:
+    return PiecewiseLinear((-3.0, 3.0), (0.0, 1 / 6, 0.0), 0.5, type(layer).__name__)
+
+
+@activation_of.register
+def _(layer: nn.Hardswish) -> Activation:
+    return _numeric(_hardswish, (-3.0, 3.0), layer)
+
+
+@activation_of.register
+def _(layer: nn.Softshrink) -> Activation:
+    if not layer.lambd:
+        return powers.polynomial((0.0, 1.0))
+    knots = (-float(layer.lambd), float(layer.lambd))
+    return PiecewiseLinear(knots, (1.0, 0.0, 1.0), 0.0, type(layer).__name__)
+
+
+@activation_of.register
+def _(layer: nn.Hardshrink) -> Activation:
+    return _numeric(Applied(F.hardshrink, (layer.lambd,)), (-layer.lambd, layer.lambd), layer)
+
+
+@activation_of.register
+def _(layer: nn.Threshold) -> Activation:
+    function = Applied(F.threshold, (layer.threshold, layer.value))
+    return _numeric(function, (float(layer.threshold),), layer)
+
+
+def _softplus(u: Tensor, beta: float = 1.0) -> Tensor:
+    # torch's own becomes linear at 20/beta, with a jump of 2e-9 that the integrals would see
+    return torch.logaddexp(beta * u, torch.zeros_like(u)) / beta
+
+
+def _mish(u: Tensor) -> Tensor:
+    return u * torch.tanh(_softplus(u))
+
+
+def _log_sigmoid(u: Tensor) -> Tensor:
+    return -_softplus(-u)
+
+
+def _tanhshrink(u: Tensor) -> Tensor:
+    return u - torch.tanh(u)
+
+
+def _hardswish(u: Tensor) -> Tensor:
+    # torch's own has no second derivative
+    return u * (u + 3).clamp(0, 6) / 6
+
+
+_SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "SiLU": F.silu,
+    "Mish": _mish,
+    "LogSigmoid": _log_sigmoid,
+    "Tanhshrink": _tanhshrink,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of `activation_table`: a layer, the formula of its dual, and whether that is closed."""
+
+    layer: nn.Module
+    formula: str
+    closed: bool
+
+    def __str__(self) -> str:
+        return f"{self.layer!s:<44} {'closed' if self.closed else 'quadrature':<11} {self.formula}"
+
+
+@dataclass(frozen=True)
+class ActivationTable:
+    """The rows of `activation_table`; printing it prints them."""
+
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        head = (
+            "E[φ(u)φ(v)] for variances q, q', covariance k, correlation ρ = cos θ = k/√(qq'); the parameters "
+            "of a layer in order are a, b, c.\n"
+        )
+        return head + "\n".join(str(row) for row in self.rows)
+
+
+_EXAMPLES: dict[type, Callable[[], nn.Module]] = {
+    nn.RReLU: lambda: nn.RReLU().eval(),
+    nn.Threshold: lambda: nn.Threshold(0.5, 0.1),
+    points.ABReLU: lambda: points.ABReLU(0.5, 2.0),
+    points.Monomial: lambda: points.Monomial(3),
+    points.RectifiedMonomial: lambda: points.RectifiedMonomial(2),
+    points.Polynomial: lambda: points.Polynomial([0.0, 1.0, 0.5]),
+    points.Hermite: lambda: points.Hermite(3),
+    points.Pointwise: lambda: points.Pointwise(torch.atan, ()),
+}
+
+
+def activation_table() -> ActivationTable:
+    """The table from activation to kernel, made from the registry, yours included.
+
+    >>> "RectifiedMonomial(2)" in str(activation_table())
+    True
+    """
+    rows = []
+    for kind in activation_of.registry:
+        if kind is object:
+            continue
+        try:
+            layer = _EXAMPLES.get(kind, kind)()
+        except TypeError:  # registered by a user, with arguments that only the user knows
+            continue
+        activation = activation_of(layer)
+        formula = getattr(activation, "formula", "E[φ(u)φ(v)]")
+        rows.append(Row(layer, formula, not isinstance(activation, Quadrature)))
+    return ActivationTable(tuple(sorted(rows, key=lambda row: (not row.closed, str(row.layer)))))

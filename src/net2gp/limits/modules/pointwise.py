@@ -1,0 +1,352 @@
+"""Pointwise layers that torch.nn lacks, as ordinary modules.
+
+Put them in your network as any `nn.Module`; their infinite-width duals are known to `activation_of`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.limits.duals.power_forms import hermite, horner
+
+
+class Sin(nn.Module):
+    """amplitude · sin(frequency · x + phase).
+
+    >>> Sin(2.0)(torch.tensor([torch.pi / 2]))
+    tensor([2.])
+    """
+
+    def __init__(self, amplitude: float = 1.0, frequency: float = 1.0, phase: float = 0.0) -> None:
+        super().__init__()
+        self.amplitude, self.frequency, self.phase = amplitude, frequency, phase
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return self.amplitude * torch.sin(self.frequency * x + self.phase)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.amplitude}, {self.frequency}, {self.phase}"
+
+
+class Cos(nn.Module):
+    """amplitude · cos(frequency · x + phase).
+
+    >>> Cos()(torch.zeros(1))
+    tensor([1.])
+    """
+
+    def __init__(self, amplitude: float = 1.0, frequency: float = 1.0, phase: float = 0.0) -> None:
+        super().__init__()
+        self.amplitude, self.frequency, self.phase = amplitude, frequency, phase
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return self.amplitude * torch.cos(self.frequency * x + self.phase)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.amplitude}, {self.frequency}, {self.phase}"
+
+
+class Erf(nn.Module):
+    """amplitude · erf(frequency · x) + shift.
+
+    >>> Erf()(torch.zeros(1))
+    tensor([0.])
+    """
+
+    def __init__(self, amplitude: float = 1.0, frequency: float = 1.0, shift: float = 0.0) -> None:
+        super().__init__()
+        self.amplitude, self.frequency, self.shift = amplitude, frequency, shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return self.amplitude * torch.erf(self.frequency * x) + self.shift
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.amplitude}, {self.frequency}, {self.shift}"
+
+
+class SigmoidLike(nn.Module):
+    """(erf(x / 2.4020563531719796) + 1)/2, the error function closest to the sigmoid on [−5, 5].
+
+    >>> SigmoidLike()(torch.zeros(1))
+    tensor([0.5000])
+    """
+
+    scale = 2.4020563531719796
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return torch.erf(x / self.scale) / 2 + 0.5
+
+
+class Rbf(nn.Module):
+    """√2 sin(√(2γ)·x + π/4), whose kernel is the squared exponential exp(−γ|x − x'|²).
+
+    >>> Rbf(0.5)(torch.zeros(1))
+    tensor([1.0000])
+    """
+
+    def __init__(self, gamma: float = 1.0) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return math.sqrt(2) * torch.sin(math.sqrt(2 * self.gamma) * x + math.pi / 4)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.gamma}"
+
+
+class Exp(nn.Module):
+    """amplitude · exp(rate · x).
+
+    >>> Exp(2.0)(torch.zeros(1))
+    tensor([2.])
+    """
+
+    def __init__(self, amplitude: float = 1.0, rate: float = 1.0) -> None:
+        super().__init__()
+        self.amplitude, self.rate = amplitude, rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return self.amplitude * torch.exp(self.rate * x)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.amplitude}, {self.rate}"
+
+
+class ExpNormalized(nn.Module):
+    """r·exp(√γ·x/r − γ/2 + γ·shift/2), with r the root mean square of the features along `dim`.
+
+    Its kernel is √(q q') exp(γ(ρ + shift)), ρ the correlation. r is held fixed in the derivative, so that the
+    tangent kernel of a wide network is the one in the limit. Not pointwise, but a function of the normalized
+    signal.
+
+    >>> ExpNormalized(shift=1.0)(torch.zeros(1, 2) + 1.0)
+    tensor([[2.7183, 2.7183]])
+    """
+
+    def __init__(self, gamma: float = 1.0, shift: float = -1.0, dim: int = -1) -> None:
+        super().__init__()
+        self.gamma, self.shift, self.dim = gamma, shift, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to the normalized features."""
+        scale = x.detach().square().mean(self.dim, keepdim=True).sqrt()
+        scale = torch.where(scale > 0, scale, 1.0)
+        exponent = math.sqrt(self.gamma) * x / scale + self.gamma / 2 * (self.shift - 1)
+        return scale * torch.exp(exponent)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.gamma}, {self.shift}, dim={self.dim}"
+
+
+class GaussianBump(nn.Module):
+    """amplitude · exp(−rate · x²).
+
+    >>> GaussianBump()(torch.zeros(1))
+    tensor([1.])
+    """
+
+    def __init__(self, amplitude: float = 1.0, rate: float = 1.0) -> None:
+        super().__init__()
+        self.amplitude, self.rate = amplitude, rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return self.amplitude * torch.exp(-self.rate * x * x)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.amplitude}, {self.rate}"
+
+
+class Gabor(nn.Module):
+    """exp(−x²) sin(x).
+
+    >>> Gabor()(torch.zeros(1))
+    tensor([0.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return torch.exp(-x * x) * torch.sin(x)
+
+
+class Sign(nn.Module):
+    """−1, 0 or 1.
+
+    >>> Sign()(torch.tensor([-3.0, 0.0]))
+    tensor([-1.,  0.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return torch.sign(x)
+
+
+class Step(nn.Module):
+    """0 for x < 0, 1 for x > 0, and 1/2 at x = 0.
+
+    >>> Step()(torch.tensor([-3.0, 0.0, 2.0]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return 0.5 * torch.sign(x) + 0.5  # unlike torch.heaviside, it has a gradient: zero
+
+
+class Abs(nn.Module):
+    """|x|.
+
+    >>> Abs()(torch.tensor([-3.0]))
+    tensor([3.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return x.abs()
+
+
+class ABReLU(nn.Module):
+    """negative · min(x, 0) + positive · max(x, 0).
+
+    >>> ABReLU(0.5, 2.0)(torch.tensor([-1.0, 1.0]))
+    tensor([-0.5000,  2.0000])
+    """
+
+    def __init__(self, negative: float = 0.0, positive: float = 1.0) -> None:
+        super().__init__()
+        self.negative, self.positive = negative, positive
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return self.negative * x.clamp_max(0) + self.positive * x.clamp_min(0)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.negative}, {self.positive}"
+
+
+class Monomial(nn.Module):
+    """x^degree.
+
+    >>> Monomial(3)(torch.tensor([2.0]))
+    tensor([8.])
+    """
+
+    def __init__(self, degree: int) -> None:
+        super().__init__()
+        self.degree = degree
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return x**self.degree
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.degree}"
+
+
+class RectifiedMonomial(nn.Module):
+    """max(x, 0)^degree; degree 0 is the step function.
+
+    >>> RectifiedMonomial(2)(torch.tensor([-1.0, 3.0]))
+    tensor([0., 9.])
+    """
+
+    def __init__(self, degree: int) -> None:
+        super().__init__()
+        self.degree = degree
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        if self.degree == 0:
+            return torch.heaviside(x, torch.full((), 0.5, dtype=x.dtype, device=x.device))
+        return x.clamp_min(0) ** self.degree
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.degree}"
+
+
+class Polynomial(nn.Module):
+    """Σ_n coefficients[n] xⁿ.
+
+    >>> Polynomial([1.0, 0.0, 2.0])(torch.tensor([3.0]))
+    tensor([19.])
+    """
+
+    def __init__(self, coefficients: Sequence[float]) -> None:
+        super().__init__()
+        self.coefficients = tuple(float(value) for value in coefficients)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return horner(self.coefficients, x)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{list(self.coefficients)}"
+
+
+class Hermite(nn.Module):
+    """The probabilists' Hermite polynomial of a degree, divided by √degree!.
+
+    >>> Hermite(2)(torch.tensor([3.0]))
+    tensor([5.6569])
+    """
+
+    def __init__(self, degree: int) -> None:
+        super().__init__()
+        self.degree, self.coefficients = degree, hermite(degree).coefficients
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return horner(self.coefficients, x)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{self.degree}"
+
+
+class Pointwise(nn.Module):
+    """Any function of one number, applied to each entry.
+
+    `function` maps a tensor to a tensor of the same shape, grows no faster than a polynomial, and stays the
+    same: what is found out about it is kept. `kinks` are the places where it or its derivative jumps; left as
+    None, they are searched for.
+
+    >>> Pointwise(lambda x: x * torch.tanh(x))(torch.zeros(2))
+    tensor([0., 0.])
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], kinks: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.kinks = None if kinks is None else tuple(sorted(float(value) for value in kinks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply pointwise."""
+        return self.function(x)
+
+    def extra_repr(self) -> str:
+        """The parameters, for printing."""
+        return f"{getattr(self.function, '__name__', self.function)}, kinks={self.kinks}"

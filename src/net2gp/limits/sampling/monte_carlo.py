@@ -1,0 +1,277 @@
+"""Kernels of any network by averaging over random draws of its parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.errors import InputError, NetworkError, check_dtype_and_device, check_positive
+from net2gp.inputs import check_inputs, chunks, describe, num_rows, rows, tensors
+from net2gp.limits.prior import Parameterization, Variances
+from net2gp.limits.sampling.channels import widened
+from net2gp.limits.sampling.draws import Draws, normal_draws, own_draws
+from net2gp.limits.sampling.kernel_samples import BUDGET, Sampling, settings
+from net2gp.progress import progress
+from net2gp.types import Inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A mean over draws of the parameters, and the standard error of each of its entries."""
+
+    mean: Tensor
+    standard_error: Tensor
+    num_samples: int
+
+
+@dataclass(eq=False)
+class _Running:
+    """Mean and squared deviations of a growing sample (Chan, Golub and LeVeque, 1983)."""
+
+    count: int = 0
+    mean: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+
+    def add(self, batch: Tensor) -> None:
+        """Take in samples, stacked along the first axis."""
+        batch = batch.double()
+        size, mean = batch.shape[0], batch.mean(0)
+        gap, total = mean - self.mean, self.count + batch.shape[0]
+        within = (batch - mean).square().sum(0)
+        self.squares = self.squares + within + gap.square() * (self.count * size / total)
+        self.mean = self.mean + gap * (size / total)
+        self.count = total
+
+    def estimate(self, dtype: torch.dtype, variance: float | Tensor) -> Estimate:
+        """What is known so far; the standard error of a single draw is infinite."""
+        mean, squares = torch.as_tensor(self.mean), torch.as_tensor(self.squares)
+        if self.count > 1:
+            error = (squares / ((self.count - 1) * self.count)).sqrt()
+        else:
+            error = torch.full_like(mean, float("inf"))
+        return Estimate((mean * variance).to(dtype), (error * variance).to(dtype), self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class MonteCarloKernel:
+    """A kernel estimated from draws of a network's parameters, with the interface of every kernel.
+
+    The draws are numbered and do not depend on the points, so that every matrix is a mean of positive
+    semi-definite matrices, and a block of a larger one is the same as the block alone. Of several outputs,
+    and of outputs at several positions, it is the mean: outputs are taken to be independent copies.
+    """
+
+    network: nn.Module
+    draws: Draws
+    num_samples: int
+    tangent: bool
+    variance: float | Tensor = 1.0
+    product_dtype: torch.dtype | None = None
+
+    @property
+    def joint(self) -> bool:
+        """False: outputs are averaged over."""
+        return False
+
+    @property
+    def nngp(self) -> MonteCarloKernel:
+        """The covariance of the outputs over the same draws."""
+        return replace(self, tangent=False)
+
+    @property
+    def ntk(self) -> MonteCarloKernel:
+        """The mean of the empirical tangent kernels of the same draws."""
+        return replace(self, tangent=True)
+
+    def check(self, x: Inputs) -> None:
+        """Raise an error that says what to change, if the network cannot take `x`."""
+        check_inputs(x)
+        like = next(self.network.parameters())
+        for value in tensors(x):
+            check_dtype_and_device(value, "x", like, "the network")
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y): (N, M)."""
+        return self.estimate(x, y).mean
+
+    def estimate(self, x: Inputs, y: Inputs | None = None) -> Estimate:
+        """k(x, y) and its standard errors: (N, M)."""
+        return _last(self.stream(x, y, every=self.num_samples))
+
+    def estimates(self, x: Inputs, y: Inputs | None = None) -> tuple[Estimate, Estimate]:
+        """Both kernels, NNGP and tangent, from one pass over the draws."""
+        first, second = _last(self._streams(x, y, tangent=True, every=self.num_samples))
+        return first, second
+
+    def stream(self, x: Inputs, y: Inputs | None = None, *, every: int = 10) -> Iterator[Estimate]:
+        """The estimate of k(x, y) after each further `every` draws; only running sums are kept."""
+        for found in self._streams(x, y, tangent=self.tangent, every=every):
+            yield found[-1]
+
+    def _streams(
+        self, x: Inputs, y: Inputs | None, *, tangent: bool, every: int, diagonal: bool = False
+    ) -> Iterator[tuple[Estimate, ...]]:
+        """Running estimates of the NNGP and, if `tangent`, of the tangent kernel."""
+        self.check(x)
+        y = None if y is x else y
+        if y is not None:
+            self.check(y)
+        if every < 1:
+            raise InputError(f"every must be at least 1, but {every} was given.")
+        totals = tuple(_Running() for _ in range(1 + tangent))
+        dtype = self.product_dtype or next(self.network.parameters()).dtype
+        sampling = Sampling(self.network, self.draws, x, y, tangent, diagonal)
+        size = self._draws_at_once(x, y, tangent)
+        with progress("draws", total=self.num_samples) as advance:
+            done = 0
+            while done < self.num_samples:
+                count = min(size, self.num_samples - done, every - done % every)
+                for total, batch in zip(totals, sampling.batch(done, count), strict=True):
+                    total.add(batch)
+                done += count
+                advance(count)
+                if done % every == 0 or done == self.num_samples:
+                    yield tuple(total.estimate(dtype, self.variance) for total in totals)
+
+    def _draws_at_once(self, x: Inputs, y: Inputs | None, tangent: bool) -> int:
+        """How many draws fit into the budget: parameters, activations and, if `tangent`, gradients."""
+        points = num_rows(x) + (0 if y is None else num_rows(y))
+        pairs = num_rows(x) * num_rows(x if y is None else y)
+        size = sum(value.numel() for value in self.network.parameters())
+        numbers = size * (1 + 2 * points * tangent) + 3 * pairs + points * self._activations(x)
+        return max(1, BUDGET // (8 * numbers))
+
+    def _activations(self, x: Inputs) -> int:
+        """How many numbers the layers give for one point."""
+        count = 0
+
+        def add(module: nn.Module, args: Any, out: Any) -> None:
+            nonlocal count
+            count += sum(
+                t.numel()
+                for t in (out if isinstance(out, tuple) else (out,))
+                if isinstance(t, Tensor)
+            )
+
+        handles = [module.register_forward_hook(add) for module in self.network.modules()]
+        try:
+            with torch.no_grad(), settings(next(self.network.parameters()).device, 0):
+                Sampling(self.network, self.draws, x, None, False, False).call(
+                    {}, rows(x, slice(0, 1))
+                )
+        finally:
+            for handle in handles:
+                handle.remove()
+        return count
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N, 1, 1)."""
+        return self.diag(x)[:, None, None]
+
+    def diag(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N,)."""
+        found = _last(
+            self._streams(x, None, tangent=self.tangent, every=self.num_samples, diagonal=True)
+        )
+        return found[-1].mean
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
+        size = max(1, BUDGET // (8 * num_rows(y)))
+        tiles = (self(part, y) for part in chunks(x, size))
+        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
+
+    def precise(self) -> MonteCarloKernel:
+        """The same kernel, its means in float64."""
+        return replace(self, product_dtype=torch.float64)
+
+    def scaled(self, variance: float | Tensor) -> MonteCarloKernel:
+        """variance · k."""
+        check_positive(variance, "variance")
+        return replace(self, variance=self.variance * variance)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MonteCarloKernel:
+        """The same kernel with the network on another device or in another dtype."""
+        moved = copy.deepcopy(self.network).to(device=device, dtype=dtype)
+        drawn = copy.deepcopy(self.draws.network).to(dtype=dtype)
+        return replace(self, network=moved, draws=replace(self.draws, network=drawn))
+
+
+def _last(items: Iterator[Any]) -> Any:
+    *_, last = items
+    return last
+
+
+def monte_carlo_kernel(
+    network: nn.Module,
+    num_samples: int = 100,
+    *,
+    tangent: bool = False,
+    weight_var: Variances | None = None,
+    bias_var: Variances | None = None,
+    parameterization: Parameterization | None = None,
+    width: int | None = None,
+    generator: torch.Generator | None = None,
+) -> MonteCarloKernel:
+    """The kernel of any network, estimated from `num_samples` draws of its parameters.
+
+        NNGP:  k(x, x') = 1/S Σ_s f(x; θ_s) · f(x'; θ_s) / C
+        NTK:   k(x, x') = 1/S Σ_s Σ_p r_p ∂f(x; θ_s)/∂θ_p · ∂f(x'; θ_s)/∂θ_p / C     (tangent=True)
+
+    Nothing is asked of the module but that it can be called: max pooling, softmax attention, LSTMs. Without
+    variances each layer's `reset_parameters()` draws, and the tangent kernel is that of the module's own
+    parameters (r = 1). With `weight_var` (and `bias_var`), weights are N(0, weight_var / fan_in), biases
+    N(0, bias_var), gains of norms one; r is their variance in the NTK parameterization (then the default)
+    and one in the standard one. `width` takes the network's `twin` of that width instead. The seed comes
+    from `generator`, or is always the same without one. A `twin` in the NTK parameterization redraws its
+    standard normal parameters.
+
+    The trace over outputs in the NTK is taken along one random vector of signs for each draw, which is
+    exact for one output. `estimate(x)` has the standard errors, which fall as 1/√S; the mean differs from
+    the limit of infinite width by O(1/width). Cost: S·N passes; with the NTK also S·N·M·P, and N·P memory.
+
+    >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.MaxPool1d(2), nn.Linear(32, 1))
+    >>> kernel = monte_carlo_kernel(network, 200, weight_var=2.0, bias_var=0.1)
+    >>> estimate = kernel.estimate(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> estimate.mean.shape, estimate.num_samples
+    (torch.Size([2, 2]), 200)
+
+    Reference: Novak et al., Bayesian deep convolutional networks with many channels are Gaussian processes,
+    2019, section 4.
+    """
+    if not isinstance(network, nn.Module) or not any(True for _ in network.parameters()):
+        raise NetworkError(f"a module with parameters is needed, but got {describe(network)}.")
+    if num_samples < 1:
+        raise InputError(f"num_samples must be at least 1, but {num_samples} was given.")
+    _check_batches(network)
+    seed = 0
+    if generator is not None:
+        device = generator.device
+        seed = int(torch.randint(2**62, (1,), generator=generator, device=device))
+    if width is not None:
+        network = widened(network, width)
+    template = copy.deepcopy(network).cpu()
+    if weight_var is None and bias_var is None:
+        draws = own_draws(template, seed, parameterization)
+    else:
+        kinds = parameterization or "ntk"
+        given = (1.0 if weight_var is None else weight_var, bias_var or 0.0, kinds)
+        draws = normal_draws(template, seed, *given)
+    draws(0)
+    return MonteCarloKernel(copy.deepcopy(network), draws, num_samples, tangent)
+
+
+def _check_batches(network: nn.Module) -> None:
+    for name, module in network.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise NetworkError(
+                f"{type(module).__name__} ('{name}') in training couples the points of a batch, so that "
+                "k(x, x') would depend on the other points. Call network.eval()."
+            )

@@ -1,0 +1,7 @@
+"""Signals of an infinitely wide network as values: which function of which Gaussians each of them is.
+
+The rules for layers write these `expressions`, and `moments` reads them. A `layout` says which axes of a
+hidden tensor are channels and which are positions; `positions` holds the linear maps of positions and
+the windows of convolutions; `channel_parts` cuts some channels out of a signal. Nothing is computed of
+data here.
+"""

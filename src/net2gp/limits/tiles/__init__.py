@@ -1,0 +1,7 @@
+"""Kernel matrices tile by tile, which is where the time of a limit goes.
+
+A plan, a prior and the data of one or two batches go in; the matrices of both kernels, or their
+diagonals, come out. Tiles are sized for the cache, computed by the program of the network, by one
+polynomial in the angle for all layers where the kernels depend on nothing else, or by a function
+compiled for a GPU.
+"""

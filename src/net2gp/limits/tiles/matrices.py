@@ -1,0 +1,336 @@
+"""Kernel matrices tile by tile, so that intermediate results stay in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import check_memory
+from net2gp.limits.moments.evaluation import Evaluation, Pair, Profile
+from net2gp.limits.moments.expression_moments import run
+from net2gp.limits.plan import Plan
+from net2gp.limits.prior import Prior
+from net2gp.limits.signals.layout import POSITION
+from net2gp.limits.tiles import compiled_tiles
+from net2gp.limits.tiles.angle_polynomial import (
+    fitted,
+    has_closed_forms,
+    is_homogeneous,
+    is_short,
+    only_data,
+)
+from net2gp.progress import progress
+
+TILE_BYTES = 2**21
+"""Size of one tile of moments in single precision; one in double precision has half of it."""
+
+COMPILED_ENTRIES = 2**26
+"""Entries of moments from which on a compilation pays on a GPU."""
+
+ANGLE_PAIRS = 2**16
+"""Pairs of points from which on a polynomial in the angle is worth fitting."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """A batch as a program sees it: its data, profile and diagonal, in rows that can be cut."""
+
+    plan: Plan
+    prior: Prior
+    data: dict[str, Tensor]
+    tangent: bool
+    profile: Profile
+    own: Pair
+
+    @staticmethod
+    def of(plan: Plan, prior: Prior, data: dict[str, Tensor], tangent: bool) -> Tiles:
+        """Run the program over each point with itself."""
+        n = next(iter(data.values())).shape[1]
+        entries = positions(plan)
+        on_gpu = next(iter(data.values())).is_cuda
+        budget = large_tile(entries) if on_gpu else small_tile(prior.dtype)
+        size = max(1, budget // entries)
+        profiles: list[Profile] = []
+        owns: list[Pair] = []
+        for start in range(0, n, size):
+            part = {name: t[:, start : start + size] for name, t in data.items()}
+            evaluation = Evaluation(plan.program, prior, tangent, part)
+            owns.append(run(evaluation))
+            profiles.append(evaluation.profile)
+        profile = {key: torch.cat([one[key] for one in profiles], -1) for key in profiles[0]}
+        cov = torch.cat([own[0] for own in owns], -1)
+        tangents = [own[1] for own in owns if own[1] is not None]
+        ntk = torch.cat(tangents, -1) if tangents else (torch.zeros_like(cov) if tangent else None)
+        return Tiles(plan, prior, data, tangent, profile, (cov, ntk))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data lies."""
+        return next(iter(self.data.values())).device
+
+    @property
+    def count(self) -> int:
+        """The number of points."""
+        return next(iter(self.data.values())).shape[1]
+
+    def rows(self, start: int, stop: int) -> Tiles:
+        """Points `start` to `stop`."""
+        return replace(
+            self,
+            data={name: t[:, start:stop] for name, t in self.data.items()},
+            profile={key: t[..., start:stop] for key, t in self.profile.items()},
+        )
+
+
+def positions(plan: Plan) -> int:
+    """The largest number of entries that one pair of points has in any signal."""
+    full = plan.program.full
+    return max(prod(e.positions) ** (2 if full[e.order] else 1) for e in plan.program.nodes)
+
+
+def large_tile(entries: int) -> int:
+    """Entries of a tile on a GPU: many, but fewer where layers are read again and again."""
+    return 2**29 if entries == 1 else 2**28
+
+
+def pairs(left: Tiles, right: Tiles) -> Pair:
+    """Moments of the output between all points of two batches."""
+    evaluation = Evaluation(
+        left.plan.program,
+        left.prior,
+        left.tangent,
+        left.data,
+        right.data,
+        (left.profile, right.profile),
+    )
+    cov, ntk = run(evaluation)
+    if left.tangent and ntk is None:
+        ntk = torch.zeros_like(cov)
+    return cov, ntk
+
+
+def arranged(t: Tensor, plan: Plan) -> Tensor:
+    """Moments (*S, *S, n, m) as a matrix, rows in the order of the network's flattened output."""
+    if not plan.program.output.positions:
+        return t
+    rank = len(plan.program.output.positions)
+    n, m = t.shape[-2:]
+    t = t.permute(2 * rank, *range(rank), 2 * rank + 1, *range(rank, 2 * rank))
+    place = 1
+    for kind, size, _ in plan.layout.factors:
+        if kind == POSITION:
+            place += 1
+        elif size > 1:
+            eye = torch.eye(size, dtype=t.dtype, device=t.device)
+            half = t.dim() // 2
+            t = t.unsqueeze(place).unsqueeze(half + place + 1)
+            shape = [1] * t.dim()
+            shape[place] = shape[half + 1 + place] = size
+            t = t * eye.reshape(shape)
+            place += 1
+    per_point = t[0].numel() // (m * prod(t.shape[t.dim() // 2 + 1 :])) if n else 1
+    return t.reshape(n * per_point, m * per_point)
+
+
+def small_tile(dtype: torch.dtype) -> int:
+    """Entries of a tile that a core's cache holds together with what is computed from it."""
+    return TILE_BYTES // 4 if dtype.itemsize <= 4 else TILE_BYTES // 2 // dtype.itemsize
+
+
+def tile_sizes(left: int, right: int, cells: int) -> tuple[int, int]:
+    """Rows and columns of a tile of so many pairs."""
+    columns = min(right, max(1, int((2 * cells) ** 0.5)))
+    return max(1, min(left, cells // columns)), columns
+
+
+def matrix(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
+    """k(x, x') of both kernels; with `right` None k(x, x), its upper half computed and its diagonal exact."""
+    graph = torch.is_grad_enabled() and (
+        left.prior.requires_grad
+        or (isinstance(scale, Tensor) and scale.requires_grad)
+        or any(t.requires_grad for side in (left, right) if side for t in side.data.values())
+    )
+    if graph:
+        return _with_gradients(left, right, scale)
+    with torch.no_grad():
+        return _filled(left, right, scale)
+
+
+def _with_gradients(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
+    cov, ntk = (
+        None if t is None else arranged(t, left.plan)
+        for t in pairs(left, left if right is None else right)
+    )
+    assert cov is not None
+    if right is None:
+        exact, steep = _own_blocks(left)
+        cov = _scattered(cov, exact)
+        ntk = None if ntk is None or steep is None else _scattered(ntk, steep)
+    return cov * scale, None if ntk is None else ntk * scale
+
+
+def _own_blocks(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
+    """k(x_n, x_n) of every point: (N, 1, 1), or (N, C, C) for outputs with positions."""
+    result: list[Tensor | None] = []
+    for t in tiles.own:
+        if t is None:
+            result.append(None)
+            continue
+        if not tiles.plan.program.output.positions:
+            result.append(t[:, None, None])
+        else:
+            blocks = [arranged(t[..., n : n + 1, None], tiles.plan) for n in range(t.shape[-1])]
+            result.append(torch.stack(blocks))
+    assert result[0] is not None
+    return result[0], result[1]
+
+
+def _scattered(square: Tensor, blocks: Tensor) -> Tensor:
+    """The blocks on the diagonal of a matrix replaced."""
+    n, size = blocks.shape[:2]
+    wide = square.reshape(n, size, n, size)
+    wide = torch.diagonal_scatter(wide, blocks.permute(1, 2, 0), 0, 0, 2)
+    return wide.reshape(n * size, n * size)
+
+
+def _cells(left: Tiles, right: Tiles | None) -> Iterator[tuple[slice, slice]]:
+    other = left if right is None else right
+    entries = positions(left.plan)
+    if left.device.type == "cuda":
+        yield from _large_cells(left.count, other.count, max(1, large_tile(entries) // entries))
+        return
+    cells = max(1, small_tile(left.prior.dtype) // entries)
+    tall, wide = tile_sizes(left.count, other.count, cells)
+    if right is None:
+        tall = wide = max(1, int((tall * wide) ** 0.5))
+    for i in range(0, left.count, tall):
+        for j in range(i if right is None else 0, other.count, wide):
+            yield slice(i, min(i + tall, left.count)), slice(j, min(j + wide, other.count))
+
+
+Cell = Callable[[slice, slice], Sequence[Tensor | None]]
+
+
+def _cell(left: Tiles, other: Tiles) -> Cell:
+    """What computes one tile: the polynomial in the angle where it serves, else the program."""
+    on_gpu = left.device.type == "cuda"
+    program = left.plan.program
+    # compiled, a short program costs no more than a polynomial
+    served = on_gpu and is_short(program) and has_closed_forms(program)
+    by_angle = None if served else _by_angle(left, other)
+    if by_angle is not None:
+        return by_angle
+    if on_gpu and not program.fusible and has_closed_forms(program):
+        return _compiled(left, other)
+    return lambda i, j: pairs(left.rows(i.start, i.stop), other.rows(j.start, j.stop))
+
+
+def _compiled(left: Tiles, other: Tiles) -> Cell:
+    """Tiles by a function compiled for their size, where there is enough work to pay for it."""
+    entries = positions(left.plan) * left.count * other.count
+
+    def cell(i: slice, j: slice) -> Sequence[Tensor | None]:
+        one, two = left.rows(i.start, i.stop), other.rows(j.start, j.stop)
+        if entries < COMPILED_ENTRIES:
+            return pairs(one, two)
+        return compiled_tiles.compiled(one, two)(*compiled_tiles.flat(one, two))
+
+    return cell
+
+
+def _by_angle(left: Tiles, other: Tiles) -> Cell | None:
+    """Tiles from angles alone, for networks and inputs whose kernels depend on nothing else."""
+    program, prior = left.plan.program, left.prior
+    raw = only_data(program)
+    if raw is None or left.count * other.count < ANGLE_PAIRS:
+        return None
+    x, y = left.data[raw.reference][0], other.data[raw.reference][0]
+    squares = [(t * t).mean(-1) for t in ((x,) if other is left else (x, y))]
+    low, high = min(float(t.min()) for t in squares), max(float(t.max()) for t in squares)
+    scaled = is_homogeneous(program, prior)
+    if low <= 0 or not (scaled or high - low <= 32 * torch.finfo(x.dtype).eps * high):
+        return None
+    # tables of activations without closed form are themselves right to about 1e-10
+    exact = 2e-12 if has_closed_forms(program) else 1e-9
+    tolerance = max(2 * torch.finfo(x.dtype).eps, exact)
+    square = 1.0 if scaled else (low + high) / 2
+    key = (left.tangent, scaled, square, tolerance, *prior.values())
+    if key not in left.plan.polynomials:
+        polynomial = fitted(program, prior, left.tangent, square, scaled, tolerance)
+        left.plan.polynomials[key] = polynomial
+    found = left.plan.polynomials[key]
+    if found is None:
+        return None
+    roots = [t.sqrt() for t in (squares[0], squares[-1])]
+    one, two = (
+        t / (root * t.shape[-1] ** 0.5)[:, None] for t, root in zip((x, y), roots, strict=True)
+    )
+
+    def cell(i: slice, j: slice) -> Sequence[Tensor | None]:
+        results = found(one[i] @ two[j].T)
+        if scaled:
+            for t in results:
+                t.mul_(roots[0][i, None]).mul_(roots[1][j])
+        return results
+
+    return cell
+
+
+def _large_cells(tall: int, wide: int, pairs: int) -> Iterator[tuple[slice, slice]]:
+    """Few cells of one size; the last ones of a row or column overlap those before them."""
+    rows = min(tall, max(1, pairs // wide, int(pairs**0.5)))
+    columns = min(wide, max(1, pairs // rows))
+    for i in range(0, tall, rows):
+        for j in range(0, wide, columns):
+            top, left = min(i, tall - rows), min(j, wide - columns)
+            yield slice(top, top + rows), slice(left, left + columns)
+
+
+def _filled(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
+    other = left if right is None else right
+    cell = _cell(left, other)
+    per_point = left.plan.layout.shape
+    size = prod(per_point) if left.plan.program.output.positions else 1
+    shape = (left.count * size, other.count * size)
+    example = left.own[0]
+    count = 2 if left.tangent else 1
+    check_memory(
+        count * example.element_size() * shape[0] * shape[1],
+        example.device,
+        f"the kernel matrix of {shape[0]} × {shape[1]} entries",
+        "solver=CG(), which multiplies with it tile by tile",
+    )
+    results = [torch.empty(shape, dtype=example.dtype, device=example.device) for _ in range(count)]
+    cells = list(_cells(left, right))
+    mirrored = right is None and left.device.type != "cuda"
+    with progress("kernel tiles", total=len(cells)) as advance:
+        for i, j in cells:
+            found = cell(i, j)
+            a, b = (slice(s.start * size, s.stop * size) for s in (i, j))
+            for result, t in zip(results, found, strict=False):
+                assert t is not None
+                tile = arranged(t, left.plan)
+                result[a, b] = tile
+                if mirrored and i.start != j.start:
+                    result[b, a] = tile.T
+            advance()
+    if right is None:
+        for result, blocks in zip(results, _own_blocks(left), strict=False):
+            assert blocks is not None
+            n, c = blocks.shape[:2]
+            result.view(n, c, n, c).diagonal(0, 0, 2).copy_(blocks.permute(1, 2, 0))
+    if not (isinstance(scale, float | int) and scale == 1):
+        for result in results:
+            result.mul_(scale)
+    return results[0], results[1] if count == 2 else None
+
+
+def diagonal(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
+    """The diagonals of both kernels."""
+    blocks = [None if b is None else b.diagonal(0, 1, 2).reshape(-1) for b in _own_blocks(tiles)]
+    assert blocks[0] is not None
+    return blocks[0], blocks[1]
