@@ -21,7 +21,8 @@ from net2gp.inputs import (
 from net2gp.limits.initialization import as_built
 from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
-from net2gp.limits.tiles.matrices import Tiles, diagonal, matrix
+from net2gp.limits.tiles.batch import Tiles
+from net2gp.limits.tiles.matrices import diagonal, matrix
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.limits.duals.closed_forms import Pair
 from net2gp.limits.duals.correlation import correlation, recording
+from net2gp.limits.integrals.polynomials import hermite_coefficients, horner
 
 
 def square_root(x: Tensor) -> Tensor:
@@ -182,14 +183,6 @@ def arc_cosine_polynomials(degree: int) -> tuple[tuple[float, ...], tuple[float,
     return tuple(p), tuple(q[:degree])
 
 
-def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Σ_i coefficients[i] x^i."""
-    result = torch.zeros_like(x)
-    for coefficient in reversed(coefficients):
-        result = result * x + coefficient
-    return result
-
-
 @dataclass(frozen=True)
 class RectifiedPower:
     """φ(x) = max(x, 0)^degree for degree ≥ 1: the arc-cosine kernels.
@@ -336,16 +329,12 @@ def hermite(degree: int) -> HermiteSum:
     >>> hermite(3).dual(one / 2, one, one, False)[0]
     tensor([0.1250])
     """
-    if degree < 0:
-        raise InputError(f"degree must be zero or positive, but {degree} was given.")
+    coefficients = hermite_coefficients(degree)
     root = math.sqrt(math.factorial(degree))
-    coefficients, terms = [0.0] * (degree + 1), [()] * (degree + 1)
+    terms: list[tuple[float, ...]] = [()] * (degree + 1)
     for i in range(degree // 2 + 1):
-        l = degree - 2 * i
-        size = root / (2**i * math.factorial(i))
-        coefficients[l] = (-1) ** i * size / math.factorial(l)
-        terms[l] = (*(0.0,) * i, size)
-    return HermiteSum(tuple(coefficients), tuple(terms), 1.0)
+        terms[degree - 2 * i] = (*(0.0,) * i, root / (2**i * math.factorial(i)))
+    return HermiteSum(coefficients, tuple(terms), 1.0)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Quadrature:
     """φ given as a function on tensors, of at most polynomial growth.
 
     `kinks` are the places where φ or φ' jumps; None searches for them. The plane integral costs about 2e4
-    evaluations of φ a pair, so `dual` of many pairs goes through an interpolation table (see `table`).
+    evaluations of φ a pair, so `dual` of many pairs goes through a table (see `interpolation`).
 
     >>> Quadrature(torch.tanh, ()).variance(torch.ones(1, dtype=torch.float64), True)
     (tensor([0.3943], dtype=torch.float64), tensor([0.4644], dtype=torch.float64))

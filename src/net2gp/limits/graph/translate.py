@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from net2gp.errors import InputError
-from net2gp.limits.duals.activations import Activation, UnsupportedLayer
+from net2gp.limits.duals.activations import Activation, UnsupportedLayer, activation_of
+from net2gp.limits.modules.pointwise import Pointwise
 from net2gp.limits.signals import expressions as ex
 from net2gp.limits.signals.channel_parts import rows
 from net2gp.limits.signals.expressions import Expression
@@ -227,9 +228,6 @@ def activated(
 
 def composed(outer: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]) -> Activation:
     """The activation u ↦ outer(inner(u))."""
-    from net2gp.limits.duals.activations import activation_of
-    from net2gp.limits.modules.pointwise import Pointwise
-
     return activation_of(Pointwise(lambda u: outer(inner(u))))
 
 

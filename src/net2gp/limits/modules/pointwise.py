@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from net2gp.limits.duals.power_forms import hermite, horner
+from net2gp.limits.integrals.polynomials import hermite_coefficients, horner
 
 
 class Sin(nn.Module):
@@ -314,7 +314,7 @@ class Hermite(nn.Module):
 
     def __init__(self, degree: int) -> None:
         super().__init__()
-        self.degree, self.coefficients = degree, hermite(degree).coefficients
+        self.degree, self.coefficients = degree, hermite_coefficients(degree)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply pointwise."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from net2gp.limits.moments.evaluation import Evaluation, Pair
 from net2gp.limits.moments.expression_moments import run
 from net2gp.limits.prior import Prior
 from net2gp.limits.signals.positions import functional_windows
-
-if TYPE_CHECKING:
-    from net2gp.limits.tiles.matrices import Tiles
+from net2gp.limits.tiles.batch import Tiles
 
 Flat = tuple[list[Tensor], ...]
 

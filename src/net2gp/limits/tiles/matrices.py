@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
 from net2gp.errors import check_memory
-from net2gp.limits.moments.evaluation import Evaluation, Pair, Profile
-from net2gp.limits.moments.expression_moments import run
+from net2gp.limits.moments.evaluation import Pair
 from net2gp.limits.plan import Plan
-from net2gp.limits.prior import Prior
 from net2gp.limits.signals.layout import POSITION
 from net2gp.limits.tiles import compiled_tiles
 from net2gp.limits.tiles.angle_polynomial import (
@@ -23,94 +20,14 @@ from net2gp.limits.tiles.angle_polynomial import (
     is_short,
     only_data,
 )
+from net2gp.limits.tiles.batch import Tiles, large_tile, pairs, positions, small_tile
 from net2gp.progress import progress
-
-TILE_BYTES = 2**21
-"""Size of one tile of moments in single precision; one in double precision has half of it."""
 
 COMPILED_ENTRIES = 2**26
 """Entries of moments from which on a compilation pays on a GPU."""
 
 ANGLE_PAIRS = 2**16
 """Pairs of points from which on a polynomial in the angle is worth fitting."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tiles:
-    """A batch as a program sees it: its data, profile and diagonal, in rows that can be cut."""
-
-    plan: Plan
-    prior: Prior
-    data: dict[str, Tensor]
-    tangent: bool
-    profile: Profile
-    own: Pair
-
-    @staticmethod
-    def of(plan: Plan, prior: Prior, data: dict[str, Tensor], tangent: bool) -> Tiles:
-        """Run the program over each point with itself."""
-        n = next(iter(data.values())).shape[1]
-        entries = positions(plan)
-        on_gpu = next(iter(data.values())).is_cuda
-        budget = large_tile(entries) if on_gpu else small_tile(prior.dtype)
-        size = max(1, budget // entries)
-        profiles: list[Profile] = []
-        owns: list[Pair] = []
-        for start in range(0, n, size):
-            part = {name: t[:, start : start + size] for name, t in data.items()}
-            evaluation = Evaluation(plan.program, prior, tangent, part)
-            owns.append(run(evaluation))
-            profiles.append(evaluation.profile)
-        profile = {key: torch.cat([one[key] for one in profiles], -1) for key in profiles[0]}
-        cov = torch.cat([own[0] for own in owns], -1)
-        tangents = [own[1] for own in owns if own[1] is not None]
-        ntk = torch.cat(tangents, -1) if tangents else (torch.zeros_like(cov) if tangent else None)
-        return Tiles(plan, prior, data, tangent, profile, (cov, ntk))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the data lies."""
-        return next(iter(self.data.values())).device
-
-    @property
-    def count(self) -> int:
-        """The number of points."""
-        return next(iter(self.data.values())).shape[1]
-
-    def rows(self, start: int, stop: int) -> Tiles:
-        """Points `start` to `stop`."""
-        return replace(
-            self,
-            data={name: t[:, start:stop] for name, t in self.data.items()},
-            profile={key: t[..., start:stop] for key, t in self.profile.items()},
-        )
-
-
-def positions(plan: Plan) -> int:
-    """The largest number of entries that one pair of points has in any signal."""
-    full = plan.program.full
-    return max(prod(e.positions) ** (2 if full[e.order] else 1) for e in plan.program.nodes)
-
-
-def large_tile(entries: int) -> int:
-    """Entries of a tile on a GPU: many, but fewer where layers are read again and again."""
-    return 2**29 if entries == 1 else 2**28
-
-
-def pairs(left: Tiles, right: Tiles) -> Pair:
-    """Moments of the output between all points of two batches."""
-    evaluation = Evaluation(
-        left.plan.program,
-        left.prior,
-        left.tangent,
-        left.data,
-        right.data,
-        (left.profile, right.profile),
-    )
-    cov, ntk = run(evaluation)
-    if left.tangent and ntk is None:
-        ntk = torch.zeros_like(cov)
-    return cov, ntk
 
 
 def arranged(t: Tensor, plan: Plan) -> Tensor:
@@ -134,11 +51,6 @@ def arranged(t: Tensor, plan: Plan) -> Tensor:
             place += 1
     per_point = t[0].numel() // (m * prod(t.shape[t.dim() // 2 + 1 :])) if n else 1
     return t.reshape(n * per_point, m * per_point)
-
-
-def small_tile(dtype: torch.dtype) -> int:
-    """Entries of a tile that a core's cache holds together with what is computed from it."""
-    return TILE_BYTES // 4 if dtype.itemsize <= 4 else TILE_BYTES // 2 // dtype.itemsize
 
 
 def tile_sizes(left: int, right: int, cells: int) -> tuple[int, int]:
