@@ -1,0 +1,86 @@
+"""The names that saved files give to classes, spelled out: they must outlive moves and new names."""
+
+from net2gp.posteriors.save import _CLASSES
+
+TAGS = [
+    "linearized.Linearized",
+    "tangent.TangentKernel",
+    "trace.TraceKernel",
+    "kernels.LimitKernel",
+    "kernels.InfiniteWidth",
+    "prior.Prior",
+    "cholesky.Cholesky",
+    "low_rank.LowRankPlusIdentity",
+    "kernels.RBF",
+    "kernels.IndependentOutputs",
+    "gaussian.Gaussian",
+    "heteroscedastic.HeteroscedasticGaussian",
+    "bernoulli.Bernoulli",
+    "categorical.Categorical",
+    "heteroscedastic.SoftplusScale",
+    "heteroscedastic.LogVariance",
+    "links.Quadrature",
+    "links.Probit",
+    "links.MonteCarlo",
+    "links.LaplaceBridge",
+    "links.Contrast",
+    "curvature.GGN",
+    "curvature.EmpiricalFisher",
+    "curvature.MonteCarloFisher",
+    "structures.Full",
+    "structures.Diagonal",
+    "structures.Kron",
+    "structures.LowRank",
+    "structures.Sampled",
+    "structures.LastLayer",
+    "structures.Subnetwork",
+    "structures.FunctionSpace",
+    "covariances.DiagonalCovariance",
+    "covariances.LowRankPlusDiagonal",
+    "covariances.Subtracted",
+    "covariances.FullCovariance",
+    "covariances.SubsetCovariance",
+    "kron.KronRoot",
+    "kron.DenseRoot",
+    "kron.DiagonalRoot",
+    "kron.KronCovariance",
+    "drawn.DrawnCovariance",
+    "covariances.ScaledCovariance",
+    "conditioned.Conditioned",
+    "pivoted.Pivoted",
+    "last_layer.LastLayerFull",
+    "last_layer.LastLayerDiagonal",
+    "last_layer.LastLayerKron",
+    "dual.AroundZero",
+    "solvers.Exact",
+    "solvers.Lanczos",
+    "solvers.Cholesky",
+    "solvers.WeightSpace",
+    "solvers.PivotedCholesky",
+    "solvers.Nystrom",
+    "solvers.CG",
+    "solvers.Laplace",
+    "solvers.Variational",
+    "systems.Sites",
+    "systems.CurvatureFactor",
+    "systems.GramProduct",
+    "systems.IterativeFactor",
+    "function_space.NoiseFactor",
+    "function_space.SpectralFactor",
+    "function_space.FunctionPosterior",
+    "weight_space.WeightPosterior",
+    "weight_gaussian.WeightGaussian",
+    "codes.Standardized",
+    "codes.ClassPosterior",
+]
+
+
+def test_no_tag_goes_or_changes():
+    assert sorted(_CLASSES) == sorted(TAGS), (
+        "files name classes so: add the tag of a new class here"
+    )
+
+
+def test_each_tag_means_one_class_of_its_name():
+    assert [_CLASSES[tag].__name__ for tag in TAGS] == [tag.split(".")[1] for tag in TAGS]
+    assert len(set(_CLASSES.values())) == len(TAGS)
