@@ -7,6 +7,11 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "net2gp"
 FILES = sorted(SOURCE.rglob("*.py"))
+FOLDERS = sorted({path.parent for path in FILES})
+
+LARGEST = 12  # files of a folder beside its __init__.py
+EXEMPT = {"linear", "methods", "posteriors"}
+"""Folders that hold more, and are to be divided: names leave this set, none comes in."""
 
 
 def functions(path):
@@ -38,3 +43,15 @@ def test_files_and_functions_stay_within_the_budget(path):
         assert body_lines(node) <= 45, f"{where}: about 40 lines a function"
         parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
         assert len(parameters) <= 8 or is_gpu_kernel(node), f"{where}: at most 8 parameters"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(SOURCE)))
+def test_folders_hold_a_dozen_files_and_say_what_they_are_for(folder):
+    name = folder.relative_to(SOURCE).as_posix()
+    count = len([path for path in folder.glob("*.py") if path.name != "__init__.py"])
+    if name in EXEMPT:
+        assert count > LARGEST, f"{name} is small enough: take it out of EXEMPT"
+    else:
+        assert count <= LARGEST, f"{name} holds {count} files: divide it into sub-packages"
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert docstring, f"{name}: say in __init__.py what goes in and what comes out"
