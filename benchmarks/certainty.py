@@ -118,9 +118,9 @@ def rows(problem: Problem, seed: int) -> Iterator[tuple[str, list[float]]]:
     known = (problem.x, problem.y)
     yield "network", scores(problem, lambda x: Categorical(logits=module(x)))
     ways = {
-        "Kron, evidence": {"structure": n2g.Kron(), "tuning": n2g.Evidence()},
+        "Kron, evidence": {"structure": n2g.Kron(), "tuning": n2g.tuning.Evidence()},
         "Kron": {"structure": n2g.Kron()},
-        "last layer, evidence": {"structure": n2g.LastLayer(), "tuning": n2g.Evidence()},
+        "last layer, evidence": {"structure": n2g.LastLayer(), "tuning": n2g.tuning.Evidence()},
         "last layer": {"structure": n2g.LastLayer()},
     }
     for name, settings in ways.items():

@@ -23,7 +23,7 @@ EXPLANATION = f"""\
 The networks are the same arrays for both libraries: {DIGITS.title} (P = {DIGITS.num_params:,}), trained by
 Adam on {DIGITS.num_points} of scikit-learn's digits, and a {MANY_CLASSES.title} with
 N = {MANY_CLASSES.num_points:,} points, of whose last layer a full covariance would have 513,000² entries.
-All in float32, GGN curvature, one thread pool of two threads.
+All in float32, ExactFisher curvature, one thread pool of two threads.
 
 Fit: the posterior at a prior variance of one. With prior: the posterior with the prior variance that the
 library finds; for laplace-torch that is fit and `optimize_prior_precision(method="marglik")`, except for

@@ -42,7 +42,7 @@ ATTEMPTS = {
     "Kron": FIT.format(", structure=n2g.Kron()"),
     "Kron, rest": FIT.format(", structure=n2g.Kron(rest=n2g.Diagonal())"),
     "Diagonal": FIT.format(", structure=n2g.Diagonal()"),
-    "FunctionSpace": FIT.format(", structure=n2g.FunctionSpace()"),
+    "FunctionSpace": FIT.format(", structure=n2g.structures.FunctionSpace()"),
     "adapt": """\
 y_task = y.flip(0)  # another task at the same points
 posterior = n2g.adapt(linearized, (x, y_task), likelihood)

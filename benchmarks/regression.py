@@ -52,12 +52,12 @@ FEW_TABLES, FEW_KINDS = ("diabetes", "Friedman"), ("plain", "weight decay")
 LEVELS = (0.5, 0.9, 0.95)
 STRUCTURES: dict[str, n2g.posteriors.structures.Structure | None] = {
     DEFAULT: None,
-    "FunctionSpace": n2g.FunctionSpace(),
+    "FunctionSpace": n2g.structures.FunctionSpace(),
     "Kron": n2g.Kron(),
     "Diagonal": n2g.Diagonal(),
     "LastLayer": n2g.LastLayer(),
-    "LowRank": n2g.LowRank(50),
-    "Subnetwork": n2g.Subnetwork(300),
+    "LowRank": n2g.structures.LowRank(50),
+    "Subnetwork": n2g.structures.Subnetwork(300),
 }
 FUNCTION_ROWS = 2000
 """Rows up to which `FunctionSpace()` is asked for by name."""

@@ -49,7 +49,7 @@ def error_against_rank(num_points: int, ranks: list[int]) -> list[str]:
     linearized = n2g.linearize(network)
     kernel = linearized.kernel(0.01)
 
-    def variance(solver: n2g.Cholesky) -> Tensor:
+    def variance(solver: n2g.solvers.Cholesky) -> Tensor:
         posterior = n2g.condition(
             kernel,
             (x[:num_points], y[:num_points]),
@@ -59,14 +59,14 @@ def error_against_rank(num_points: int, ranks: list[int]) -> list[str]:
         )
         return posterior.marginal(x_test[:100]).covariance_matrix.diagonal(dim1=1, dim2=2)
 
-    exact = variance(n2g.Cholesky())
+    exact = variance(n2g.solvers.Cholesky())
     prior = kernel.diag(x_test[:100]).reshape(exact.shape)
     rows = [
         "| rank | mean error / prior variance | mean variance / exact | lowest cached − exact |"
     ]
     rows += ["|---:|---:|---:|---:|"]
     for rank in ranks:
-        cached = variance(n2g.Cholesky(variance=n2g.Lanczos(rank)))
+        cached = variance(n2g.solvers.Cholesky(variance=n2g.solvers.Lanczos(rank)))
         relative = float(((cached - exact) / prior).mean())
         ratio = float((cached / exact).mean())
         rows.append(
@@ -94,13 +94,13 @@ def time_against_points(sizes: list[int]) -> list[str]:
     ]
     for size in sizes:
         row = [f"{size}"]
-        for variance in (n2g.Lanczos(50), n2g.Exact()):
+        for variance in (n2g.solvers.Lanczos(50), n2g.solvers.Exact()):
             start = time.perf_counter()
             posterior = n2g.condition(
                 linearized.kernel(),
                 (x[:size], y[:size]),
                 n2g.Gaussian(0.1),
-                solver=n2g.Cholesky(variance=variance),
+                solver=n2g.solvers.Cholesky(variance=variance),
             )
             built = time.perf_counter() - start
             posterior.marginal(x_test)
@@ -137,7 +137,11 @@ def residuals(quick: bool) -> list[str]:
         K = linearized.kernel().precise()(inputs.to(dtype))
         level = float(K.diagonal().mean())
         for noise in (1e-2, 1e-4, 1e-6):
-            for preconditioner in (None, n2g.PivotedCholesky(200), n2g.Nystrom(200)):
+            for preconditioner in (
+                None,
+                n2g.solvers.PivotedCholesky(200),
+                n2g.solvers.Nystrom(200),
+            ):
                 rows.append(
                     _solve(
                         name,
@@ -154,7 +158,9 @@ def residuals(quick: bool) -> list[str]:
 
 
 def _solve(name, linearized, x, y, K, noise, preconditioner, relative) -> str:
-    solver = n2g.CG(tol=1e-8, preconditioner=preconditioner, variance=n2g.Exact(), num_probes=2)
+    solver = n2g.solvers.CG(
+        tol=1e-8, preconditioner=preconditioner, variance=n2g.solvers.Exact(), num_probes=2
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NotConverged)
         start = time.perf_counter()

@@ -31,7 +31,7 @@ def structure(job: dict[str, Any]) -> Any:
         "last_kron": n2g.LastLayer(n2g.Kron()),
         "kron": n2g.Kron(),
         "diagonal": n2g.Diagonal(),
-        "functional": n2g.FunctionSpace(job["num_points"]),
+        "functional": n2g.structures.FunctionSpace(job["num_points"]),
     }[job["kind"]]
 
 
@@ -44,7 +44,7 @@ def stage(
 
 def prior_variance(posterior: Any) -> float:
     """The one prior variance of all parameters."""
-    if isinstance(posterior, n2g.WeightGaussian):
+    if isinstance(posterior, n2g.posteriors.WeightGaussian):
         return float(torch.as_tensor(posterior.prior_var).mean())
     return float(next(iter(posterior.kernel.prior_var.values())).mean())
 
@@ -56,7 +56,7 @@ def main() -> None:
     module = network(PROBLEMS[job["problem"]], found)
     data = (torch.from_numpy(found["x"]), torch.from_numpy(found["y"]))
     inputs = {name: torch.from_numpy(found[name]) for name in ("test", "rotated", "noise")}
-    likelihood, kind = n2g.Categorical(link=n2g.Probit()), structure(job)
+    likelihood, kind = n2g.Categorical(link=n2g.links.Probit()), structure(job)
     options = (resident(), int(repeats), float(patience))
 
     def fit(prior_var: float | None) -> Any:
@@ -84,9 +84,9 @@ def main() -> None:
         default = n2g.laplace(module, data, n2g.Categorical(), structure=kind)
         for name in names:
             results[f"{name}_default"] = default.predict(inputs[name]).probs.numpy()
-    if job["first"] and isinstance(kind, n2g.FunctionSpace):
+    if job["first"] and isinstance(kind, n2g.structures.FunctionSpace):
         # after all that is measured, as it takes much more memory
-        whole = n2g.FunctionSpace(kind.num_points, tol=0.0)
+        whole = n2g.structures.FunctionSpace(kind.num_points, tol=0.0)
         reference = n2g.laplace(module, data, likelihood, prior_var=1.0, structure=whole)
         ratio = results["variances"] / spread(reference, AGREEMENT_POINTS)
         exact = [float(v) for v in np.quantile(ratio, [0.0, 0.5, 1.0])]

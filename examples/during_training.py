@@ -26,7 +26,7 @@ def new_network() -> nn.Sequential:
 
 
 def by_voggn(x, y):
-    optimizer = VOGGN(new_network(), NOISE, len(x), lr=0.04, betas=(0.9, 0.96))
+    optimizer = VOGGN(new_network(), NOISE, len(x), learning_rate=0.04, decays=(0.9, 0.96))
     for _ in range(300):
         optimizer.step(x, y)
     return optimizer.posterior((x, y))
@@ -34,7 +34,7 @@ def by_voggn(x, y):
 
 def by_ivon(x, y):
     network = new_network()
-    optimizer = IVON(network, len(x), lr=0.02, betas=(0.9, 0.997), initial_var=1e-3)
+    optimizer = IVON(network, len(x), learning_rate=0.02, decays=(0.9, 0.997), initial_var=1e-3)
     for _ in range(1000):
         with optimizer.sampled_weights():
             (-NOISE.log_prob(network(x), y).mean()).backward()

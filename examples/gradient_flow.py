@@ -25,10 +25,10 @@ def main(out: Path) -> None:
     x = torch.tensor([-2.2, -1.8, -1.3, -0.6, 0.1, 1.4, 1.7, 2.1])[:, None]
     y, grid = torch.sin(2 * x), torch.linspace(-3, 3, 121)[:, None]
     network = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
-    rate = 0.5 * n2g.max_learning_rate(n2g.gradient_flow(network, (x, y), **PRIOR))
+    rate = 0.5 * n2g.training.max_learning_rate(n2g.gradient_flow(network, (x, y), **PRIOR))
     flow = n2g.gradient_flow(network, (x, y), learning_rate=rate, **PRIOR)
 
-    twins = [n2g.twin(network, 1024, generator=draw, **PRIOR) for _ in range(30)]
+    twins = [n2g.limits.twin(network, 1024, generator=draw, **PRIOR) for _ in range(30)]
     states, _ = stack_module_state(twins)
     outputs = lambda state, points: functional_call(twins[0], state, (points,))
     loss = lambda state: (outputs(state, x) - y).square().mean() / 2

@@ -39,7 +39,7 @@ def main(out: Path) -> None:
     points, widths = torch.linspace(-1, 1, 8)[:, None], [16, 32, 64, 128, 256, 512]
     Theta, errors = n2g.ntk(network, weight_var=2.0, bias_var=0.1)(points), []
     for width in widths:
-        twins = [n2g.twin(network, width, weight_var=2.0, bias_var=0.1) for _ in range(12)]
+        twins = [n2g.limits.twin(network, width, weight_var=2.0, bias_var=0.1) for _ in range(12)]
         found = torch.stack([n2g.linearize(one.eval()).kernel()(points) for one in twins])
         errors.append(float(((found - Theta).norm(dim=(1, 2)) / Theta.norm()).mean()))
     print(f"error of a twin's tangent kernel: {errors[0]:.2f} at width 16, {errors[-1]:.2f} at 512")

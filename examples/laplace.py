@@ -34,7 +34,7 @@ def main(out: Path) -> None:
     predictors = {
         "network": lambda z: Categorical(logits=network(z)),
         "Kron": posterior.predict,
-        "Kron, evidence": laplace(structure=n2g.Kron(), tuning=n2g.Evidence()).predict,
+        "Kron, evidence": laplace(structure=n2g.Kron(), tuning=n2g.tuning.Evidence()).predict,
         "last layer": laplace(structure=n2g.LastLayer()).predict,
     }
     turned = x_test.rot90(1, (-2, -1))

@@ -26,7 +26,7 @@ def main(out: Path) -> None:
     old, new, x_test = (x[:200], y[:200]), (x[200:], y[200:]), torch.randn(100, 5)
     network = nn.Sequential(nn.Linear(5, 48), nn.Tanh(), nn.Linear(48, 1)).eval()
     kernel, likelihood = n2g.linearize(network).kernel(1.0), n2g.Gaussian(noise_var)
-    exact = n2g.condition(kernel, old, likelihood, solver=n2g.Cholesky())
+    exact = n2g.condition(kernel, old, likelihood, solver=n2g.solvers.Cholesky())
     exact_std = exact.marginal(x_test).variance.sqrt()
 
     def residual(posterior):
@@ -34,7 +34,7 @@ def main(out: Path) -> None:
         left = y - kernel.matmul(x, x, alpha) - noise_var * alpha
         return float(left.norm() / y.norm())
 
-    hasty = n2g.CG(max_iterations=3, preconditioner=None, store_gram=False)
+    hasty = n2g.solvers.CG(max_iterations=3, preconditioner=None, store_gram=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NotConverged)
         rough = n2g.condition(kernel, old, likelihood, solver=hasty)
@@ -43,7 +43,7 @@ def main(out: Path) -> None:
 
     figure, ax = plt.subplots(figsize=(5.5, 5), layout="constrained")
     for color, rank in zip(plots.COLORS, (10, 40, 120), strict=False):
-        solver = n2g.CG(variance=n2g.Lanczos(rank), num_probes=4, store_gram=False)
+        solver = n2g.solvers.CG(variance=n2g.solvers.Lanczos(rank), num_probes=4, store_gram=False)
         posterior = n2g.condition(kernel, old, likelihood, solver=solver)
         std = posterior.marginal(x_test).variance.sqrt()
         print(f"rank {rank:3}: residual {residual(posterior):.1e}", end=", ")
@@ -53,7 +53,7 @@ def main(out: Path) -> None:
         ax.loglog(exact_std, std, ".", color=color, label=f"Lanczos({rank})")
 
     updated = posterior.update(new)
-    whole = n2g.condition(kernel, (x, y), likelihood, solver=n2g.Cholesky())
+    whole = n2g.condition(kernel, (x, y), likelihood, solver=n2g.solvers.Cholesky())
     gap = (updated.marginal(x_test).mean - whole.marginal(x_test).mean).abs().max()
     print(
         f"updated with {len(new[0])} points: at most {gap:.1e} from the exact mean of all {len(x)}"

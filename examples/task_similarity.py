@@ -45,14 +45,14 @@ def main(out: Path) -> None:
         seen = change(x_test)
         right = metrics.accuracy(networks[name](seen).softmax(-1), y_test)
         print(f"{name:10} accuracy {right:.1%}")
-        embeddings.append(n2g.task_embedding(networks[name], seen[:200], n2g.Categorical()))
+        embeddings.append(n2g.tasks.task_embedding(networks[name], seen[:200], n2g.Categorical()))
 
-    fisher = n2g.similarity_matrix(embeddings)
+    fisher = n2g.tasks.similarity_matrix(embeddings)
     print(f"\n{'like digits':12}{'Fisher':>8}{'distance':>10}{'Jacobian':>10}")
     for name, value, other in zip(changes, fisher[0], embeddings, strict=True):
         both = networks["digits"], networks[name], x_test[:200], changes[name](x_test[:200])
-        distance = n2g.task_distance(embeddings[0], other, balanced=True)
-        jacobian = n2g.jacobian_similarity(*both)
+        distance = n2g.tasks.task_distance(embeddings[0], other, balanced=True)
+        jacobian = n2g.tasks.jacobian_similarity(*both)
         print(f"{name:12}{value:8.3f}{distance:10.3f}{jacobian:10.3f}")
 
     figure, ax = plt.subplots(figsize=(5.5, 4.5), layout="constrained")

@@ -44,7 +44,11 @@ def main(out: Path) -> None:
     posterior = n2g.laplace(network, train, n2g.Categorical(), structure=structure)
 
     validated = n2g.laplace(
-        network, train, n2g.Categorical(), structure=structure, tuning=n2g.Validation(held_out)
+        network,
+        train,
+        n2g.Categorical(),
+        structure=structure,
+        tuning=n2g.tuning.Validation(held_out),
     )
     predictors = {
         "softmax": lambda z: Categorical(logits=network(z)),

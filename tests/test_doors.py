@@ -194,7 +194,7 @@ class GraphNetwork(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "structure", [None, n2g.Full(), n2g.Diagonal(), n2g.LastLayer(), n2g.FunctionSpace()]
+    "structure", [None, n2g.Full(), n2g.Diagonal(), n2g.LastLayer(), n2g.structures.FunctionSpace()]
 )
 def test_objects_by_their_number(structure) -> None:
     torch.manual_seed(0)
@@ -255,10 +255,10 @@ def posteriors():
     laplace = lambda structure: fitted(
         network, data, n2g.Categorical(), prior_var=1.0, structure=structure
     )
-    for structure in (n2g.Full(), n2g.Kron(), n2g.LastLayer(), n2g.FunctionSpace()):
+    for structure in (n2g.Full(), n2g.Kron(), n2g.LastLayer(), n2g.structures.FunctionSpace()):
         yield type(structure).__name__, laplace(structure), x
     yield "adapt", n2g.adapt(network, data, n2g.Categorical(), prior_var=1.0), x
-    solver = n2g.WeightSpace()
+    solver = n2g.solvers.WeightCholesky()
     yield "weights", n2g.adapt(network, data, n2g.Categorical(), prior_var=1.0, solver=solver), x
     yield "adapt_classes", n2g.adapt_classes(network, data), x
 
@@ -323,7 +323,7 @@ def test_a_prior_in_which_the_noise_is_lost_is_refused() -> None:
     message = (
         r"prior variance of the outputs is .*e\+20 and the noise 0\.1.* Pass a smaller prior_var"
     )
-    for solver in (None, n2g.Cholesky(), n2g.WeightSpace()):
+    for solver in (None, n2g.solvers.Cholesky(), n2g.solvers.WeightCholesky()):
         with pytest.raises(InputError, match=message):
             n2g.adapt(regressor(), (X, Y), n2g.Gaussian(0.1), prior_var=1e20, solver=solver)
     wide = n2g.adapt(regressor(), (X, Y), n2g.Gaussian(0.1), prior_var=1e10)

@@ -33,7 +33,11 @@ def mlp(*middle: nn.Module) -> nn.Module:
     [
         (n2g.Gaussian, None, r"likelihood is the class Gaussian\. Write Gaussian\(\)"),
         (n2g.Gaussian(0.1), n2g.Kron, r"structure is the class Kron\. Write Kron\(\)"),
-        (n2g.Gaussian(0.1), n2g.Subnetwork, r"class Subnetwork\. Write Subnetwork\(num_weights\)"),
+        (
+            n2g.Gaussian(0.1),
+            n2g.structures.Subnetwork,
+            r"class Subnetwork\. Write Subnetwork\(num_weights\)",
+        ),
     ],
 )
 def test_a_class_without_its_brackets_is_named(likelihood, structure, message: str) -> None:

@@ -37,7 +37,7 @@ def laplace(**settings):
 def test_posteriors_say_what_they_are_of() -> None:
     text = repr(laplace(structure=n2g.Diagonal()))
     assert text.startswith(
-        "WeightGaussian(Linearized(Sequential, 13 parameters), structure=Diagonal(fisher=GGN()), "
+        "WeightGaussian(Linearized(Sequential, 13 parameters), structure=Diagonal(fisher=ExactFisher()), "
         "likelihood=Gaussian(noise_var=0.25), prior_var=0.5, N=12, C=1, P=13, log_evidence="
     )
     text = repr(n2g.adapt(regressor(), (X, X.sin()), n2g.Gaussian(0.25), prior_var=0.5))
@@ -71,7 +71,7 @@ def test_predictions_say_their_ranges() -> None:
     )
 
 
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.LastLayer(), n2g.FunctionSpace()])
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.LastLayer(), n2g.structures.FunctionSpace()])
 def test_tables_of_notebooks_have_the_same_facts(structure) -> None:
     posterior = laplace(structure=structure)
     for value in (posterior, posterior.predict(X), posterior.linearized.kernel()):

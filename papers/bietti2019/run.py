@@ -58,7 +58,7 @@ def norms() -> list[Row]:
     x, y = noisy_data()
     torch.manual_seed(0)
     linearized = n2g.linearize(RELU.module(256).double().eval())
-    norm, K = n2g.rkhs_norm(linearized.kernel(), (x, y)), linearized.kernel()(x)
+    norm, K = n2g.explain.rkhs_norm(linearized.kernel(), (x, y)), linearized.kernel()(x)
     smallest = torch.linalg.lstsq(linearized.jacobian(x)[:, 0], y, driver="gelsd").solution
     found = {
         "yᵀK⁻¹y": y.T @ torch.linalg.inv(K) @ y,
@@ -135,7 +135,7 @@ def penalties(left: Axes, right: Axes, num_networks: int) -> list[Row]:
         found[penalty] = []
         for strength in STRENGTHS[penalty]:
             fits = [penalized(networks, index, penalty, strength) for index in range(num_networks)]
-            norm = [n2g.rkhs_norm(LIMIT.ntk, (x_grid, f)) for f in fits]
+            norm = [n2g.explain.rkhs_norm(LIMIT.ntk, (x_grid, f)) for f in fits]
             found[penalty].append(float(torch.stack(norm).mean()))
             if strength == STRENGTHS[penalty][-1] or not (strength or right.lines):
                 label = f"{penalty} {strength:g}" if strength else "no penalty"
@@ -144,7 +144,8 @@ def penalties(left: Axes, right: Axes, num_networks: int) -> list[Row]:
     for (penalty, values), color in zip(found.items(), COLORS, strict=False):
         left.plot(STRENGTHS[penalty], values, "o-", color=color, label=f"penalty on {penalty}")
     ridges = [
-        float(n2g.rkhs_norm(LIMIT.ntk, noisy_data(), noise_var=s)) for s in STRENGTHS["weights"]
+        float(n2g.explain.rkhs_norm(LIMIT.ntk, noisy_data(), noise_var=s))
+        for s in STRENGTHS["weights"]
     ]
     left.plot(STRENGTHS["weights"], ridges, "--", color=INK, label="ridge regression, NTK")
     left.set_xscale("symlog", linthresh=0.03)
@@ -193,7 +194,9 @@ def movement(ax: Axes, num_networks: int) -> list[Row]:
         for a, b, variance in zip(*_parameters(networks, start), strict=True)
     )
     changes = (networks(x) - start(x)).double()[..., None]
-    norm = torch.stack([n2g.rkhs_norm(LIMIT.ntk, (x.double(), change)) for change in changes])
+    norm = torch.stack(
+        [n2g.explain.rkhs_norm(LIMIT.ntk, (x.double(), change)) for change in changes]
+    )
     name, key = "square move of the weights / norm of the move", "last / first"
     ratio, tolerance = float((moves / norm).mean()), setting["training"]["tolerance"]
     slowed = speeds[-1] / speeds[0]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import net2gp as n2g
 from net2gp.methods.dual import Dual, dual
 from net2gp.methods.laplace import laplace
-from net2gp.methods.train_many import Adam, train_many
+from net2gp.methods.train_many import AdamSettings, train_many
 from net2gp.plots import COLORS, FAINT, INK
 from net2gp.posteriors.structures import Diagonal
 
@@ -22,7 +22,7 @@ import studies
 from toy import stored
 
 DELTA, SIGMA, WIDTH = 0.1, 0.286, 32
-TRAINING = Adam(learning_rate=0.1, num_steps=20_000, factor=0.99)
+TRAINING = AdamSettings(learning_rate=0.1, num_steps=20_000, factor=0.99)
 PLACES = (1.0, 2.25, 9.0)
 """Within the data, in the gap, and outside."""
 
@@ -65,7 +65,7 @@ def reference() -> Snelson:
     return Snelson(torch.from_numpy(rows["X"]), torch.from_numpy(rows["Y"])[:, None], network)
 
 
-def train(seed: int = 0, training: Adam = TRAINING) -> Snelson:
+def train(seed: int = 0, training: AdamSettings = TRAINING) -> Snelson:
     """The stored data and a network of our own, trained from a random start."""
     x, y = reference().data
     likelihood = n2g.Gaussian(noise_var=SIGMA**2)

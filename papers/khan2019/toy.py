@@ -18,10 +18,10 @@ import net2gp as n2g
 from net2gp.data import data_folder
 from net2gp.methods.dual import dual
 from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.train_many import Adam, Trained, train_many
+from net2gp.methods.train_many import AdamSettings, Trained, train_many
 
 DELTAS = tuple(float(v) for v in np.logspace(-2, 2, 21))
-TRAINING = Adam(learning_rate=0.5, num_steps=10_000, factor=0.99)
+TRAINING = AdamSettings(learning_rate=0.5, num_steps=10_000, factor=0.99)
 NOISE = n2g.Gaussian(noise_var=1.0)
 SEED, WIDTH = 77, 20
 """The seed of every network's start, and its width."""
@@ -132,7 +132,7 @@ class Grid:
 def train_grid(
     deltas: Sequence[float],
     problems: Sequence[Problem],
-    training: Adam = TRAINING,
+    training: AdamSettings = TRAINING,
     device: str = "cpu",
 ) -> Grid:
     """A network for every δ and data set."""

@@ -176,7 +176,9 @@ def _step(
     drawn = draw(state.mean[:, None], state.precision[:, None], noise)
     gradient, curvature = _sums(drawn, *data, steps.squares)
     prior, betas = Prior(torch.zeros_like(delta), delta), (0.0, steps.decay)
-    return natural_step(state, gradient, steps.share * curvature, prior, lr=steps.rate, betas=betas)
+    return natural_step(
+        state, gradient, steps.share * curvature, prior, learning_rate=steps.rate, decays=betas
+    )
 
 
 def _sums(theta: Tensor, x: Tensor, y: Tensor, squares: bool) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,9 @@ def train_vogn(x: Tensor, y: Tensor, steps: int) -> WeightGaussian:
     """The posterior; its evidence, an ELBO, is estimated on ten thousand digits."""
     torch.manual_seed(0)
     network = LeNet5().eval()
-    optimizer = VOGN(network, Categorical(), len(x), prior_var=PRIOR_VAR, lr=0.02, initial_var=1e-4)
+    optimizer = VOGN(
+        network, Categorical(), len(x), prior_var=PRIOR_VAR, learning_rate=0.02, initial_var=1e-4
+    )
     scheduler = falling(optimizer, steps)
     for inputs, labels in batches(x, y, steps):
         optimizer.step(inputs, labels)
@@ -204,7 +206,7 @@ def study(size: Size) -> tuple[dict[str, Scores], dict[str, float]]:
     (x, y), (x_test, y_test) = mnist("train"), mnist("test")
     clothes = fashion_mnist("test")[0]
     seconds: dict[str, float] = {}
-    adam = timed(seconds, "Adam", train_adam, x, y, size.steps)
+    adam = timed(seconds, "AdamSettings", train_adam, x, y, size.steps)
     posterior = timed(seconds, "VOGN", train_vogn, x, y, size.steps)
     assert isinstance(adam, nn.Module)
     assert isinstance(posterior, WeightGaussian)
@@ -212,7 +214,7 @@ def study(size: Size) -> tuple[dict[str, Scores], dict[str, float]]:
     digits = x_test[: size.digits], y_test[: size.digits]
     few = x_test[: size.linearized], y_test[: size.linearized]
     scores = {
-        "Adam": score(point(adam), digits, clothes[: size.digits]),
+        "AdamSettings": score(point(adam), digits, clothes[: size.digits]),
         "VOGN, its mean": score(point(posterior.linearized), digits, clothes[: size.digits]),
         "VOGN, drawn networks": score(
             averaged(posterior, size.draws), digits, clothes[: size.digits]
@@ -226,7 +228,7 @@ def study(size: Size) -> tuple[dict[str, Scores], dict[str, float]]:
 
 def rows(scores: dict[str, Scores]) -> list[Row]:
     """What should hold of the predictions."""
-    adam, drawn = scores["Adam"], scores["VOGN, drawn networks"]
+    adam, drawn = scores["AdamSettings"], scores["VOGN, drawn networks"]
     return [
         Row("error of drawn networks", PUBLISHED_ERROR, drawn.error, 0.0, at_most=True),
         Row("NLL of drawn networks", PUBLISHED_NLL, drawn.nll, 0.0, at_most=True),

@@ -29,7 +29,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.train_many import Adam, train_many
+from net2gp.methods.train_many import AdamSettings, train_many
 
 sys.path.append(str(Path(__file__).parent))
 from toy import NOISE, TRAINING, Problem, network, prior_offset, problems, stored, tabulate
@@ -139,7 +139,7 @@ def narrowed(one: nn.Module, width: int) -> nn.Sequential:
 def selection(
     widths: Sequence[int],
     problems: Sequence[Problem],
-    training: Adam = SCHEDULE,
+    training: AdamSettings = SCHEDULE,
     seeds: Sequence[int] = STARTS,
     device: str = "cpu",
 ) -> Selection:

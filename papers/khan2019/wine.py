@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import net2gp as n2g
 from net2gp.methods.dual import dual
 from net2gp.methods.selection import Fit, Selection, sweep
-from net2gp.methods.train_many import Adam, train_many
+from net2gp.methods.train_many import AdamSettings, train_many
 
 sys.path.append(str(Path(__file__).parent))
 from toy import prior_offset, stored
@@ -23,7 +23,7 @@ from toy import prior_offset, stored
 DELTAS = tuple(float(v) for v in np.logspace(-1, 3.6, 30))
 SIGMAS = tuple(float(v) for v in np.logspace(-1, 1, 30))
 SEED, WIDTH, SIGMA = 77, 20, 0.64
-TRAINING = Adam(learning_rate=0.05, num_steps=1000, factor=0.8)
+TRAINING = AdamSettings(learning_rate=0.05, num_steps=1000, factor=0.8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Setting:
     num_hidden: int = 2
 
 
-SWEEPS: dict[str, tuple[str, Callable[[float], Setting], Adam]] = {
+SWEEPS: dict[str, tuple[str, Callable[[float], Setting], AdamSettings]] = {
     "delta": ("δ", lambda value: Setting(delta=value), TRAINING),
     "sigma": ("σ", lambda value: Setting(delta=30.0, sigma=value), TRAINING),
     "width": ("width", lambda value: Setting(3.0, width=int(value), num_hidden=1), TRAINING),
@@ -96,7 +96,7 @@ def network(width: int = WIDTH, num_hidden: int = 2) -> nn.Sequential:
 
 def train(
     cells: Sequence[tuple[Setting, Split]],
-    training: Adam = TRAINING,
+    training: AdamSettings = TRAINING,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> list[nn.Module]:

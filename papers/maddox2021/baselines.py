@@ -348,9 +348,9 @@ def fisher_kernel(
     """
     laws = []
     for i, (network, noise) in enumerate(zip(networks, noises, strict=True)):
-        fisher = n2g.task_embedding(network, source.x[i], n2g.Gaussian(1.0)).parts
+        fisher = n2g.tasks.task_embedding(network, source.x[i], n2g.Gaussian(1.0)).parts
         kernel = n2g.linearize(network).kernel({name: 1 / part for name, part in fisher.items()})
-        spectrum = n2g.spectrum(kernel, points.task(i))
+        spectrum = n2g.tuning.spectrum(kernel, points.task(i))
         evidence = lambda s, at=spectrum, noise=noise: float(at.log_marginal_likelihood(noise, s))
         scale = max(np.logspace(-8, 4, 97).tolist(), key=evidence)
         laws.append(spectrum.condition(noise, scale).predict(x[i]))

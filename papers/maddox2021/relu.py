@@ -102,12 +102,14 @@ class Linearization:
 def linearizations(widths: tuple[int, ...], seeds: int, num_steps: int) -> list[Linearization]:
     """Networks of every width and seed, before and after Adam on the squared error of all points."""
     found = []
-    optimizer = n2g.Adam(learning_rate=1e-2, num_steps=num_steps, factor=0.5, patience=100)
+    optimizer = n2g.training.AdamSettings(
+        learning_rate=1e-2, num_steps=num_steps, factor=0.5, patience=100
+    )
     for width in widths:
         pairs = [clusters(seed) for seed in range(seeds)]
         before = [untrained(width, seed) for seed in range(seeds)]
         # a prior so wide that it does not count: the published networks have none
-        after = n2g.train_many(
+        after = n2g.training.train_many(
             before, pairs, n2g.Gaussian(NOISE_VAR), prior_var=1e4, optimizer=optimizer, at_once=1
         )
         both: list[list[nn.Module]] = [[*before], [*after]]

@@ -116,10 +116,10 @@ def best_temperature(network: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def posterior_of(
-    network: nn.Module, train: Data, structure: Structure, tuning: n2g.Validation | None
+    network: nn.Module, train: Data, structure: Structure, tuning: n2g.tuning.Validation | None
 ) -> Predict:
     """Laplace, its prior variance from held-out images or, with the link, from the training images."""
-    link = n2g.MonteCarlo() if tuning is None else n2g.Contrast()
+    link = n2g.links.MonteCarlo() if tuning is None else n2g.links.Contrast()
     posterior = n2g.laplace(
         network, train, n2g.Categorical(link), structure=structure, tuning=tuning
     )
@@ -127,10 +127,10 @@ def posterior_of(
     return predictor(posterior)
 
 
-def tempered(posterior: n2g.WeightGaussian, held_out: Data) -> Predict:
+def tempered(posterior: n2g.posteriors.WeightGaussian, held_out: Data) -> Predict:
     """The posterior with its covariance times the factor of the smallest loss on held-out images."""
     x, y = held_out
-    link = n2g.Contrast()
+    link = n2g.links.Contrast()
     with torch.no_grad():
         f = torch.cat([posterior.linearized(part) for part in x.split(500)])
         variances = torch.cat([posterior.contrast(part) for part in x.split(500)])
@@ -147,21 +147,27 @@ def tempered(posterior: n2g.WeightGaussian, held_out: Data) -> Predict:
 
 def by_evidence(network: nn.Module, train: Data, structure: Structure, held_out: Data) -> Predict:
     """Laplace with the prior variance of the evidence, its scale from held-out images."""
-    likelihood = n2g.Categorical(n2g.Contrast())
-    posterior = n2g.laplace(network, train, likelihood, structure=structure, tuning=n2g.Evidence())
+    likelihood = n2g.Categorical(n2g.links.Contrast())
+    posterior = n2g.laplace(
+        network, train, likelihood, structure=structure, tuning=n2g.tuning.Evidence()
+    )
     return tempered(posterior, held_out)
 
 
 def all_parameters(
-    network: nn.Module, train: Data, held_out: Data, prior_var: float, structure: n2g.Sampled
+    network: nn.Module,
+    train: Data,
+    held_out: Data,
+    prior_var: float,
+    structure: n2g.structures.Sampled,
 ) -> Predict:
     """Draws of the posterior of all parameters, their scale from held-out images."""
-    likelihood = n2g.Categorical(n2g.Contrast())
+    likelihood = n2g.Categorical(n2g.links.Contrast())
     posterior = n2g.laplace(network, train, likelihood, prior_var=prior_var, structure=structure)
     return tempered(posterior, held_out)
 
 
-def predictor(posterior: n2g.WeightGaussian) -> Predict:
+def predictor(posterior: n2g.posteriors.WeightGaussian) -> Predict:
     """Class probabilities, some hundred images at a time."""
 
     @torch.no_grad()
@@ -224,8 +230,8 @@ def digits(options: argparse.Namespace) -> Problem:
 def methods_of(problem: Problem, options: argparse.Namespace) -> dict[str, Callable[[], Predict]]:
     """By name, what makes a prediction."""
     network, train, held_out = problem.network, problem.train, problem.held_out
-    validation = n2g.Validation(held_out)
-    sampled = n2g.Sampled(
+    validation = n2g.tuning.Validation(held_out)
+    sampled = n2g.structures.Sampled(
         num_samples=options.draws,
         tol=options.tol,
         max_iterations=options.iterations,
@@ -240,7 +246,7 @@ def methods_of(problem: Problem, options: argparse.Namespace) -> dict[str, Calla
         "temperature": lambda: network_itself(network, best_temperature(network, *held_out)),
         "last layer, by training data": lambda: posterior_of(network, train, n2g.LastLayer(), None),
         "last layer": lambda: posterior_of(
-            network, train, n2g.LastLayer(), n2g.Validation(held_out, grid=WIDE)
+            network, train, n2g.LastLayer(), n2g.tuning.Validation(held_out, grid=WIDE)
         ),
         "last layer, tempered": lambda: by_evidence(network, train, n2g.LastLayer(), held_out),
         "Kron, by training data": lambda: posterior_of(network, train, n2g.Kron(), None),

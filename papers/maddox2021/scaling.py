@@ -121,7 +121,9 @@ def problem(network: nn.Sequential, count: int, device: torch.device) -> tuple[T
 def function_space(network: nn.Module, x: Tensor, y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance by the Gram matrix, or by products with it."""
     kernel = n2g.linearize(network).kernel(prior_var=1.0)
-    solver = n2g.Cholesky() if factorized(x) else n2g.CG(tol=TOLERANCE, num_probes=0)
+    solver = (
+        n2g.solvers.Cholesky() if factorized(x) else n2g.solvers.CG(tol=TOLERANCE, num_probes=0)
+    )
     posterior = n2g.condition(kernel, (x, y), n2g.Gaussian(NOISE_VAR), solver=solver)
     found = posterior.marginal(test)
     return found.mean, found.variance
@@ -139,11 +141,11 @@ def weight_space(draws: int) -> Callable[..., tuple[Tensor, Tensor]]:
         linearized = n2g.linearize(network)
         noise = n2g.Gaussian(NOISE_VAR)
         if linearized.num_params <= SMALL:
-            solver = n2g.WeightSpace()
+            solver = n2g.solvers.WeightCholesky()
             kernel = linearized.kernel(prior_var=1.0)
             found = n2g.condition(kernel, (x, y), noise, solver=solver).marginal(test)
             return found.mean, found.variance
-        structure = n2g.Sampled(
+        structure = n2g.structures.Sampled(
             num_samples=draws,
             tol=TOLERANCE,
             num_probes=0,
@@ -165,7 +167,8 @@ def rank_of(linearized: n2g.Linearized, x: Tensor) -> int:
 def linear_mean(linearized: n2g.Linearized, x: Tensor, y: Tensor, test: Tensor) -> Tensor:
     """J(test) w for (I + F) w = J(x)ᵀ y / noise, by products with the Fisher matrix F."""
     fisher, part = (
-        n2g.Fisher(linearized, some, n2g.Gaussian(NOISE_VAR)) for some in (x, x[:SKETCH])
+        n2g.linear.GaussNewton(linearized, some, n2g.Gaussian(NOISE_VAR))
+        for some in (x, x[:SKETCH])
     )
     share = len(x) / len(part.x)
     sketch = nystrom(

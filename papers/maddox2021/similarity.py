@@ -46,7 +46,7 @@ TRAINING = 8000
 MEASURES = ("Jacobian", "Jacobian of weights", "Fisher", "Fisher of filters")
 """Of weights: without the biases, of which those of the outputs have the largest gradients at the start."""
 
-Embeddings = dict[str, list[n2g.TaskEmbedding]]
+Embeddings = dict[str, list[n2g.tasks.TaskEmbedding]]
 """One for each seed, by task."""
 
 
@@ -99,18 +99,18 @@ def trained(task: Task, seed: int, options: Options) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-def embed(network: nn.Module, x: Tensor) -> dict[str, n2g.TaskEmbedding]:
+def embed(network: nn.Module, x: Tensor) -> dict[str, n2g.tasks.TaskEmbedding]:
     """The diagonals of JᵀJ and of the Fisher information, of parameters and of filters, by measure."""
-    jacobian = n2g.task_embedding(network, x, n2g.Gaussian(1.0))
-    fisher = n2g.task_embedding(network, x, n2g.Categorical())
+    jacobian = n2g.tasks.task_embedding(network, x, n2g.Gaussian(1.0))
+    fisher = n2g.tasks.task_embedding(network, x, n2g.Categorical())
     parts = {name: part for name, part in jacobian.parts.items() if not name.endswith("bias")}
-    found = (jacobian, n2g.TaskEmbedding(parts), fisher, fisher.pooled(n2g.PerFilter()))
+    found = (jacobian, n2g.tasks.TaskEmbedding(parts), fisher, fisher.pooled(n2g.tasks.PerFilter()))
     return dict(zip(MEASURES, found, strict=True))
 
 
-def alike(one: n2g.TaskEmbedding, other: n2g.TaskEmbedding, measure: str) -> float:
+def alike(one: n2g.tasks.TaskEmbedding, other: n2g.tasks.TaskEmbedding, measure: str) -> float:
     """The cosine; of filters that of the reference, which weighs all of them alike."""
-    return 1 - float(n2g.task_distance(one, other, balanced=measure == "Fisher of filters"))
+    return 1 - float(n2g.tasks.task_distance(one, other, balanced=measure == "Fisher of filters"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +177,9 @@ def compare(tasks: dict[str, Task], options: Options) -> list[Comparison]:
 
 def embed_all(
     networks: dict[str, list[nn.Module]], x: dict[str, Tensor]
-) -> dict[str, list[dict[str, n2g.TaskEmbedding]]]:
+) -> dict[str, list[dict[str, n2g.tasks.TaskEmbedding]]]:
     """The embeddings of every network of every task; those that tasks share are computed once."""
-    found: dict[tuple[int, int], dict[str, n2g.TaskEmbedding]] = {}
+    found: dict[tuple[int, int], dict[str, n2g.tasks.TaskEmbedding]] = {}
     for name, each in networks.items():
         for network in each:
             key = id(network), id(x[name])

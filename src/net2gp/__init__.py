@@ -1,207 +1,130 @@
-"""net2gp: hand over the PyTorch network you already have and get the Gaussian process it is."""
+"""net2gp: hand over the PyTorch network you already have and get the Gaussian process it is.
+
+The commonest calls are here; the rest is one level down, in `structures`, `solvers`, `links`, `tuning`,
+`training`, `explain`, `tasks`, `limits`, `deep`, `metrics`, `plots`, `data` and `errors`. Nothing is loaded
+before it is used, so that `import net2gp` costs next to nothing beside torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from net2gp._version import __version__
-from net2gp.kernels import RBF
-from net2gp.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Contrast,
-    Gaussian,
-    HeteroscedasticGaussian,
-    LaplaceBridge,
-    LogVariance,
-    MonteCarlo,
-    Probit,
-    Quadrature,
-    SoftplusScale,
-)
-from net2gp.limits import infinite_width, monte_carlo_kernel, nngp, ntk, twin
-from net2gp.linear import (
-    GGN,
-    EmpiricalFisher,
-    Fisher,
-    Linearized,
-    MonteCarloFisher,
-    PerFilter,
-    PerLayer,
-    PerParameter,
-    TaskEmbedding,
-    jacobian_similarity,
-    linearize,
-    similarity_matrix,
-    task_distance,
-    task_embedding,
-)
-from net2gp.methods import (
-    IVON,
-    OGGN,
-    VOGGN,
-    VOGN,
-    Adam,
-    Dual,
-    Evidence,
-    Fit,
-    Matched,
-    Relative,
-    Schedule,
-    Selection,
-    Split,
-    Summed,
-    Swag,
-    Traced,
-    Trained,
-    Validation,
-    adapt,
-    adapt_classes,
-    adapt_tasks,
-    aggregate,
-    contributions,
-    converged_evidence,
-    dual,
-    gradient_flow,
-    iteration_evidence,
-    laplace,
-    leave_one_out,
-    loss_flow,
-    max_learning_rate,
-    nearest,
-    removal_effects,
-    similarity,
-    split,
-    sweep,
-    train_by_evidence,
-    train_many,
-)
-from net2gp.posteriors import (
-    CG,
-    Cholesky,
-    ClassPosterior,
-    Diagonal,
-    Exact,
-    Full,
-    FunctionSpace,
-    Kron,
-    Lanczos,
-    Laplace,
-    LastLayer,
-    LowRank,
-    Nystrom,
-    PivotedCholesky,
-    Sampled,
-    Spectrum,
-    Standardized,
-    Subnetwork,
-    Variational,
-    WeightGaussian,
-    WeightSamples,
-    WeightSpace,
-    condition,
-    load,
-    prior,
-    rkhs_norm,
-    save,
-    spectrum,
-    tune,
-)
+
+if TYPE_CHECKING:
+    from net2gp import (
+        data,
+        deep,
+        errors,
+        explain,
+        limits,
+        links,
+        metrics,
+        plots,
+        solvers,
+        structures,
+        tasks,
+        training,
+        tuning,
+    )
+    from net2gp.kernels import RBF
+    from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+    from net2gp.limits import infinite_width, nngp, ntk
+    from net2gp.linear import Linearized, linearize
+    from net2gp.methods import adapt, adapt_classes, adapt_tasks, gradient_flow, laplace
+    from net2gp.posteriors.condition import condition
+    from net2gp.posteriors.save import load, save
+    from net2gp.posteriors.structures import Diagonal, Full, Kron, LastLayer
+    from net2gp.posteriors.tune import tune
 
 __all__ = [
-    "CG",
-    "GGN",
-    "IVON",
-    "OGGN",
     "RBF",
-    "VOGGN",
-    "VOGN",
-    "Adam",
     "Bernoulli",
     "Categorical",
-    "Cholesky",
-    "ClassPosterior",
-    "Contrast",
     "Diagonal",
-    "Dual",
-    "EmpiricalFisher",
-    "Evidence",
-    "Exact",
-    "Fisher",
-    "Fit",
     "Full",
-    "FunctionSpace",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Kron",
-    "Lanczos",
-    "Laplace",
-    "LaplaceBridge",
     "LastLayer",
     "Linearized",
-    "LogVariance",
-    "LowRank",
-    "Matched",
-    "MonteCarlo",
-    "MonteCarloFisher",
-    "Nystrom",
-    "PerFilter",
-    "PerLayer",
-    "PerParameter",
-    "PivotedCholesky",
-    "Probit",
-    "Quadrature",
-    "Relative",
-    "Sampled",
-    "Schedule",
-    "Selection",
-    "SoftplusScale",
-    "Spectrum",
-    "Split",
-    "Standardized",
-    "Subnetwork",
-    "Summed",
-    "Swag",
-    "TaskEmbedding",
-    "Traced",
-    "Trained",
-    "Validation",
-    "Variational",
-    "WeightGaussian",
-    "WeightSamples",
-    "WeightSpace",
     "__version__",
     "adapt",
     "adapt_classes",
     "adapt_tasks",
-    "aggregate",
     "condition",
-    "contributions",
-    "converged_evidence",
-    "dual",
+    "data",
+    "deep",
+    "errors",
+    "explain",
     "gradient_flow",
     "infinite_width",
-    "iteration_evidence",
-    "jacobian_similarity",
     "laplace",
-    "leave_one_out",
+    "limits",
     "linearize",
+    "links",
     "load",
-    "loss_flow",
-    "max_learning_rate",
-    "monte_carlo_kernel",
-    "nearest",
+    "metrics",
     "nngp",
     "ntk",
-    "prior",
-    "removal_effects",
-    "rkhs_norm",
+    "plots",
     "save",
-    "similarity",
-    "similarity_matrix",
-    "spectrum",
-    "split",
-    "sweep",
-    "task_distance",
-    "task_embedding",
-    "train_by_evidence",
-    "train_many",
+    "solvers",
+    "structures",
+    "tasks",
+    "training",
     "tune",
-    "twin",
+    "tuning",
 ]
+
+_HOMES = {
+    "net2gp.kernels": ("RBF",),
+    "net2gp.likelihoods": ("Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian"),
+    "net2gp.limits": ("infinite_width", "nngp", "ntk"),
+    "net2gp.linear": ("Linearized", "linearize"),
+    "net2gp.methods": ("adapt", "adapt_classes", "adapt_tasks", "gradient_flow", "laplace"),
+    "net2gp.posteriors": (
+        "Diagonal",
+        "Full",
+        "Kron",
+        "LastLayer",
+        "condition",
+        "load",
+        "save",
+        "tune",
+    ),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_ROOMS = ("kernels", "likelihoods", "linear", "methods", "posteriors", "types")
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for, and keep it."""
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _ROOMS or (name in __all__ and not name.startswith("_")):
+        value = importlib.import_module(f"net2gp.{name}")
+    else:
+        raise AttributeError(f"net2gp has no {name!r}.{_moved(name)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _moved(name: str) -> str:
+    """Where a name lives that was asked for at the top."""
+    for room in (
+        "structures",
+        "solvers",
+        "links",
+        "tuning",
+        "training",
+        "explain",
+        "tasks",
+        "posteriors",
+    ):
+        if name in importlib.import_module(f"net2gp.{room}").__all__:
+            return f" Use net2gp.{room}.{name}."
+    return ""

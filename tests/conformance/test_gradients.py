@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from architectures import ARCHITECTURES, OUTPUTS
-from net2gp import Gaussian, condition, infinite_width, monte_carlo_kernel
+from net2gp import Gaussian, condition, infinite_width
 from net2gp.inputs import map_inputs, rows, tensors
+from net2gp.limits import monte_carlo_kernel
 from net2gp.linear import linearize
 from net2gp.types import FeatureKernel, Inputs
 from posteriors.methods import EVERY, RECTIFIED, found

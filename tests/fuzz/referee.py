@@ -266,7 +266,7 @@ def _of_posteriors(case: Case, linearized: n2g.Linearized, right: Truth) -> Iter
             right.f_z, J_z.square() @ (1 / (J.square().sum(0) / NOISE_VAR + 1 / PRIOR_VAR))
         ),
     )
-    yield "laplace FunctionSpace", lambda: laplace(n2g.FunctionSpace()), full
+    yield "laplace FunctionSpace", lambda: laplace(n2g.structures.FunctionSpace()), full
     if "head.weight" in right.names:
         yield (
             "laplace LastLayer",

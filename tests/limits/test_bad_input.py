@@ -192,7 +192,9 @@ def test_what_has_no_limit_is_named_with_its_place_and_the_way_out(name):
 
 def test_monte_carlo_takes_what_the_error_sends_to_it():
     network, inputs, _ = WITHOUT_LIMIT["max pooling"]
-    estimate = n2g.monte_carlo_kernel(network, 20, weight_var=2.0, bias_var=0.1).estimate(inputs)
+    estimate = n2g.limits.monte_carlo_kernel(network, 20, weight_var=2.0, bias_var=0.1).estimate(
+        inputs
+    )
     assert estimate.mean.shape == (2, 2)
     assert bool((estimate.standard_error > 0).all())
 

@@ -95,7 +95,7 @@ def test_a_flow_and_an_aggregate_do_not_depend_on_earlier_inputs():
         return n2g.gradient_flow(limit, (x, y), learning_rate=1.0).at(2.0, x).mean
 
     def aggregate(limit):
-        return n2g.aggregate(limit.ntk, sequences)
+        return n2g.explain.aggregate(limit.ntk, sequences)
 
     seen = n2g.infinite_width(network)
     aggregate(seen), flow(seen)

@@ -32,7 +32,7 @@ def test_products_are_those_of_the_explicit_matrix(name):
     J = linearized.jacobian(x)
     F = torch.einsum("ncp,ncd,ndq->pq", J, likelihood.curvature(linearized(x)), J)
     v = torch.randn(linearized.num_params, 3, dtype=torch.float64)
-    product = n2g.Fisher(linearized, x, likelihood).matmul(v)
+    product = n2g.linear.GaussNewton(linearized, x, likelihood).matmul(v)
     assert torch.allclose(product, F @ v, rtol=0, atol=1e-10 * (F @ v).abs().max())
 
 
@@ -40,7 +40,7 @@ def test_products_are_those_of_the_explicit_matrix(name):
 def test_the_fisher_is_the_hessian_of_the_divergence(name):
     outputs, likelihood = CASES[name]
     linearized = n2g.linearize(network(outputs))
-    fisher = n2g.Fisher(linearized, torch.randn(9, 2, dtype=torch.float64), likelihood)
+    fisher = n2g.linear.GaussNewton(linearized, torch.randn(9, 2, dtype=torch.float64), likelihood)
     v = torch.randn(linearized.num_params, dtype=torch.float64)
     exact = fisher.matmul(v[:, None])[:, 0]
     errors = [
@@ -54,7 +54,7 @@ def test_the_fisher_is_the_hessian_of_the_divergence(name):
 
 def test_finite_differences_have_their_best_step_near_a_thousandth_in_float32():
     linearized = n2g.linearize(network(dtype=torch.float32))
-    fisher = n2g.Fisher(linearized, torch.randn(20, 2), n2g.Gaussian(1.0))
+    fisher = n2g.linear.GaussNewton(linearized, torch.randn(20, 2), n2g.Gaussian(1.0))
     v = torch.randn(linearized.num_params)
     exact = fisher.matmul(v[:, None])[:, 0]
     errors = {
@@ -71,7 +71,7 @@ def test_finite_differences_have_their_best_step_near_a_thousandth_in_float32():
 def test_the_fisher_and_the_tangent_kernel_share_their_spectrum():
     linearized = n2g.linearize(network())
     x = torch.randn(7, 2, dtype=torch.float64)
-    F = n2g.Fisher(linearized, x, n2g.Gaussian(1.0)).matmul(
+    F = n2g.linear.GaussNewton(linearized, x, n2g.Gaussian(1.0)).matmul(
         torch.eye(linearized.num_params, dtype=torch.float64)
     )
     ours = torch.linalg.eigvalsh(linearized.kernel()(x))
@@ -80,12 +80,14 @@ def test_the_fisher_and_the_tangent_kernel_share_their_spectrum():
 
 def test_a_zero_direction_gives_zero_and_wrong_shapes_are_refused():
     linearized = n2g.linearize(network())
-    fisher = n2g.Fisher(linearized, torch.randn(3, 2, dtype=torch.float64), n2g.Gaussian(1.0))
+    fisher = n2g.linear.GaussNewton(
+        linearized, torch.randn(3, 2, dtype=torch.float64), n2g.Gaussian(1.0)
+    )
     zero = torch.zeros(linearized.num_params, dtype=torch.float64)
     assert torch.equal(fisher.finite_difference(zero), zero)
     with pytest.raises(InputError, match="one a parameter, but has shape"):
         fisher.matmul(torch.zeros(3, 1))
-    hetero = n2g.Fisher(
+    hetero = n2g.linear.GaussNewton(
         linearized, torch.randn(3, 2, dtype=torch.float64), n2g.HeteroscedasticGaussian()
     )
     with pytest.raises(InputError, match="no divergence is known for HeteroscedasticGaussian"):

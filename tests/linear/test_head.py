@@ -131,7 +131,7 @@ def test_features_are_the_jacobian_of_the_head(case) -> None:
         torch.testing.assert_close(J[..., C * width :], bias)
 
 
-@pytest.mark.parametrize("likelihood", [n2g.Categorical(n2g.Probit()), n2g.Gaussian(0.3)])
+@pytest.mark.parametrize("likelihood", [n2g.Categorical(n2g.links.Probit()), n2g.Gaussian(0.3)])
 @pytest.mark.parametrize(
     ("name", "inner"),
     [

@@ -12,12 +12,12 @@ STRUCTURES = [
     n2g.Full(),
     n2g.Diagonal(),
     n2g.Kron(),
-    n2g.LowRank(rank=12),
+    n2g.structures.LowRank(rank=12),
     n2g.LastLayer(),
     n2g.LastLayer(n2g.Kron()),
     n2g.LastLayer(n2g.Diagonal()),
-    n2g.Subnetwork(20),
-    n2g.FunctionSpace(),
+    n2g.structures.Subnetwork(20),
+    n2g.structures.FunctionSpace(),
 ]
 X = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 NEW = torch.randn(6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

@@ -152,7 +152,11 @@ def test_every_solver_gives_the_same_posterior():
     linearized, x, y = linear_task(0.1, 0.5)
     default = n2g.adapt(linearized, (x, y), n2g.Gaussian())
     test = points(5, seed=5)
-    for solver in (n2g.Cholesky(), n2g.WeightSpace(), n2g.CG(tol=1e-10, variance=n2g.Exact())):
+    for solver in (
+        n2g.solvers.Cholesky(),
+        n2g.solvers.WeightCholesky(),
+        n2g.solvers.CG(tol=1e-10, variance=n2g.solvers.Exact()),
+    ):
         other = n2g.adapt(linearized, (x, y), n2g.Gaussian(), solver=solver)
         assert other.solver == solver
         assert_close(other.marginal(test).mean, default.marginal(test).mean, 1e-6)
@@ -362,7 +366,7 @@ def test_one_task_is_adapt():
     assert_close(one.marginal(x).mean, other["task"].marginal(x).mean, 1e-6)
 
 
-@pytest.mark.parametrize("inference", [n2g.Laplace(), n2g.Variational()])
+@pytest.mark.parametrize("inference", [n2g.solvers.Laplace(), n2g.solvers.Variational()])
 def test_the_prior_of_a_classifier_has_the_largest_evidence(inference):
     linearized, x = n2g.linearize(network(3)), points(30)
     data = (x, class_targets(x, 3))
@@ -434,14 +438,14 @@ def test_a_classifier_of_other_digits_is_at_least_a_retrained_last_layer():
     x, y = x[chosen], y[chosen] - 5
     test, labels = digits("test")
     test, labels = test[labels >= 5], labels[labels >= 5] - 5
-    posterior = n2g.adapt(module, (x, y), n2g.Categorical(n2g.Probit()), zero_mean=True)
+    posterior = n2g.adapt(module, (x, y), n2g.Categorical(n2g.links.Probit()), zero_mean=True)
     ours = accuracy(posterior.predict(test).probs, labels)
     decays = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # the best on the test digits, in favor of the head
     head = max(accuracy(retrained_head(module, x, y, d)(test), labels) for d in decays)
     assert head > 0.4  # the baseline works
     assert ours >= head
     independent = n2g.condition(
-        n2g.linearize(module).trace_kernel(0.1), (x, y), n2g.Categorical(n2g.Probit())
+        n2g.linearize(module).trace_kernel(0.1), (x, y), n2g.Categorical(n2g.links.Probit())
     )
     assert accuracy(independent.predict(test).probs, labels) >= head
 

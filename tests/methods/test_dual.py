@@ -22,7 +22,7 @@ LIKELIHOODS = {
     "gaussian": (n2g.Gaussian(0.1), 2),
     "bernoulli": (n2g.Bernoulli(), 2),
     "categorical": (n2g.Categorical(), 3),
-    "heteroscedastic": (n2g.HeteroscedasticGaussian(n2g.LogVariance()), 2),
+    "heteroscedastic": (n2g.HeteroscedasticGaussian(n2g.links.LogVariance()), 2),
 }
 NAMES = list(LIKELIHOODS)
 PRIOR = {"0.*": 0.5, "2.weight": 0.3, "2.bias": 2.0}
@@ -281,7 +281,7 @@ def test_the_targets_of_a_linear_network_are_the_data():
 @pytest.mark.parametrize("name", NAMES)
 def test_conjugate_gradients_find_the_same_process(name):
     found = anywhere(name)
-    solver = n2g.CG(tol=1e-12, variance=n2g.Exact(), num_probes=2000)
+    solver = n2g.solvers.CG(tol=1e-12, variance=n2g.solvers.Exact(), num_probes=2000)
     one, other = found.gaussian_process(), found.gaussian_process(solver)
     assert torch.allclose(one.marginal(NEW).mean, other.marginal(NEW).mean, atol=1e-6)
     assert torch.allclose(one.marginal(NEW).variance, other.marginal(NEW).variance, atol=1e-6)
@@ -290,7 +290,7 @@ def test_conjugate_gradients_find_the_same_process(name):
 
 def test_cached_variances_of_full_rank_are_exact():
     found = anywhere("categorical")
-    solver = n2g.Cholesky(variance=n2g.Lanczos(rank=36))
+    solver = n2g.solvers.Cholesky(variance=n2g.solvers.Lanczos(rank=36))
     one, other = found.gaussian_process(), found.gaussian_process(solver)
     assert torch.allclose(one.marginal(NEW).variance, other.marginal(NEW).variance, atol=1e-7)
 
@@ -359,7 +359,7 @@ def test_mistakes_say_what_to_pass(monkeypatch):
         dual(network(x), (x, y), likelihood, 1.0)
     found, classes = dual(network, (x, y), likelihood, 1.0), anywhere("categorical")
     with pytest.raises(InputError, match=r"Pass solver=Cholesky\(\) or CG\(\), or call linear_mod"):
-        found.gaussian_process(n2g.WeightSpace())
+        found.gaussian_process(n2g.solvers.WeightCholesky())
     with pytest.raises(InputError, match="Gaussian\\(\\) has no noise variance yet"):
         dual(network, (x, y), n2g.Gaussian(), 1.0)
     with pytest.raises(InputError, match="labels must be 0 or 1"):
@@ -368,7 +368,7 @@ def test_mistakes_say_what_to_pass(monkeypatch):
     with pytest.raises(TooLarge, match="a Jacobian of 12 × 2 × 22 would take"):
         found.features()
     with pytest.raises(TooLarge, match=r"Gram matrix.*solver=CG\(\)"):
-        classes.gaussian_process(n2g.Cholesky())
+        classes.gaussian_process(n2g.solvers.Cholesky())
 
 
 @pytest.fixture(scope="module")

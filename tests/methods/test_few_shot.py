@@ -43,8 +43,8 @@ def correlations(a: Tensor, b: Tensor, at: Tensor) -> Tensor:
     return features(a) @ features(b).T
 
 
-def standardized(at: Tensor) -> n2g.Standardized:
-    return n2g.Standardized.of(n2g.linearize(network(4)).trace_kernel(), at)
+def standardized(at: Tensor) -> n2g.posteriors.Standardized:
+    return n2g.posteriors.Standardized.of(n2g.linearize(network(4)).trace_kernel(), at)
 
 
 def test_the_standardized_kernel_is_the_cosine_of_centered_features():
@@ -74,7 +74,7 @@ def test_the_standardized_kernel_forgets_constants_and_scales():
     flat = n2g.linearize(network(4))
     weights = {"0.*": 1.0, "2.weight": 1.0, "2.bias": 0.0}
     more = {"0.*": 3.0, "2.weight": 3.0, "2.bias": 50.0}  # a last bias is the same at all points
-    one, other = (n2g.Standardized.of(flat.trace_kernel(p), X) for p in (weights, more))
+    one, other = (n2g.posteriors.Standardized.of(flat.trace_kernel(p), X) for p in (weights, more))
     assert_close(one(X, z), other(X, z))
 
 
@@ -90,7 +90,7 @@ def test_the_standardized_kernel_moves_and_rounds_like_others():
 def test_a_point_at_the_mean_is_correlated_with_none():
     linear = torch.nn.Linear(1, 1).double().eval()
     X = torch.tensor([[-1.0], [1.0]], dtype=DOUBLE)
-    kernel = n2g.Standardized.of(n2g.linearize(linear).trace_kernel(), X)
+    kernel = n2g.posteriors.Standardized.of(n2g.linearize(linear).trace_kernel(), X)
     assert_close(kernel(X, torch.zeros(1, 1, dtype=DOUBLE)), torch.zeros(2, 1, dtype=DOUBLE))
 
 
@@ -276,7 +276,7 @@ def test_a_classifier_is_saved_whole(way, tmp_path):
     fresh = copy.deepcopy(network(4))
     nn.utils.vector_to_parameters(torch.randn(10_000, dtype=DOUBLE), fresh.parameters())
     again = n2g.load(tmp_path / "classes.safetensors", fresh if way == "network" else None)
-    assert isinstance(again, n2g.ClassPosterior)
+    assert isinstance(again, n2g.posteriors.ClassPosterior)
     z = points(7, seed=5)
     assert torch.equal(again.predict(z).probs, posterior.predict(z).probs)
     assert torch.equal(again.log_marginal_likelihood(), posterior.log_marginal_likelihood())
@@ -313,4 +313,4 @@ def test_codes_are_not_split():
     posterior = n2g.adapt_classes(network(4), task())
     for likelihood in (None, n2g.Categorical()):
         with pytest.raises(InputError, match="a ClassPosterior is of one-hot codes"):
-            n2g.split(posterior, points(3), likelihood=likelihood)
+            n2g.explain.split(posterior, points(3), likelihood=likelihood)

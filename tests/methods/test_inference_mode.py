@@ -38,13 +38,13 @@ def posteriors(name: str, folder):
     kinds = {
         "adapt": lambda: n2g.adapt(network, (x, x[:, :1].sin() + 1), n2g.Gaussian()),
         "weights": lambda: n2g.adapt(
-            network, (x, x[:, :1].sin() + 1), n2g.Gaussian(0.1), solver=n2g.WeightSpace()
+            network, (x, x[:, :1].sin() + 1), n2g.Gaussian(0.1), solver=n2g.solvers.WeightCholesky()
         ),
         "all rows": lambda: n2g.laplace(
-            network, (x, labels), n2g.Bernoulli(), structure=n2g.FunctionSpace()
+            network, (x, labels), n2g.Bernoulli(), structure=n2g.structures.FunctionSpace()
         ),
         "some rows": lambda: n2g.laplace(
-            network, (x, labels), n2g.Bernoulli(), structure=n2g.FunctionSpace(tol=0.1)
+            network, (x, labels), n2g.Bernoulli(), structure=n2g.structures.FunctionSpace(tol=0.1)
         ),
         "last layer": lambda: n2g.laplace(
             network, (x, labels), n2g.Bernoulli(), structure=n2g.LastLayer()

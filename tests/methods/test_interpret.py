@@ -80,39 +80,45 @@ def test_blocks_hold_the_products_of_all_pairs_of_outputs(tangent):
     assert torch.allclose(output_blocks(kernel, x), torch.einsum("ncp,mdp->nmcd", Jx, Jx))
 
 
-@pytest.mark.parametrize("how", [Traced(), Summed()])
-def test_aggregates_are_sums_over_products_of_gradients(tangent, how):
+@pytest.mark.parametrize("aggregation", [Traced(), Summed()])
+def test_aggregates_are_sums_over_products_of_gradients(tangent, aggregation):
     kernel, x, y, Jx, Jy = tangent
-    pattern = "ncp,mcp->nm" if how == Traced() else "ncp,mdp->nm"
-    assert torch.allclose(aggregate(kernel, x, y, how=how), torch.einsum(pattern, Jx, Jy))
-    assert torch.allclose(aggregate(kernel, x, how=how), torch.einsum(pattern, Jx, Jx))
+    pattern = "ncp,mcp->nm" if aggregation == Traced() else "ncp,mdp->nm"
+    assert torch.allclose(
+        aggregate(kernel, x, y, aggregation=aggregation), torch.einsum(pattern, Jx, Jy)
+    )
+    assert torch.allclose(
+        aggregate(kernel, x, aggregation=aggregation), torch.einsum(pattern, Jx, Jx)
+    )
 
 
 def test_the_sum_respects_the_chosen_output():
     x = points()[0]
     whole = n2g.linearize(mlp(3), output=lambda out: 2 * out[:, :2])
     expected = torch.einsum("ncp,mdp->nm", *[whole.jacobian(x)] * 2)
-    assert torch.allclose(aggregate(whole.kernel(), x, how=Summed()), expected)
+    assert torch.allclose(aggregate(whole.kernel(), x, aggregation=Summed()), expected)
 
 
-@pytest.mark.parametrize("how", [Traced(), Summed()])
-def test_other_joint_kernels_are_aggregated_alike(how):
+@pytest.mark.parametrize("aggregation", [Traced(), Summed()])
+def test_other_joint_kernels_are_aggregated_alike(aggregation):
     x = points()[0]
     joint = IndependentOutputs(n2g.RBF(), 3)
-    assert torch.allclose(aggregate(joint, x, NEW, how=how), 3 * n2g.RBF()(x, NEW))
-    assert torch.allclose(similarity(joint, x, NEW, how=how), n2g.RBF()(x, NEW))
-    assert torch.allclose(aggregate(n2g.RBF(), x, NEW, how=how), n2g.RBF()(x, NEW))
+    assert torch.allclose(aggregate(joint, x, NEW, aggregation=aggregation), 3 * n2g.RBF()(x, NEW))
+    assert torch.allclose(similarity(joint, x, NEW, aggregation=aggregation), n2g.RBF()(x, NEW))
+    assert torch.allclose(aggregate(n2g.RBF(), x, NEW, aggregation=aggregation), n2g.RBF()(x, NEW))
 
 
-@pytest.mark.parametrize("how", [Traced(), Summed()])
-def test_a_point_is_most_similar_to_itself(tangent, how):
+@pytest.mark.parametrize("aggregation", [Traced(), Summed()])
+def test_a_point_is_most_similar_to_itself(tangent, aggregation):
     kernel, x, y, _, _ = tangent
-    found = similarity(kernel, x, how=how)
+    found = similarity(kernel, x, aggregation=aggregation)
     assert torch.allclose(found.diagonal(), torch.ones(len(x)).double())
     assert float(found.abs().max()) <= 1.0
-    scaled = similarity(kernel.scaled(7.0), x, y, how=how)
-    assert torch.allclose(similarity(kernel, x, y, how=how), scaled)
-    assert nearest(kernel, x, x, 1, how=how).index[:, 0].tolist() == list(range(len(x)))
+    scaled = similarity(kernel.scaled(7.0), x, y, aggregation=aggregation)
+    assert torch.allclose(similarity(kernel, x, y, aggregation=aggregation), scaled)
+    assert nearest(kernel, x, x, 1, aggregation=aggregation).index[:, 0].tolist() == list(
+        range(len(x))
+    )
 
 
 def test_neighbors_are_sorted_by_similarity(tangent):
@@ -136,13 +142,17 @@ def regressions():
     kernel, noise = linearized.kernel(PRIOR), n2g.Gaussian(torch.tensor([0.1, 0.3]).double())
     ways = {
         "cholesky": lambda a, b: n2g.condition(
-            kernel, (a, b), noise, mean=linearized, solver=n2g.Cholesky()
+            kernel, (a, b), noise, mean=linearized, solver=n2g.solvers.Cholesky()
         ),
         "weights": lambda a, b: n2g.condition(
-            kernel, (a, b), noise, mean=linearized, solver=n2g.WeightSpace()
+            kernel, (a, b), noise, mean=linearized, solver=n2g.solvers.WeightCholesky()
         ),
         "conjugate gradients": lambda a, b: n2g.condition(
-            kernel, (a, b), noise, mean=linearized, solver=n2g.CG(tol=1e-13, variance=n2g.Exact())
+            kernel,
+            (a, b),
+            noise,
+            mean=linearized,
+            solver=n2g.solvers.CG(tol=1e-13, variance=n2g.solvers.Exact()),
         ),
         "independent": lambda a, b: n2g.condition(n2g.RBF(), (a, b), n2g.Gaussian(0.1)),
         "told apart": lambda a, b: n2g.condition(n2g.RBF(), (a, b), noise),
@@ -190,9 +200,9 @@ def test_leaving_one_out_is_predicting_it_from_the_others(way):
 def test_chosen_points_are_left_out_as_all_are(way):
     x, y, ways = regressions()
     posterior, only = ways[way](x, y), torch.tensor([7, 2])
-    effects = removal_effects(posterior, NEW, only=only)
+    effects = removal_effects(posterior, NEW, points=only)
     assert torch.allclose(effects, removal_effects(posterior, NEW)[:, only], atol=1e-10)
-    one, other = leave_one_out(posterior, only=only), leave_one_out(posterior)
+    one, other = leave_one_out(posterior, points=only), leave_one_out(posterior)
     assert torch.allclose(one.mean, other.mean[only], atol=1e-10)
     assert torch.allclose(one.covariance_matrix, other.covariance_matrix[only], atol=1e-10)
 
@@ -228,8 +238,10 @@ def classifications():
     linearized, y = n2g.linearize(mlp(3)), torch.tensor([0, 1, 2, 0, 1, 2, 2, 1, 0])
     kernel, prior = linearized.kernel(PRIOR), {"likelihood": n2g.Categorical(), "mean": linearized}
     return {
-        "mode": n2g.condition(kernel, (x, y), **prior, solver=n2g.Cholesky()),
-        "mode in weights": n2g.condition(kernel, (x, y), **prior, solver=n2g.WeightSpace()),
+        "mode": n2g.condition(kernel, (x, y), **prior, solver=n2g.solvers.Cholesky()),
+        "mode in weights": n2g.condition(
+            kernel, (x, y), **prior, solver=n2g.solvers.WeightCholesky()
+        ),
         "dual": dual(linearized, (x, y), n2g.Categorical(), PRIOR).gaussian_process(),
         "dual in weights": dual(linearized, (x, y), n2g.Categorical(), PRIOR).linear_model(),
     }
@@ -284,7 +296,7 @@ def test_what_laplace_returns_can_leave_points_out():
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotStationary)
-        full, functions = way(n2g.Full()), way(n2g.FunctionSpace())
+        full, functions = way(n2g.Full()), way(n2g.structures.FunctionSpace())
     J, J_new = linearized.jacobian(x), linearized.jacobian(NEW)
     f = linearized(x)
     Lam, r = n2g.Categorical().curvature(f), n2g.Categorical().residual(f, y)
@@ -295,7 +307,7 @@ def test_what_laplace_returns_can_leave_points_out():
         S = torch.linalg.inv(torch.diag(1 / prior) + H.sum(0) - H[n])
         expected = -(J_new @ (S @ (J[n].T @ r[n])))
         for posterior in (full, functions):
-            effects = removal_effects(posterior, NEW, only=torch.tensor([n]))[:, 0]
+            effects = removal_effects(posterior, NEW, points=torch.tensor([n]))[:, 0]
             assert torch.allclose(effects, expected, atol=1e-8)
 
 
@@ -344,7 +356,7 @@ def test_the_parts_of_a_classification_are_those_of_the_linearized_probabilities
     [
         (n2g.Categorical(), 4, lambda f: f.softmax(1)),
         (n2g.Bernoulli(), 3, lambda f: f.sigmoid()),
-        (n2g.HeteroscedasticGaussian(n2g.SoftplusScale()), 4, lambda f: f[:, :2]),
+        (n2g.HeteroscedasticGaussian(n2g.links.SoftplusScale()), 4, lambda f: f[:, :2]),
         (n2g.Gaussian(0.3), 2, lambda f: f),
     ],
 )
@@ -362,7 +374,7 @@ def test_small_uncertainty_splits_the_variance_of_sampled_targets(likelihood, ou
 
 
 def test_the_noise_of_heteroscedastic_targets_is_that_of_their_scales():
-    likelihood = n2g.HeteroscedasticGaussian(n2g.LogVariance())
+    likelihood = n2g.HeteroscedasticGaussian(n2g.links.LogVariance())
     mean, covariance = random_law(2, 0.5)
     parts = split(law(likelihood, mean, covariance), NEW)
     assert parts.epistemic.shape == (5, 1)
@@ -390,14 +402,14 @@ def test_another_likelihood_gives_the_noise_of_new_points():
 def test_mistakes_say_what_to_pass():
     x, y, ways = regressions()
     posterior = ways["cholesky"](x, y)
-    with pytest.raises(InputError, match=r"how must be Traced\(\), Summed\(\) or None"):
-        aggregate(n2g.RBF(), x, how="diag")
+    with pytest.raises(InputError, match=r"aggregation must be Traced\(\), Summed\(\) or None"):
+        aggregate(n2g.RBF(), x, aggregation="diag")
     with pytest.raises(InputError, match="between 1 and the 9 candidates, but is 10"):
         nearest(n2g.RBF(), NEW, x, 10)
     with pytest.raises(InputError, match="does not hold the data that it was conditioned on"):
         removal_effects(law(n2g.Gaussian(0.1), *random_law(1, 1.0)), NEW)
     with pytest.raises(InputError, match=r"only must hold indices of the 9 training points"):
-        removal_effects(posterior, NEW, only=torch.tensor([9]))
+        removal_effects(posterior, NEW, points=torch.tensor([9]))
     with pytest.raises(InputError, match=r"contributions are those of a kernel.*removal_effects"):
         contributions(OnlyTheProtocol(posterior), NEW)
     with pytest.raises(InputError, match=r"has no likelihood. Pass likelihood=Categorical\(\)"):

@@ -31,7 +31,7 @@ def test_a_step_is_the_algorithm_of_the_paper():
     network, x, y = small_network(), random(6, 2), random(6, 1, seed=1)
     theta = torch.cat([p.detach().reshape(-1) for p in network.parameters()])
     optimizer = IVON(
-        network, 60, prior_var=0.5, lr=0.02, betas=(0.8, 0.9), initial_var=0.01, seed=4
+        network, 60, prior_var=0.5, learning_rate=0.02, decays=(0.8, 0.9), initial_var=0.01, seed=4
     )
     noise, m, g = seeded(4), theta.clone(), torch.zeros_like(theta)
     ess, delta = 60.0, 1 / (60 * 0.5)
@@ -62,7 +62,9 @@ def test_the_precision_stays_positive_for_any_estimate_of_the_hessian():
     estimates = torch.linspace(-1e4, 1e4, 2001, dtype=DOUBLE)
     state = NewtonState(*(torch.tensor(v, dtype=DOUBLE) for v in (0.0, 0.5, 0.0, 0.0)))
     for beta in (0.0, 0.5, 0.999):
-        moved = newton_step(state, decay * 0, estimates, decay, lr=0.1, betas=(0.9, beta))
+        moved = newton_step(
+            state, decay * 0, estimates, decay, learning_rate=0.1, decays=(0.9, beta)
+        )
         assert bool((moved.hessian + decay >= 0.5 * 0.6 * (1 - 1e-9)).all())
 
 
@@ -73,7 +75,9 @@ def test_on_a_quadratic_it_finds_the_best_diagonal_gaussian():
     precision = x.T @ x / 0.25 + torch.eye(2, dtype=DOUBLE) / 2.0
     mean = torch.linalg.solve(precision, x.T @ y[:, 0] / 0.25)
     network = nn.Linear(2, 1, bias=False).double()
-    optimizer = IVON(network, 40, prior_var=2.0, lr=0.1, betas=(0.9, 0.98), num_samples=4)
+    optimizer = IVON(
+        network, 40, prior_var=2.0, learning_rate=0.1, decays=(0.9, 0.98), num_samples=4
+    )
     closure = squared_error(network, optimizer, x, y, 0.25)
     means, precisions = [], []
     for step in range(450):
@@ -91,7 +95,10 @@ def test_on_a_quadratic_it_finds_the_best_diagonal_gaussian():
 def test_drawing_the_weights_oneself_is_the_same_as_a_closure():
     x, y = random(6, 2), random(6, 1, seed=1)
     one, other = small_network(), small_network()
-    first, second = IVON(one, 6, lr=0.05, num_samples=2), IVON(other, 6, lr=0.05)
+    first, second = (
+        IVON(one, 6, learning_rate=0.05, num_samples=2),
+        IVON(other, 6, learning_rate=0.05),
+    )
     for _ in range(3):
         first.step(squared_error(one, first, x, y, 1.0))
         for _ in range(2):
@@ -141,7 +148,7 @@ def test_it_trains_networks_with_batch_norm_and_dropout():
         layers = nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2)
         network, x = nn.Sequential(*layers).double(), random(80, 2)
         y = (x.prod(1) > 0).long()
-        optimizer = IVON(network, 80, prior_var=1.0, lr=0.2, betas=(0.9, 0.999))
+        optimizer = IVON(network, 80, prior_var=1.0, learning_rate=0.2, decays=(0.9, 0.999))
         losses = []
         for _ in range(150):
             with optimizer.sampled_weights():
@@ -173,7 +180,7 @@ def test_the_posterior_is_the_gaussian_of_the_optimizer():
 def test_training_resumes_exactly():
     x, y = random(6, 2), random(6, 1, seed=1)
     network = small_network()
-    optimizer = IVON(network, 6, lr=0.05, prior_var={"*": 1.0, "*.bias": 3.0})
+    optimizer = IVON(network, 6, learning_rate=0.05, prior_var={"*": 1.0, "*.bias": 3.0})
     closure = squared_error(network, optimizer, x, y, 1.0)
     for _ in range(3):
         optimizer.step(closure)
@@ -185,7 +192,7 @@ def test_training_resumes_exactly():
     saved = torch.load(file, weights_only=True)
     again = small_network(seed=3)
     again.load_state_dict(saved["network"])
-    resumed = IVON(again, 6, lr=0.5, seed=9)
+    resumed = IVON(again, 6, learning_rate=0.5, seed=9)
     resumed.load_state_dict(saved["optimizer"])
     for _ in range(3):
         resumed.step(squared_error(again, resumed, x, y, 1.0))
@@ -195,7 +202,7 @@ def test_training_resumes_exactly():
 
 def test_schedulers_of_torch_set_the_learning_rate():
     network, x, y = small_network(), random(4, 2), random(4, 1)
-    optimizer = IVON(network, 4, lr=0.1)
+    optimizer = IVON(network, 4, learning_rate=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.0)
     closure = squared_error(network, optimizer, x, y, 1.0)
     optimizer.step(closure)
@@ -207,7 +214,7 @@ def test_schedulers_of_torch_set_the_learning_rate():
 
 def test_a_clip_bounds_the_move_of_every_coordinate():
     network, x, y = small_network(), random(4, 2), 1e4 * random(4, 1)
-    optimizer = IVON(network, 4, lr=0.1, clip_radius=0.5)
+    optimizer = IVON(network, 4, learning_rate=0.1, clip_radius=0.5)
     before = flat_mean(optimizer)
     optimizer.step(squared_error(network, optimizer, x, y, 1.0))
     assert float((flat_mean(optimizer) - before).abs().max()) == pytest.approx(0.05)
@@ -220,7 +227,7 @@ def test_steps_are_pure_and_run_many_at_once():
     before = [value.clone() for value in states]
 
     def step(state: NewtonState, g: Tensor, h: Tensor) -> NewtonState:
-        return newton_step(state, g, h, decay, lr=0.1, betas=(0.5, 0.9), clip=1.0)
+        return newton_step(state, g, h, decay, learning_rate=0.1, decays=(0.5, 0.9), clip=1.0)
 
     together = vmap(step)(states, parts[3], parts[4])
     for n in range(5):
@@ -235,7 +242,7 @@ def test_steps_are_pure_and_run_many_at_once():
     [
         ({"num_data": -1}, "num_data must be a positive whole number"),
         ({"prior_var": 0.0}, "prior_var for '0.weight' must be positive"),
-        ({"betas": (1.0, 0.9)}, "betas must be two numbers from 0 up to below 1"),
+        ({"decays": (1.0, 0.9)}, "decays must be two numbers from 0 up to below 1"),
         ({"num_samples": 0}, "num_samples must be a positive whole number"),
         ({"initial_var": 2.0}, "initial_var must be less than the prior's variance, but is 2"),
     ],
@@ -259,7 +266,7 @@ def test_nothing_to_train_unknown_options_groups_and_states_are_refused():
 
 def test_a_gaussian_loss_gives_a_posterior_that_predicts():
     network, x, y = small_network(), random(6, 2), random(6, 1, seed=1)
-    optimizer = IVON(network, 6, lr=0.05)
+    optimizer = IVON(network, 6, learning_rate=0.05)
     optimizer.step(squared_error(network, optimizer, x, y, 0.5))
     network.eval()
     assert bool((optimizer.posterior((x, y), Gaussian(0.5)).predict(x).variance > 0.5).all())

@@ -42,7 +42,9 @@ def case() -> tuple[nn.Module, Tensor, Tensor]:
 def fitted(network, data, likelihood=None, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Net2GPWarning)
-        return n2g.laplace(network, data, likelihood or n2g.Categorical(n2g.Probit()), **settings)
+        return n2g.laplace(
+            network, data, likelihood or n2g.Categorical(n2g.links.Probit()), **settings
+        )
 
 
 def reference(linearized, posterior, x: Tensor) -> Tensor:
@@ -129,7 +131,7 @@ def test_rest_takes_no_other_structure() -> None:
     with pytest.raises(InputError, match=r"rest must be Diagonal\(\) or None, but is an object of"):
         n2g.Kron(rest=n2g.Full())  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"rest takes the fisher of Kron\(\) itself"):
-        n2g.Kron(rest=n2g.Diagonal(n2g.EmpiricalFisher()))
+        n2g.Kron(rest=n2g.Diagonal(n2g.structures.EmpiricalFisher()))
 
 
 def test_it_is_saved(tmp_path, monkeypatch) -> None:
@@ -158,7 +160,7 @@ def test_diagonals_of_embeddings_are_those_of_the_jacobian() -> None:
     torch.testing.assert_close(found, torch.einsum("ncp,ncd,ndp->p", J, L, J))
 
 
-@pytest.mark.parametrize("structure", [n2g.Kron(), n2g.Subnetwork(20)])
+@pytest.mark.parametrize("structure", [n2g.Kron(), n2g.structures.Subnetwork(20)])
 def test_determinants_by_eigenvalues_are_those_by_a_factor(structure) -> None:
     """A search takes eigenvalues once, and one evaluation a Cholesky factor."""
     from net2gp.methods.laplace import curvature_of, make_task

@@ -79,7 +79,12 @@ def test_function_space_and_all_directions_are_full(likelihood, prior_var, make)
     network = make()
     x = X if make is mlp else torch.randn(30, 2, 4, 4, dtype=torch.float64)
     new = NEW if make is mlp else torch.randn(6, 2, 4, 4, dtype=torch.float64)
-    ways = [n2g.Full(), n2g.FunctionSpace(), n2g.LowRank(rank=90), n2g.Subnetwork(1000)]
+    ways = [
+        n2g.Full(),
+        n2g.structures.FunctionSpace(),
+        n2g.structures.LowRank(rank=90),
+        n2g.structures.Subnetwork(1000),
+    ]
     laws, evidences = [], []
     for structure in ways:
         posterior = quietly(
@@ -216,7 +221,7 @@ def test_marginals_are_blocks_of_the_joint_and_samples_have_its_covariance(struc
 )
 def test_tuning_finds_where_the_evidence_is_flat(structure, likelihood):
     data = (X, labels(likelihood))
-    best = quietly(mlp(), data, likelihood, structure=structure, tuning=n2g.Evidence())
+    best = quietly(mlp(), data, likelihood, structure=structure, tuning=n2g.tuning.Evidence())
     prior = best.prior_var
     highest = float(best.log_marginal_likelihood())
     for factor in (0.8, 1.25):
@@ -233,7 +238,13 @@ def test_tuning_finds_where_the_evidence_is_flat(structure, likelihood):
 def test_a_prior_for_each_layer_explains_more(structure):
     data = (X, labels(n2g.Categorical()))
     one, many = (
-        quietly(mlp(), data, n2g.Categorical(), structure=structure, tuning=n2g.Evidence(per_layer))
+        quietly(
+            mlp(),
+            data,
+            n2g.Categorical(),
+            structure=structure,
+            tuning=n2g.tuning.Evidence(per_layer),
+        )
         for per_layer in (False, True)
     )
     assert len(set(many.prior_var.values())) == 3
@@ -249,7 +260,7 @@ def test_a_validation_set_chooses_from_the_grid():
         (x, y),
         n2g.Categorical(),
         structure=n2g.Kron(),
-        tuning=n2g.Validation(held_out, grid),
+        tuning=n2g.tuning.Validation(held_out, grid),
     )
     scores = [
         float(
@@ -259,7 +270,7 @@ def test_a_validation_set_chooses_from_the_grid():
                 n2g.Categorical(),
                 structure=n2g.Kron(),
                 prior_var=value,
-                tuning=n2g.Evidence(),
+                tuning=n2g.tuning.Evidence(),
             )
             .predict(NEW)
             .log_prob(held_out[1])
@@ -283,7 +294,7 @@ def test_temperature_divides_the_curvature():
 def test_the_monte_carlo_fisher_averages_to_the_ggn(structure):
     data = (X, labels(n2g.Categorical()))
     exact = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, structure=structure())
-    many = structure(n2g.MonteCarloFisher(num_samples=2000))
+    many = structure(n2g.structures.MonteCarloFisher(num_samples=2000))
     sampled = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, structure=many)
     found, right = (p.marginal(NEW).covariance_matrix for p in (sampled, exact))
     assert float((found - right).abs().max() / right.abs().max()) < 0.05
@@ -295,7 +306,7 @@ def test_the_empirical_fisher_is_of_outer_products_of_gradients():
     J, r = linearized.jacobian(X), likelihood.residual(linearized(X), y)
     g = torch.einsum("ncp,nc->np", J, r)
     S = torch.linalg.inv(torch.eye(J.shape[2], dtype=torch.float64) / 0.7 + g.T @ g)
-    structure = n2g.Full(n2g.EmpiricalFisher())
+    structure = n2g.Full(n2g.structures.EmpiricalFisher())
     posterior = quietly(network, (X, y), likelihood, prior_var=0.7, structure=structure)
     J = linearized.jacobian(NEW)
     torch.testing.assert_close(
@@ -310,7 +321,11 @@ def test_a_thousand_classes_never_build_the_jacobian():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posterior = n2g.laplace(
-            network, (x, y), n2g.Categorical(n2g.Probit()), prior_var=1.0, structure=n2g.LastLayer()
+            network,
+            (x, y),
+            n2g.Categorical(n2g.links.Probit()),
+            prior_var=1.0,
+            structure=n2g.LastLayer(),
         )
     probs = posterior.predict(x[:3]).probs
     assert probs.shape == (3, 1000)
@@ -320,7 +335,13 @@ def test_a_thousand_classes_never_build_the_jacobian():
 def test_subsets_say_less_than_all_points():
     data = (X, labels(n2g.Categorical()))
     few, all_points = (
-        quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, structure=n2g.FunctionSpace(count))
+        quietly(
+            mlp(),
+            data,
+            n2g.Categorical(),
+            prior_var=0.7,
+            structure=n2g.structures.FunctionSpace(count),
+        )
         for count in (5, None)
     )
     assert bool((few.marginal(NEW).variance >= all_points.marginal(NEW).variance - 1e-12).all())
@@ -415,15 +436,15 @@ def test_predictions_by_weight_samples_approach_the_linearized_for_small_varianc
     data = (X, labels(n2g.Categorical()))
     posterior = quietly(mlp(), data, n2g.Categorical(), prior_var=1e-4, structure=n2g.Kron())
     linear = posterior.predict(NEW).probs
-    sampled = posterior.predict(NEW, how=n2g.WeightSamples(2000)).probs
+    sampled = posterior.predict(NEW, how=n2g.posteriors.WeightSamples(2000)).probs
     assert float((linear - sampled).abs().max()) < 2e-3
 
 
-@pytest.mark.parametrize("link", [n2g.MonteCarlo(), n2g.Probit()], ids=str)
+@pytest.mark.parametrize("link", [n2g.links.MonteCarlo(), n2g.links.Probit()], ids=str)
 def test_links_agree_where_the_network_is_unsure(link):
     data = (X, labels(n2g.Categorical()))
     probs = quietly(mlp(), data, n2g.Categorical(link), prior_var=0.1).predict(NEW).probs
-    exact = quietly(mlp(), data, n2g.Categorical(n2g.MonteCarlo(8192)), prior_var=0.1)
+    exact = quietly(mlp(), data, n2g.Categorical(n2g.links.MonteCarlo(8192)), prior_var=0.1)
     torch.testing.assert_close(probs.sum(1), torch.ones(6, dtype=torch.float64))
     assert float((probs - exact.predict(NEW).probs).abs().max()) < 0.03
 
@@ -433,7 +454,7 @@ def test_the_bridge_returns_the_dirichlet_that_a_gaussian_came_from():
     mean = alpha.log() - alpha.log().mean()
     centering = torch.eye(4, dtype=torch.float64) - 1 / 4
     covariance = centering @ torch.diag_embed(1 / alpha) @ centering
-    torch.testing.assert_close(n2g.LaplaceBridge().concentration(mean, covariance), alpha)
+    torch.testing.assert_close(n2g.links.LaplaceBridge().concentration(mean, covariance), alpha)
 
 
 def test_networks_that_predict_their_noise_have_full_in_function_space():
@@ -441,7 +462,7 @@ def test_networks_that_predict_their_noise_have_full_in_function_space():
     data = (X, labels(likelihood, outputs=4))
     laws = [
         quietly(network, data, likelihood, prior_var=0.7, structure=one).joint(NEW)
-        for one in (n2g.Full(), n2g.FunctionSpace())
+        for one in (n2g.Full(), n2g.structures.FunctionSpace())
     ]
     torch.testing.assert_close(*[law.covariance_matrix for law in laws])
 
@@ -462,7 +483,7 @@ def test_saved_and_moved_posteriors_predict_the_same(structure, tmp_path):
 def test_averages_over_draws_are_laws_of_the_targets(likelihood):
     data = (X, labels(likelihood))
     posterior = quietly(mlp(), data, likelihood, prior_var=1e-4, structure=n2g.Kron())
-    sampled = posterior.predict(NEW, how=n2g.WeightSamples(1000))
+    sampled = posterior.predict(NEW, how=n2g.posteriors.WeightSamples(1000))
     y = labels(likelihood, 6)
     linear = posterior.predict(NEW)
     y = y.double() if isinstance(likelihood, n2g.Bernoulli) else y
@@ -473,13 +494,15 @@ def sureness(probs):
     return float(probs.max(-1).values.mean())
 
 
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.Kron(), n2g.FunctionSpace()], ids=str)
+@pytest.mark.parametrize(
+    "structure", [n2g.Full(), n2g.Kron(), n2g.structures.FunctionSpace()], ids=str
+)
 def test_matched_predictions_are_as_sure_as_the_network_and_rank_classes_alike(structure):
     network, y = mlp(), labels(n2g.Categorical())
     with torch.no_grad():
         network[-1].weight *= 6  # sure of itself
     posterior = quietly(network, (X, y), n2g.Categorical(), structure=structure)
-    assert isinstance(posterior.likelihood.link, n2g.Contrast)
+    assert isinstance(posterior.likelihood.link, n2g.links.Contrast)
     own, plain = network(X).softmax(-1).detach(), posterior.predict(X, likelihood=n2g.Categorical())
     found = posterior.predict(X).probs
     assert abs(sureness(found) - sureness(own)) < 0.03 < sureness(own) - sureness(plain.probs)
@@ -498,12 +521,12 @@ def test_the_matched_prior_expects_the_scaled_parameters():
 
 def test_a_link_of_ones_own_and_a_given_prior_are_kept():
     data = (X, labels(n2g.Categorical()))
-    probit = quietly(mlp(), data, n2g.Categorical(n2g.Probit()))
-    assert probit.likelihood.link == n2g.Probit()
+    probit = quietly(mlp(), data, n2g.Categorical(n2g.links.Probit()))
+    assert probit.likelihood.link == n2g.links.Probit()
     given = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7)
     assert given.prior_var == 0.7
-    assert isinstance(given.likelihood.link, n2g.Contrast)
-    evidence = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, tuning=n2g.Evidence())
+    assert isinstance(given.likelihood.link, n2g.links.Contrast)
+    evidence = quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, tuning=n2g.tuning.Evidence())
     assert evidence.likelihood == n2g.Categorical()
 
 
@@ -518,7 +541,7 @@ def test_labels_of_their_own_are_matched_by_a_scaled_probit():
 
 
 def test_contrasts_do_not_see_what_all_logits_share():
-    mean, link = torch.tensor([[2.0, 0.5, -1.0]], dtype=torch.float64), n2g.Contrast()
+    mean, link = torch.tensor([[2.0, 0.5, -1.0]], dtype=torch.float64), n2g.links.Contrast()
     base = torch.eye(3, dtype=torch.float64)[None]
     one, shifted = (
         link.shrink(mean, link.variances(mean, covariance)) for covariance in (base, base + 50.0)
@@ -532,7 +555,7 @@ def test_contrasts_of_a_last_layer_need_no_covariances():
         mlp(), data, n2g.Categorical(), prior_var=0.7, structure=n2g.LastLayer(n2g.Kron())
     )
     law = posterior.marginal(NEW)
-    expected = n2g.Contrast.variances(law.mean, law.covariance_matrix)
+    expected = n2g.links.Contrast.variances(law.mean, law.covariance_matrix)
     torch.testing.assert_close(posterior.contrast(NEW), expected)
 
 

@@ -10,9 +10,9 @@ import net2gp as n2g
 from methods.laplace_cases import STRUCTURES
 
 DEVICE = "cuda"
-CASES = [one for one in STRUCTURES if not isinstance(one, n2g.Subnetwork)]
+CASES = [one for one in STRUCTURES if not isinstance(one, n2g.structures.Subnetwork)]
 # rounding may choose other weights, unless all are chosen
-CASES += [n2g.Subnetwork(1000), n2g.FunctionSpace(num_points=10)]
+CASES += [n2g.structures.Subnetwork(1000), n2g.structures.FunctionSpace(num_points=10)]
 
 
 def problem(likelihood):
@@ -58,6 +58,8 @@ def test_laplace_is_the_same_on_another_device(structure, likelihood):
 def test_training_by_the_evidence_runs_on_another_device():
     x = torch.linspace(-2, 2, 50, device=DEVICE)[:, None]
     network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).to(DEVICE)
-    schedule = n2g.Schedule(num_epochs=20, burn_in=5)
-    posterior = n2g.train_by_evidence(network, (x, x.sin()), n2g.Gaussian(), schedule=schedule)
+    schedule = n2g.training.Schedule(num_epochs=20, burn_in=5)
+    posterior = n2g.training.train_by_evidence(
+        network, (x, x.sin()), n2g.Gaussian(), schedule=schedule
+    )
     assert posterior.marginal(x).mean.device.type == torch.device(DEVICE).type

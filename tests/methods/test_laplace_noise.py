@@ -23,13 +23,13 @@ STRUCTURES = [
     n2g.Full(),
     n2g.Kron(),
     n2g.Diagonal(),
-    n2g.LowRank(rank=12),
-    n2g.Subnetwork(20),
-    n2g.FunctionSpace(),
-    n2g.Diagonal(n2g.EmpiricalFisher()),
+    n2g.structures.LowRank(rank=12),
+    n2g.structures.Subnetwork(20),
+    n2g.structures.FunctionSpace(),
+    n2g.Diagonal(n2g.structures.EmpiricalFisher()),
     n2g.LastLayer(n2g.Full()),
     n2g.LastLayer(n2g.Kron()),
-    n2g.LastLayer(n2g.Diagonal(n2g.EmpiricalFisher())),
+    n2g.LastLayer(n2g.Diagonal(n2g.structures.EmpiricalFisher())),
 ]
 
 
@@ -55,7 +55,7 @@ def curvature(noise):
 
 
 @EACH
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.FunctionSpace()], ids=str)
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.structures.FunctionSpace()], ids=str)
 def test_the_covariance_is_the_inverse_of_the_textbook_precision(name, structure, monkeypatch):
     in_small_chunks(monkeypatch)
     H = curvature(NOISES[name])
@@ -85,7 +85,9 @@ def test_chunks_change_nothing(name, structure, prior_var, monkeypatch):
 
 
 @EACH
-@pytest.mark.parametrize("fisher", [n2g.GGN(), n2g.MonteCarloFisher(3)], ids=str)
+@pytest.mark.parametrize(
+    "fisher", [n2g.structures.ExactFisher(), n2g.structures.MonteCarloFisher(3)], ids=str
+)
 def test_the_root_of_a_chunk_has_the_noise_of_its_points(name, fisher):
     """Random signs leave the diagonal of R Rᵀ as it is, where R is diagonal."""
     f = torch.zeros(10, 2, dtype=torch.float64)
@@ -101,7 +103,7 @@ def test_products_with_the_precision_take_the_noise_of_their_points(name, some, 
     monkeypatch.setattr("net2gp.methods.laplace_sampled.memory_budget", lambda device: 50)
     noise = NOISES[name]
     data = (X, labels(n2g.Gaussian(), outputs=2))
-    task = make_task(mlp(2), data, n2g.Gaussian(noise), None, n2g.Sampled())
+    task = make_task(mlp(2), data, n2g.Gaussian(noise), None, n2g.structures.Sampled())
     root = prior_vector(expand_prior(0.7, task.params), task.params).sqrt()
     v = torch.randn(len(root), 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     product = Precision(task, root, 1.0).curvature(v, some)
@@ -118,7 +120,7 @@ def test_draws_have_the_covariance_of_the_whole_precision(name, monkeypatch):
     monkeypatch.setattr("net2gp.linear.ggn.memory_budget", lambda device: 2**16)
     monkeypatch.setattr("net2gp.methods.laplace_sampled.memory_budget", lambda device: 2**16)
     in_small_chunks(monkeypatch)
-    many = n2g.Sampled(num_samples=2000, tol=1e-9, num_probes=0, rank=2, num_points=8)
+    many = n2g.structures.Sampled(num_samples=2000, tol=1e-9, num_probes=0, rank=2, num_points=8)
     drawn, exact = (found(NOISES[name], structure) for structure in (many, n2g.Full()))
     a, b = (p.joint(NEW).covariance_matrix for p in (drawn, exact))
     # Wishart: entries of a covariance from S draws have the variance (Σ_ij² + Σ_ii Σ_jj) / S
@@ -130,16 +132,20 @@ def test_draws_have_the_covariance_of_the_whole_precision(name, monkeypatch):
 def test_a_subset_of_points_takes_their_noise_along(name):
     data = (X, labels(n2g.Gaussian(), outputs=2))
     whole = quietly(
-        mlp(2), data, n2g.Gaussian(NOISES[name]), prior_var=0.7, structure=n2g.FunctionSpace(11)
+        mlp(2),
+        data,
+        n2g.Gaussian(NOISES[name]),
+        prior_var=0.7,
+        structure=n2g.structures.FunctionSpace(11),
     )
-    generator = torch.Generator().manual_seed(n2g.FunctionSpace(11).seed)
+    generator = torch.Generator().manual_seed(n2g.structures.FunctionSpace(11).seed)
     chosen = torch.randperm(30, generator=generator)[:11].sort().values
     part = quietly(
         mlp(2),
         (X[chosen], data[1][chosen]),
         n2g.Gaussian(NOISES[name][chosen]),
         prior_var=0.7,
-        structure=n2g.FunctionSpace(),
+        structure=n2g.structures.FunctionSpace(),
     )
     torch.testing.assert_close(
         whole.marginal(NEW).covariance_matrix, part.marginal(NEW).covariance_matrix

@@ -26,7 +26,9 @@ def mlp(outputs=2):
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, outputs)).double().eval()
 
 
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.LastLayer(), n2g.FunctionSpace()], ids=str)
+@pytest.mark.parametrize(
+    "structure", [n2g.Full(), n2g.LastLayer(), n2g.structures.FunctionSpace()], ids=str
+)
 def test_a_prior_can_have_a_variance_for_each_entry(structure):
     prior = {"*": 1.0, "2.weight": torch.ones(2, 6, dtype=torch.float64)}
     each, same = (
@@ -40,7 +42,9 @@ def test_a_prior_can_have_a_variance_for_each_entry(structure):
 
 
 @pytest.mark.parametrize(
-    "structure", [None, n2g.Kron(), n2g.LowRank(5), n2g.LastLayer(), n2g.FunctionSpace()], ids=str
+    "structure",
+    [None, n2g.Kron(), n2g.structures.LowRank(5), n2g.LastLayer(), n2g.structures.FunctionSpace()],
+    ids=str,
 )
 def test_inference_mode_changes_nothing(structure):
     outside = n2g.laplace(mlp(), (X, Y), n2g.Categorical(), structure=structure)
@@ -65,14 +69,16 @@ def test_the_last_layer_is_the_one_that_is_called_last():
 
 def test_integer_labels_of_their_own_can_be_validated():
     y = torch.randint(0, 2, (30, 2), generator=torch.Generator().manual_seed(2))
-    tuning = n2g.Validation((X, y), (0.1, 1.0))
+    tuning = n2g.tuning.Validation((X, y), (0.1, 1.0))
     posterior = n2g.laplace(mlp(), (X, y), n2g.Bernoulli(), tuning=tuning)
     assert posterior.prior_var in (pytest.approx(0.1), pytest.approx(1.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "structure", [n2g.Full(), n2g.LowRank(4), n2g.Subnetwork(10), n2g.Kron()], ids=str
+    "structure",
+    [n2g.Full(), n2g.structures.LowRank(4), n2g.structures.Subnetwork(10), n2g.Kron()],
+    ids=str,
 )
 def test_few_points_of_a_network_that_interpolates_give_finite_scales(structure, dtype):
     network = mlp().to(dtype)
@@ -104,7 +110,7 @@ def test_a_point_that_alone_determines_its_output_leaves_a_finite_rest():
 def test_the_subnetwork_has_the_largest_variances_under_the_prior():
     prior = {"*": 1e-4, "2.*": 10.0}
     posterior = n2g.laplace(
-        mlp(), (X, Y), n2g.Categorical(), prior_var=prior, structure=n2g.Subnetwork(8)
+        mlp(), (X, Y), n2g.Categorical(), prior_var=prior, structure=n2g.structures.Subnetwork(8)
     )
     assert bool((posterior.covariance.index >= 24).all())  # layer 0 has 24 parameters
 
@@ -116,15 +122,15 @@ def test_points_cannot_be_taken_out_of_covariances_that_never_saw_them_whole():
         network, (X, y), n2g.Gaussian(0.01), prior_var=1.0, structure=n2g.Diagonal()
     )
     with pytest.raises(InputError, match=r"cannot be taken out.*structure=Full\(\)"):
-        n2g.leave_one_out(posterior)
+        n2g.explain.leave_one_out(posterior)
 
 
-@pytest.mark.parametrize("kind", [n2g.VOGN, n2g.VOGGN, n2g.OGGN])
+@pytest.mark.parametrize("kind", [n2g.training.VOGN, n2g.training.VOGGN, n2g.training.OGGN])
 def test_frozen_weights_stay_where_they_are(kind):
     network = mlp()
     network[0].weight.requires_grad_(False)
     before = network[0].weight.clone()
-    optimizer = kind(network, n2g.Categorical(), num_data=30, prior_var=1.0, lr=0.1)
+    optimizer = kind(network, n2g.Categorical(), num_data=30, prior_var=1.0, learning_rate=0.1)
     optimizer.step(X, Y)
     assert torch.equal(network[0].weight, before)
     assert "0.weight" not in optimizer.posterior((X, Y)).linearized.params
@@ -132,9 +138,9 @@ def test_frozen_weights_stay_where_they_are(kind):
 
 def test_function_space_says_its_structure_prior_and_dual():
     posterior = n2g.laplace(
-        mlp(), (X, Y), n2g.Categorical(), prior_var=0.7, structure=n2g.FunctionSpace()
+        mlp(), (X, Y), n2g.Categorical(), prior_var=0.7, structure=n2g.structures.FunctionSpace()
     )
-    assert posterior.structure == n2g.FunctionSpace()
+    assert posterior.structure == n2g.structures.FunctionSpace()
     assert posterior.prior_var == 0.7
     weights = n2g.laplace(mlp(), (X, Y), n2g.Categorical(), prior_var=0.7, structure=n2g.Full())
     torch.testing.assert_close(
@@ -143,9 +149,11 @@ def test_function_space_says_its_structure_prior_and_dual():
 
 
 def test_many_classes_are_matched_on_fewer_points():
-    counts = {classes: n2g.Matched().count(classes) for classes in (2, 10, 40, 100, 1000, 10_000)}
+    counts = {
+        classes: n2g.tuning.Matched().count(classes) for classes in (2, 10, 40, 100, 1000, 10_000)
+    }
     assert counts == {2: 500, 10: 500, 40: 500, 100: 200, 1000: 20, 10_000: 20}
-    assert n2g.Matched(7).count(1000) == 7
+    assert n2g.tuning.Matched(7).count(1000) == 7
 
 
 def test_a_wide_prior_of_a_last_layer_needs_no_jitter_in_float32():
@@ -160,7 +168,7 @@ def test_a_wide_prior_of_a_last_layer_needs_no_jitter_in_float32():
         warnings.simplefilter("ignore", n2g.errors.EmptyClass)
         warnings.simplefilter("ignore", n2g.errors.NotStationary)
         options = {"prior_var": 1e6, "structure": n2g.LastLayer(n2g.Full())}
-        likelihood = n2g.Categorical(n2g.Probit())
+        likelihood = n2g.Categorical(n2g.links.Probit())
         found = n2g.laplace(module, (x, y), likelihood, **options).marginal(x[:20]).variance
         exact = n2g.laplace(module.double(), (x.double(), y), likelihood, **options)
     torch.testing.assert_close(
@@ -177,6 +185,10 @@ def test_a_subnetwork_is_of_weights_that_matter():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = n2g.laplace(
-            module, (x, y), n2g.Categorical(), prior_var=1.0, structure=n2g.Subnetwork(10)
+            module,
+            (x, y),
+            n2g.Categorical(),
+            prior_var=1.0,
+            structure=n2g.structures.Subnetwork(10),
         )
     assert float(found.marginal(x).variance.sum(1).min()) > 0

@@ -6,14 +6,14 @@ from torch import nn
 
 import net2gp as n2g
 from methods.laplace_cases import NEW, STRUCTURES, X, labels, mlp, quietly, trained_linear
-from net2gp import contributions, leave_one_out, removal_effects
 from net2gp.errors import InputError
+from net2gp.explain import contributions, leave_one_out, removal_effects
 from net2gp.methods import aggregate, nearest, output_blocks, similarity
 from net2gp.methods.matching import match_link
 from net2gp.methods.online import Schedule, train_by_evidence
 
 LIKELIHOODS = [n2g.Gaussian(0.3), n2g.Categorical(), n2g.Bernoulli()]
-EXACT = [n2g.Full(), n2g.FunctionSpace()]
+EXACT = [n2g.Full(), n2g.structures.FunctionSpace()]
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda one: type(one).__name__)
@@ -119,12 +119,14 @@ def test_weights_are_drawn_from_the_covariance_of_the_functions(structure):
     assert float((f.T @ f / 20_000 - joint).abs().max() / joint.abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.FunctionSpace(), n2g.FunctionSpace(20)])
+@pytest.mark.parametrize(
+    "structure", [n2g.Full(), n2g.structures.FunctionSpace(), n2g.structures.FunctionSpace(20)]
+)
 def test_networks_of_drawn_weights_are_averaged_in_every_space(structure):
     likelihood = n2g.Categorical()
     data = (X, labels(likelihood))
     posterior = quietly(mlp(), data, likelihood, prior_var=1e-4, structure=structure)
-    sampled = posterior.predict(NEW, how=n2g.WeightSamples(2000)).probs
+    sampled = posterior.predict(NEW, how=n2g.posteriors.WeightSamples(2000)).probs
     assert float((posterior.predict(NEW).probs - sampled).abs().max()) < 2e-3
 
 
@@ -147,7 +149,11 @@ def test_networks_leave_their_linearization_with_the_square_of_the_deviation(str
 def test_function_space_has_the_network_as_its_mean_and_no_representers():
     network, likelihood = mlp(), n2g.Categorical()
     posterior = quietly(
-        network, (X, labels(likelihood)), likelihood, prior_var=0.7, structure=n2g.FunctionSpace()
+        network,
+        (X, labels(likelihood)),
+        likelihood,
+        prior_var=0.7,
+        structure=n2g.structures.FunctionSpace(),
     )
     assert torch.equal(posterior.marginal(NEW).mean, network(NEW).detach())
     assert not hasattr(posterior, "update")
@@ -173,7 +179,7 @@ def test_training_the_network_further_changes_no_posterior(structure):
             posterior.marginal(NEW).covariance_matrix,
             posterior.joint(NEW).mean,
             posterior.predict(NEW).probs,
-            posterior.predict(NEW, how=n2g.WeightSamples(5)).probs,
+            posterior.predict(NEW, how=n2g.posteriors.WeightSamples(5)).probs,
             posterior.sample(NEW, 3, generator=seeds()),
             posterior.contrast(NEW),
             posterior.dual().natural,
@@ -208,14 +214,22 @@ def test_points_can_be_left_out_of_a_posterior_whose_network_trains():
 @pytest.mark.parametrize(
     ("tuning", "likelihood", "text"),
     [
-        (n2g.Validation((X, labels(n2g.Categorical()))), n2g.Categorical(), "Validation chooses"),
-        (n2g.Evidence(per_layer=True), n2g.Categorical(), "Evidence chooses prior variances"),
-        (n2g.Evidence(), n2g.Categorical(n2g.Probit()), "neither noise nor link open"),
-        (n2g.Evidence(), n2g.Gaussian(0.3), "neither noise nor link open"),
+        (
+            n2g.tuning.Validation((X, labels(n2g.Categorical()))),
+            n2g.Categorical(),
+            "Validation chooses",
+        ),
+        (
+            n2g.tuning.Evidence(per_layer=True),
+            n2g.Categorical(),
+            "Evidence chooses prior variances",
+        ),
+        (n2g.tuning.Evidence(), n2g.Categorical(n2g.links.Probit()), "neither noise nor link open"),
+        (n2g.tuning.Evidence(), n2g.Gaussian(0.3), "neither noise nor link open"),
         ("marglik", n2g.Categorical(), r"tuning must be Matched\(\), Evidence\(\)"),
     ],
 )
-@pytest.mark.parametrize("structure", [n2g.Kron(), n2g.FunctionSpace()], ids=str)
+@pytest.mark.parametrize("structure", [n2g.Kron(), n2g.structures.FunctionSpace()], ids=str)
 def test_tuning_that_a_given_prior_leaves_nothing_to_is_refused(
     tuning, likelihood, text, structure
 ):
@@ -226,19 +240,31 @@ def test_tuning_that_a_given_prior_leaves_nothing_to_is_refused(
 
 def test_tuning_beside_a_given_prior_finds_the_noise():
     data = (X, labels(n2g.Gaussian()))
-    found = quietly(mlp(), data, n2g.Gaussian(), prior_var=0.7, tuning=n2g.Evidence())
+    found = quietly(mlp(), data, n2g.Gaussian(), prior_var=0.7, tuning=n2g.tuning.Evidence())
     assert found.likelihood.noise_var > 0
 
 
 BAD_STRUCTURES = [
-    (lambda: n2g.Kron("ggn"), r"Kron takes a Fisher matrix, GGN\(\).*got 'ggn'.*Kron\(GGN\(\)\)"),
-    (lambda: n2g.Full(n2g.GGN), r"Full takes a Fisher matrix"),
+    (
+        lambda: n2g.Kron("ggn"),
+        r"Kron takes a Fisher matrix, ExactFisher\(\).*got 'ggn'.*Kron\(ExactFisher\(\)\)",
+    ),
+    (lambda: n2g.Full(n2g.structures.ExactFisher), r"Full takes a Fisher matrix"),
     (lambda: n2g.LastLayer("full"), r"LastLayer takes .* got 'full'.*LastLayer\(Kron\(\)\)"),
-    (lambda: n2g.LastLayer(n2g.LowRank()), "LastLayer takes the structure"),
-    (lambda: n2g.LowRank("10"), "rank must be a positive whole number, but is '10'"),
-    (lambda: n2g.Subnetwork(2.5), "num_weights must be a positive whole number, but is 2.5"),
-    (lambda: n2g.FunctionSpace("all"), "num_points must be a positive whole number, but is 'all'"),
-    (lambda: n2g.WeightSamples(0), "num_samples must be a positive whole number, but is 0"),
+    (lambda: n2g.LastLayer(n2g.structures.LowRank()), "LastLayer takes the structure"),
+    (lambda: n2g.structures.LowRank("10"), "rank must be a positive whole number, but is '10'"),
+    (
+        lambda: n2g.structures.Subnetwork(2.5),
+        "num_weights must be a positive whole number, but is 2.5",
+    ),
+    (
+        lambda: n2g.structures.FunctionSpace("all"),
+        "num_points must be a positive whole number, but is 'all'",
+    ),
+    (
+        lambda: n2g.posteriors.WeightSamples(0),
+        "num_samples must be a positive whole number, but is 0",
+    ),
     (lambda: Schedule(num_epochs=0), "num_epochs must be a positive whole number, but is 0. Try"),
     (lambda: Schedule(batch_size=1.5), "batch_size must be a positive whole number"),
     (lambda: Schedule(burn_in=-1), "burn_in must be a whole number of epochs"),
@@ -261,7 +287,7 @@ def test_values_that_steer_are_checked_when_they_are_made(make, text):
         (float("nan"), "prior_var must be positive and finite, but is nan"),
     ],
 )
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.FunctionSpace()], ids=str)
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.structures.FunctionSpace()], ids=str)
 def test_priors_that_leave_no_evidence_are_refused(prior_var, text, structure):
     data = (X, labels(n2g.Categorical()))
     with pytest.raises(InputError, match=text):
@@ -270,7 +296,7 @@ def test_priors_that_leave_no_evidence_are_refused(prior_var, text, structure):
 
 def test_the_dual_refuses_a_prior_that_is_no_number():
     with pytest.raises(InputError, match="prior_var must be a number"):
-        n2g.dual(mlp(), (X, labels(n2g.Categorical())), n2g.Categorical(), prior_var="1")
+        n2g.explain.dual(mlp(), (X, labels(n2g.Categorical())), n2g.Categorical(), prior_var="1")
 
 
 def test_a_schedule_or_a_way_to_predict_of_another_kind_is_refused():
@@ -278,7 +304,7 @@ def test_a_schedule_or_a_way_to_predict_of_another_kind_is_refused():
     with pytest.raises(InputError, match=r"schedule must be Schedule\(num_epochs=100\).* is 5"):
         train_by_evidence(mlp(), data, n2g.Gaussian(), schedule=5)
     with pytest.raises(InputError, match=r"structure must be Kron\(\), Full\(\)"):
-        train_by_evidence(mlp(), data, n2g.Gaussian(), structure=n2g.LowRank(3))
+        train_by_evidence(mlp(), data, n2g.Gaussian(), structure=n2g.structures.LowRank(3))
     for structure in EXACT:
         posterior = quietly(mlp(), data, n2g.Gaussian(0.3), prior_var=0.7, structure=structure)
         with pytest.raises(InputError, match=r"how must be WeightSamples\(100\) or None"):
@@ -308,7 +334,7 @@ def test_logits_of_several_places_are_refused():
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.arange(8) % 2
     ways = (
         lambda one: quietly(one, (x, y), n2g.Categorical(), prior_var=1.0, structure=n2g.Full()),
-        lambda one: n2g.dual(one, (x, y), n2g.Categorical(), 1.0),
+        lambda one: n2g.explain.dual(one, (x, y), n2g.Categorical(), 1.0),
     )
     for way in ways:
         with pytest.raises(InputError, match=r"one label a point.*\(N, 2, 4, 4\).*flatten\(1\)"):

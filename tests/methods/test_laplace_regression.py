@@ -22,7 +22,7 @@ DOUBLE = torch.float64
 INEXACT = [
     n2g.Kron(),
     n2g.Diagonal(),
-    n2g.Subnetwork(50),
+    n2g.structures.Subnetwork(50),
     n2g.LastLayer(),
     n2g.LastLayer(n2g.Diagonal()),
 ]
@@ -80,7 +80,7 @@ def test_the_evidence_is_that_of_the_linear_model_at_its_own_mode(count):
     torch.testing.assert_close(found.determined(torch.tensor(noise / prior, dtype=DOUBLE)), share)
 
 
-@pytest.mark.parametrize("structure", [None, n2g.FunctionSpace(), n2g.Full()], ids=str)
+@pytest.mark.parametrize("structure", [None, n2g.structures.FunctionSpace(), n2g.Full()], ids=str)
 def test_no_possible_neighbor_has_more_evidence(structure):
     x, y, network = trained()
     posterior = quietly(network, (x, y), n2g.Gaussian(), structure=structure)
@@ -110,7 +110,7 @@ def test_no_possible_neighbor_has_more_evidence(structure):
 def test_predictions_at_training_rows_are_no_surer_than_the_network_is_right(steps, decay):
     x, y, network = trained(40, steps, decay)
     error = float((network(x) - y).square().mean())
-    posterior = quietly(network, (x, y), n2g.Gaussian(), structure=n2g.FunctionSpace())
+    posterior = quietly(network, (x, y), n2g.Gaussian(), structure=n2g.structures.FunctionSpace())
     assert float(posterior.predict(x).variance.mean()) >= error * (1 - 1e-3)
     assert posterior.likelihood.noise_var <= max(float(y.var(correction=0)), error) * (1 + 1e-9)
 
@@ -124,7 +124,7 @@ def test_the_noise_of_a_linear_model_is_recovered():
     with torch.no_grad():
         network.weight.copy_(solution[:4].T)
         network.bias.copy_(solution[4])
-    for structure in (n2g.Full(), n2g.Kron(), n2g.FunctionSpace()):
+    for structure in (n2g.Full(), n2g.Kron(), n2g.structures.FunctionSpace()):
         posterior = n2g.laplace(network, (x, y), n2g.Gaussian(), structure=structure)
         # 300 squares know their variance to √(2/300) = 8 %
         assert posterior.likelihood.noise_var == pytest.approx(0.25, rel=0.25)
@@ -134,7 +134,7 @@ def test_the_noise_of_a_linear_model_is_recovered():
 def test_structures_are_as_unsure_of_the_data_as_the_model_is_of_rows_left_out(structure):
     x, y, network = trained(40, decay=0.03)
     posterior = quietly(network, (x, y), n2g.Gaussian(), structure=structure)
-    whole = quietly(network, (x, y), n2g.Gaussian(), structure=n2g.FunctionSpace())
+    whole = quietly(network, (x, y), n2g.Gaussian(), structure=n2g.structures.FunctionSpace())
     noise, prior = whole.likelihood.noise_var, whole.prior_var
     J = n2g.linearize(network).jacobian(x).flatten(0, 1)
     K = J @ J.T
@@ -190,7 +190,7 @@ def test_what_is_given_is_kept():
     posterior = quietly(mlp(), data, n2g.Gaussian(), prior_var=prior)
     assert posterior.prior_var == prior
     each = n2g.Gaussian(torch.full((30, 1), 0.5, dtype=DOUBLE))
-    evidence = quietly(mlp(), data, each, tuning=n2g.Evidence())
+    evidence = quietly(mlp(), data, each, tuning=n2g.tuning.Evidence())
     assert quietly(mlp(), data, each).prior_var == pytest.approx(evidence.prior_var)
 
 
@@ -214,7 +214,7 @@ def test_held_out_rows_choose_prior_and_noise_together():
     grid = (1e-3, 1e-1, 10.0)
     options = {"structure": n2g.Kron()}
     found = quietly(
-        network, (x, y), n2g.Gaussian(), tuning=n2g.Validation(held_out, grid), **options
+        network, (x, y), n2g.Gaussian(), tuning=n2g.tuning.Validation(held_out, grid), **options
     )
     score = lambda posterior: float(posterior.predict(held_out[0]).log_prob(held_out[1]).mean())
     assert any(found.prior_var == pytest.approx(value) for value in grid)

@@ -18,7 +18,7 @@ from net2gp.posteriors.covariances import DiagonalCovariance
 from net2gp.posteriors.pivoted import Pivoted, row_system
 
 LIKELIHOODS = [n2g.Categorical(), n2g.Bernoulli(), n2g.Gaussian(0.3), Poisson()]
-NOTHING_LOST = n2g.FunctionSpace(tol=1e-12)
+NOTHING_LOST = n2g.structures.FunctionSpace(tol=1e-12)
 
 
 def posteriors(network, x, y, likelihood, *structures, prior_var=0.7):
@@ -43,7 +43,13 @@ def test_without_a_tolerance_to_speak_of_it_is_the_exact_process(
     few_rows(monkeypatch)
     y = labels(likelihood)
     exact, found = posteriors(
-        mlp(), X, y, likelihood, n2g.FunctionSpace(tol=0.0), NOTHING_LOST, prior_var=prior_var
+        mlp(),
+        X,
+        y,
+        likelihood,
+        n2g.structures.FunctionSpace(tol=0.0),
+        NOTHING_LOST,
+        prior_var=prior_var,
     )
     assert isinstance(found.covariance, Pivoted)
     assert found.structure == NOTHING_LOST
@@ -82,7 +88,12 @@ def test_rows_of_every_kind_of_layer_are_those_of_the_exact_process(monkeypatch)
     ids = torch.randint(0, 9, (25, 7), generator=torch.Generator().manual_seed(3))
     y = labels(n2g.Categorical(), 25)
     exact, found = posteriors(
-        network, ids[:20], y[:20], n2g.Categorical(), n2g.FunctionSpace(tol=0.0), NOTHING_LOST
+        network,
+        ids[:20],
+        y[:20],
+        n2g.Categorical(),
+        n2g.structures.FunctionSpace(tol=0.0),
+        NOTHING_LOST,
     )
     assert isinstance(found.covariance, Pivoted)
     one, other = (way.joint(ids[15:]).covariance_matrix for way in (found, exact))
@@ -95,7 +106,12 @@ def test_what_is_left_out_changes_variances_by_little(tol, monkeypatch):
     few_rows(monkeypatch)
     likelihood = n2g.Categorical()
     exact, found = posteriors(
-        mlp(), X, labels(likelihood), likelihood, n2g.FunctionSpace(), n2g.FunctionSpace(tol=tol)
+        mlp(),
+        X,
+        labels(likelihood),
+        likelihood,
+        n2g.structures.FunctionSpace(),
+        n2g.structures.FunctionSpace(tol=tol),
     )
     assert len(found.covariance.T) < X.shape[0] * 2
     gap = found.joint(NEW).covariance_matrix - exact.joint(NEW).covariance_matrix
@@ -109,7 +125,12 @@ def test_draws_have_the_covariance_that_predictions_have(monkeypatch):
     few_rows(monkeypatch)
     likelihood = n2g.Categorical()
     (found,) = posteriors(
-        mlp(), X, labels(likelihood), likelihood, n2g.FunctionSpace(tol=1e-3), prior_var=0.7
+        mlp(),
+        X,
+        labels(likelihood),
+        likelihood,
+        n2g.structures.FunctionSpace(tol=1e-3),
+        prior_var=0.7,
     )
     P, r = found.linearized.num_params, len(found.covariance.T)
     identity = torch.eye(P + r, dtype=torch.float64).split([P, r])
@@ -123,7 +144,12 @@ def test_draws_have_the_covariance_that_predictions_have(monkeypatch):
 def test_draws_of_a_generator_repeat():
     likelihood = n2g.Categorical()
     (found,) = posteriors(
-        mlp(), X, labels(likelihood), likelihood, n2g.FunctionSpace(tol=1e-1), prior_var=0.7
+        mlp(),
+        X,
+        labels(likelihood),
+        likelihood,
+        n2g.structures.FunctionSpace(tol=1e-1),
+        prior_var=0.7,
     )
     assert isinstance(found.covariance, Pivoted)
     one, other = (
@@ -137,10 +163,13 @@ def test_draws_of_a_generator_repeat():
 def test_tuned_priors_are_those_of_the_exact_process(monkeypatch):
     few_rows(monkeypatch)
     data = (X, labels(n2g.Categorical()))
-    for tuning in (n2g.Evidence(), n2g.Matched()):
+    for tuning in (n2g.tuning.Evidence(), n2g.tuning.Matched()):
         exact, found = (
             quietly(mlp(), data, n2g.Categorical(), tuning=tuning, structure=structure)
-            for structure in (n2g.FunctionSpace(), n2g.FunctionSpace(tol=1e-9))
+            for structure in (
+                n2g.structures.FunctionSpace(),
+                n2g.structures.FunctionSpace(tol=1e-9),
+            )
         )
         assert isinstance(found.covariance, Pivoted)
         assert found.prior_var == pytest.approx(exact.prior_var, rel=1e-3)
@@ -159,7 +188,7 @@ def test_temperature_and_points_are_those_of_the_exact_process(monkeypatch):
             n2g.Categorical(),
             prior_var=0.7,
             temperature=2.5,
-            structure=n2g.FunctionSpace(17, seed=3, tol=tol),
+            structure=n2g.structures.FunctionSpace(17, seed=3, tol=tol),
         )
         for tol in (0.0, 1e-12)
     )
@@ -169,12 +198,16 @@ def test_temperature_and_points_are_those_of_the_exact_process(monkeypatch):
 
 def test_saved_and_moved_it_predicts_the_same(tmp_path):
     (found,) = posteriors(
-        mlp(), X, labels(n2g.Categorical()), n2g.Categorical(), n2g.FunctionSpace(tol=1e-1)
+        mlp(),
+        X,
+        labels(n2g.Categorical()),
+        n2g.Categorical(),
+        n2g.structures.FunctionSpace(tol=1e-1),
     )
     assert isinstance(found.covariance, Pivoted)
     n2g.save(found, tmp_path / "posterior.safetensors")
     again = n2g.load(tmp_path / "posterior.safetensors", mlp())
-    assert again.structure == n2g.FunctionSpace(tol=1e-1)
+    assert again.structure == n2g.structures.FunctionSpace(tol=1e-1)
     one, other = (way.joint(NEW).covariance_matrix for way in (found, again))
     torch.testing.assert_close(one, other, rtol=0, atol=0)
     single = found.to(dtype=torch.float32)
@@ -187,7 +220,11 @@ def test_saved_and_moved_it_predicts_the_same(tmp_path):
 
 def test_points_in_chunks_are_the_points_together(monkeypatch):
     (found,) = posteriors(
-        mlp(), X, labels(n2g.Categorical()), n2g.Categorical(), n2g.FunctionSpace(tol=1e-1)
+        mlp(),
+        X,
+        labels(n2g.Categorical()),
+        n2g.Categorical(),
+        n2g.structures.FunctionSpace(tol=1e-1),
     )
     together = found.marginal(NEW).covariance_matrix
     monkeypatch.setattr(pivoted, "TEST_BYTES", 1)
@@ -198,19 +235,24 @@ def test_many_pivots_mean_all_rows_and_the_result_says_so():
     likelihood = n2g.Gaussian(1e-4)
     (found,) = posteriors(mlp(), X, labels(likelihood), likelihood, NOTHING_LOST)
     assert not isinstance(found.covariance, Pivoted)
-    assert found.structure == n2g.FunctionSpace(tol=0.0)
+    assert found.structure == n2g.structures.FunctionSpace(tol=0.0)
 
 
 def test_rows_that_tell_nothing_leave_the_prior():
     likelihood = n2g.Categorical()
     (found,) = posteriors(
-        mlp(), X, labels(likelihood), likelihood, n2g.FunctionSpace(tol=0.1), prior_var=1e-6
+        mlp(),
+        X,
+        labels(likelihood),
+        likelihood,
+        n2g.structures.FunctionSpace(tol=0.1),
+        prior_var=1e-6,
     )
     assert isinstance(found.covariance, DiagonalCovariance)
     prior = 1e-6 * found.linearized.kernel().blocks(NEW)
     torch.testing.assert_close(found.marginal(NEW).covariance_matrix, prior)
     (exact,) = posteriors(
-        mlp(), X, labels(likelihood), likelihood, n2g.FunctionSpace(), prior_var=1e-6
+        mlp(), X, labels(likelihood), likelihood, n2g.structures.FunctionSpace(), prior_var=1e-6
     )
     torch.testing.assert_close(found.log_marginal_likelihood(), exact.log_marginal_likelihood())
 
@@ -226,29 +268,45 @@ def test_only_large_classifiers_leave_rows_out_by_default(dtype):
         network[2].weight.mul_(20)  # sure of most points
     many, few = (
         quietly(network, (x[:n], y[:n]), n2g.Categorical(), prior_var=1.0, structure=structure)
-        for n, structure in ((400, n2g.FunctionSpace()), (300, n2g.FunctionSpace()))
+        for n, structure in (
+            (400, n2g.structures.FunctionSpace()),
+            (300, n2g.structures.FunctionSpace()),
+        )
     )
-    assert many.structure == n2g.FunctionSpace(tol=1e-2)
-    assert few.structure == n2g.FunctionSpace()
+    assert many.structure == n2g.structures.FunctionSpace(tol=1e-2)
+    assert few.structure == n2g.structures.FunctionSpace()
     exact = quietly(
-        network, (x, y), n2g.Categorical(), prior_var=1.0, structure=n2g.FunctionSpace(tol=0.0)
+        network,
+        (x, y),
+        n2g.Categorical(),
+        prior_var=1.0,
+        structure=n2g.structures.FunctionSpace(tol=0.0),
     )
     ratio = many.marginal(x[:50]).variance / exact.marginal(x[:50]).variance
     assert float((ratio - 1).abs().max()) < 0.02
     values = torch.randn(400, 3, generator=generator).to(dtype)
     regression = quietly(
-        network, (x, values), n2g.Gaussian(), prior_var=1.0, structure=n2g.FunctionSpace()
+        network,
+        (x, values),
+        n2g.Gaussian(),
+        prior_var=1.0,
+        structure=n2g.structures.FunctionSpace(),
     )
-    assert regression.structure == n2g.FunctionSpace()
+    assert regression.structure == n2g.structures.FunctionSpace()
 
 
 def test_points_can_be_left_out_of_it(monkeypatch):
     few_rows(monkeypatch)
     likelihood = n2g.Categorical()
     exact, found = posteriors(
-        mlp(), X, labels(likelihood), likelihood, n2g.FunctionSpace(), n2g.FunctionSpace(tol=1e-6)
+        mlp(),
+        X,
+        labels(likelihood),
+        likelihood,
+        n2g.structures.FunctionSpace(),
+        n2g.structures.FunctionSpace(tol=1e-6),
     )
-    one, other = (n2g.leave_one_out(way) for way in (found, exact))
+    one, other = (n2g.explain.leave_one_out(way) for way in (found, exact))
     torch.testing.assert_close(one.mean, other.mean, rtol=1e-3, atol=1e-3)
 
 
@@ -291,8 +349,10 @@ def test_many_rows_that_tell_little_together_tell_much(logit):
         network.weight.zero_()
         network.bias.fill_(logit)
     y = torch.ones(4000, 1, dtype=torch.long)
-    full, found = posteriors(network, x, y, n2g.Bernoulli(), n2g.Full(), n2g.FunctionSpace())
-    assert found.structure == n2g.FunctionSpace(tol=1e-2)
+    full, found = posteriors(
+        network, x, y, n2g.Bernoulli(), n2g.Full(), n2g.structures.FunctionSpace()
+    )
+    assert found.structure == n2g.structures.FunctionSpace(tol=1e-2)
     new = torch.cat([x[:20], 5 * x[:20]])
     torch.testing.assert_close(
         found.marginal(new).variance, full.marginal(new).variance, rtol=0.02, atol=0
@@ -304,7 +364,13 @@ def test_rows_are_sought_once_for_a_posterior_whose_link_is_matched(monkeypatch)
     counted = lambda *arguments: calls.append(arguments[3]) or seek(*arguments)
     monkeypatch.setattr("net2gp.methods.laplace_functions.row_system", counted)
     data = (X, labels(n2g.Categorical()))
-    quietly(mlp(), data, n2g.Categorical(), prior_var=0.7, structure=n2g.FunctionSpace(tol=0.1))
+    quietly(
+        mlp(),
+        data,
+        n2g.Categorical(),
+        prior_var=0.7,
+        structure=n2g.structures.FunctionSpace(tol=0.1),
+    )
     assert calls == [0.1]
 
 
@@ -317,7 +383,7 @@ def test_a_prior_that_is_tuned_is_tuned_on_all_rows():
         x *= 0.1
     y = torch.randint(0, 3, (400,), generator=torch.Generator().manual_seed(6))
     exact, found = (
-        quietly(network, (x, y), n2g.Categorical(), structure=n2g.FunctionSpace(tol=tol))
+        quietly(network, (x, y), n2g.Categorical(), structure=n2g.structures.FunctionSpace(tol=tol))
         for tol in (0.0, None)
     )
     assert isinstance(found.covariance, Pivoted)
@@ -328,7 +394,7 @@ def test_a_prior_that_is_tuned_is_tuned_on_all_rows():
 @pytest.mark.parametrize("tol", [-1e-3, float("nan"), float("inf"), "small", True, [1e-3]])
 def test_a_tolerance_is_a_number_that_is_not_negative(tol):
     with pytest.raises(InputError, match="tol must be"):
-        n2g.FunctionSpace(tol=tol)
+        n2g.structures.FunctionSpace(tol=tol)
 
 
 @pytest.mark.gpu
@@ -342,7 +408,7 @@ def test_rows_on_a_gpu_are_those_of_the_cpu():
                 X.to(device),
                 labels(likelihood).to(device),
                 likelihood,
-                n2g.FunctionSpace(tol=1e-2),
+                n2g.structures.FunctionSpace(tol=1e-2),
             )
             assert isinstance(found.covariance, Pivoted)
             laws.append(found.joint(NEW.to(device)).covariance_matrix.cpu())
@@ -353,7 +419,7 @@ def test_rows_on_a_gpu_are_those_of_the_cpu():
 def test_the_covariance_at_the_data_is_read_from_the_gram_matrix(prior_var, scale):
     likelihood = n2g.Categorical()
     data = (X, labels(likelihood))
-    task = make_task(mlp(), data, likelihood, None, n2g.FunctionSpace())
+    task = make_task(mlp(), data, likelihood, None, n2g.structures.FunctionSpace())
     found = Tuned(prior_var, likelihood, scale, torch.zeros(()))
     index = torch.tensor([3, 0, 7])
     blocks = _Process(task, 0.0, None).at_data(found, index)
@@ -370,7 +436,7 @@ def test_the_trace_of_many_outputs_is_that_of_the_curvature():
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = torch.randint(0, 60, (30,), generator=torch.Generator().manual_seed(2))
     warnings.simplefilter("ignore", n2g.errors.EmptyClass)
-    task = make_task(network, (x, y), n2g.Categorical(), None, n2g.FunctionSpace())
+    task = make_task(network, (x, y), n2g.Categorical(), None, n2g.structures.FunctionSpace())
     J = n2g.linearize(network).jacobian(x)
     exact = float(torch.einsum("ncp,ncd,ndp->", J, n2g.Categorical().curvature(task.f), J))
     assert _sampled_trace(task, task.likelihood) == pytest.approx(exact, rel=0.15)

@@ -14,13 +14,13 @@ from net2gp.linalg import Checkpoint, block_cg
 
 LIKELIHOODS = {
     "gaussian": (n2g.Gaussian(0.3), 2),
-    "classes": (n2g.Categorical(n2g.Probit()), 3),
+    "classes": (n2g.Categorical(n2g.links.Probit()), 3),
     "labels": (n2g.Bernoulli(), 2),
 }
 EACH = pytest.mark.parametrize("name", LIKELIHOODS)
 SMALL: dict[str, int] = {"rank": 2, "num_points": 8}
 """A sketch so small that conjugate gradients have work left on networks of this size."""
-MANY = n2g.Sampled(num_samples=3000, tol=1e-9, num_probes=0, **SMALL)
+MANY = n2g.structures.Sampled(num_samples=3000, tol=1e-9, num_probes=0, **SMALL)
 pytestmark = pytest.mark.filterwarnings("ignore::net2gp.errors.NotStationary")
 
 
@@ -43,7 +43,7 @@ def data(name: str, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, 2, (count, 2), generator=generator).double()
 
 
-def posteriors(name: str, structure: n2g.Sampled, convolution: bool = False):
+def posteriors(name: str, structure: n2g.structures.Sampled, convolution: bool = False):
     likelihood, outputs = LIKELIHOODS[name]
     module = network(outputs, convolution)
     return [
@@ -75,9 +75,9 @@ def test_points_that_are_left_out_are_those_of_least_curvature():
         n2g.laplace(
             module,
             data,
-            n2g.Categorical(n2g.Probit()),
+            n2g.Categorical(n2g.links.Probit()),
             prior_var=0.7,
-            structure=n2g.Sampled(**kind, **more),
+            structure=n2g.structures.Sampled(**kind, **more),
         ).covariance.draws
     )
     found = draws((x, y), leave_out=share)
@@ -100,9 +100,9 @@ def test_points_without_any_curvature_cannot_all_be_left_out():
         n2g.laplace(
             module,
             (x, torch.tensor([1, 0])),
-            n2g.Categorical(n2g.Probit()),
+            n2g.Categorical(n2g.links.Probit()),
             prior_var=1.0,
-            structure=n2g.Sampled(**kind, leave_out=share),
+            structure=n2g.structures.Sampled(**kind, leave_out=share),
         ).covariance.draws
         for share in (0.0, 0.001)
     ]
@@ -121,7 +121,7 @@ def test_a_checkpoint_knows_the_noise_of_every_point(tmp_path):
         (x, y),
         n2g.Gaussian(noise),
         prior_var=1.0,
-        structure=n2g.Sampled(2, num_probes=0, checkpoint=path, **SMALL),
+        structure=n2g.structures.Sampled(2, num_probes=0, checkpoint=path, **SMALL),
     )
     solve(noise)
     with pytest.raises(InputError, match="checkpoint"):
@@ -133,12 +133,12 @@ def test_a_loose_tolerance_moves_the_draws_no_more_than_it_says(name):
     likelihood, outputs = LIKELIHOODS[name]
     module, structure = (
         network(outputs),
-        n2g.Sampled(num_samples=4, tol=1e-12, num_probes=0, **SMALL),
+        n2g.structures.Sampled(num_samples=4, tol=1e-12, num_probes=0, **SMALL),
     )
     draws = n2g.laplace(
         module, data(name), likelihood, prior_var=0.7, structure=structure
     ).covariance.draws
-    loose = n2g.Sampled(num_samples=4, tol=1e-5, num_probes=0, **SMALL)
+    loose = n2g.structures.Sampled(num_samples=4, tol=1e-5, num_probes=0, **SMALL)
     rough = n2g.laplace(
         module, data(name), likelihood, prior_var=0.7, structure=loose
     ).covariance.draws
@@ -148,7 +148,7 @@ def test_a_loose_tolerance_moves_the_draws_no_more_than_it_says(name):
 @EACH
 def test_the_evidence_is_that_of_the_whole_precision(name):
     # a sketch of few points and eigenvalues, so that the quadrature has something left to do
-    structure = n2g.Sampled(num_samples=2, num_probes=200, rank=10, num_points=15)
+    structure = n2g.structures.Sampled(num_samples=2, num_probes=200, rank=10, num_points=15)
     drawn, exact = posteriors(name, structure)
     gap = abs(drawn.log_marginal_likelihood() - exact.log_marginal_likelihood())
     assert gap < 0.2
@@ -156,15 +156,17 @@ def test_the_evidence_is_that_of_the_whole_precision(name):
 
 def test_prior_noise_and_link_are_chosen_where_they_are_open():
     x, y = data("gaussian")
-    found = n2g.laplace(network(2), (x, y), n2g.Gaussian(), structure=n2g.Sampled(num_samples=8))
+    found = n2g.laplace(
+        network(2), (x, y), n2g.Gaussian(), structure=n2g.structures.Sampled(num_samples=8)
+    )
     whole = n2g.laplace(network(2), (x, y), n2g.Gaussian(), structure=n2g.Full())
     assert found.prior_var == pytest.approx(whole.prior_var)
     assert found.likelihood.noise_var == pytest.approx(whole.likelihood.noise_var)
     x, labels = data("classes")
     matched = n2g.laplace(
-        network(3), (x, labels), n2g.Categorical(), structure=n2g.Sampled(num_samples=8)
+        network(3), (x, labels), n2g.Categorical(), structure=n2g.structures.Sampled(num_samples=8)
     )
-    assert isinstance(matched.likelihood.link, n2g.Contrast)
+    assert isinstance(matched.likelihood.link, n2g.links.Contrast)
     assert matched.predict(x).probs.shape == (40, 3)
 
 
@@ -173,7 +175,7 @@ def test_a_larger_sketch_takes_fewer_iterations(monkeypatch):
     for rank in (1, 30):
         with monkeypatch.context() as patch:
             calls = stop_after(patch, 10**6)
-            structure = n2g.Sampled(num_samples=2, tol=1e-8, num_probes=0, rank=rank)
+            structure = n2g.structures.Sampled(num_samples=2, tol=1e-8, num_probes=0, rank=rank)
             n2g.laplace(
                 network(2), data("gaussian"), n2g.Gaussian(0.3), prior_var=0.7, structure=structure
             )
@@ -185,7 +187,7 @@ def test_starting_from_an_earlier_posterior_saves_iterations():
     steps = []
     for start in (False, True):
         module, points = network(2), data("gaussian")
-        cold = n2g.Sampled(num_samples=3, tol=1e-8, num_probes=0, **SMALL)
+        cold = n2g.structures.Sampled(num_samples=3, tol=1e-8, num_probes=0, **SMALL)
         first = n2g.laplace(module, points, n2g.Gaussian(0.3), prior_var=0.7, structure=cold)
         draws = first.covariance.draws if start else None
         with pytest.warns(NotConverged) as caught:
@@ -194,7 +196,7 @@ def test_starting_from_an_earlier_posterior_saves_iterations():
                 points,
                 n2g.Gaussian(0.3),
                 prior_var=0.71,
-                structure=n2g.Sampled(
+                structure=n2g.structures.Sampled(
                     num_samples=3, tol=1e-8, max_iterations=1, num_probes=0, start=draws, **SMALL
                 ),
             )
@@ -205,7 +207,7 @@ def test_starting_from_an_earlier_posterior_saves_iterations():
 
 def test_draws_are_new_combinations_of_those_that_are_stored():
     """Σ = WWᵀ/S is the covariance of W z/√S; the stored draws themselves would be the same each time."""
-    drawn, _ = posteriors("gaussian", n2g.Sampled(num_samples=5, num_probes=0))
+    drawn, _ = posteriors("gaussian", n2g.structures.Sampled(num_samples=5, num_probes=0))
     x, W = data("gaussian")[0][:3], drawn.covariance.draws
     one, other = (
         drawn.linearized.flatten({n: v.movedim(0, -1) for n, v in drawn.sample_weights(4).items()})
@@ -224,7 +226,7 @@ def test_draws_are_new_combinations_of_those_that_are_stored():
 
 
 def test_it_is_saved_and_loaded(tmp_path):
-    drawn, _ = posteriors("classes", n2g.Sampled(num_samples=5, num_probes=0))
+    drawn, _ = posteriors("classes", n2g.structures.Sampled(num_samples=5, num_probes=0))
     n2g.save(drawn, tmp_path / "drawn.safetensors")
     again = n2g.load(tmp_path / "drawn.safetensors", network=network(3))
     x = data("classes")[0]
@@ -232,7 +234,7 @@ def test_it_is_saved_and_loaded(tmp_path):
     assert again.structure.num_samples == 5
 
 
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.Kron(), n2g.FunctionSpace()])
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.Kron(), n2g.structures.FunctionSpace()])
 def test_a_tempered_posterior_is_that_of_its_prior_and_temperature(structure, tmp_path):
     problem = network(2), data("gaussian"), n2g.Gaussian(0.3)
     one = n2g.laplace(*problem, prior_var=0.7, structure=structure).tempered(2.5)
@@ -273,9 +275,9 @@ def stop_after(monkeypatch, count: int) -> list[int]:
 def test_a_killed_solve_goes_on_from_its_checkpoint_to_the_same_numbers(monkeypatch, tmp_path):
     path = tmp_path / "draws.safetensors"
     kind = {"num_samples": 3, "tol": 1e-10, "num_probes": 0, **SMALL}
-    kept = n2g.Sampled(**kind, checkpoint=path, every_seconds=0.0)
+    kept = n2g.structures.Sampled(**kind, checkpoint=path, every_seconds=0.0)
     problem = network(2), data("gaussian"), n2g.Gaussian(0.3)
-    whole = n2g.laplace(*problem, prior_var=0.7, structure=n2g.Sampled(**kind))
+    whole = n2g.laplace(*problem, prior_var=0.7, structure=n2g.structures.Sampled(**kind))
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(Killed):
@@ -330,30 +332,30 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path):
 
 def test_options_that_cannot_be_are_refused():
     with pytest.raises(InputError, match="num_samples must be a positive whole number"):
-        n2g.Sampled(num_samples=0)
+        n2g.structures.Sampled(num_samples=0)
     with pytest.raises(InputError, match="tol must be positive"):
-        n2g.Sampled(tol=0.0)
+        n2g.structures.Sampled(tol=0.0)
     with pytest.raises(InputError, match=r"tol must be below 1.*Try tol=0\.01"):
-        n2g.Sampled(tol=2.0)
+        n2g.structures.Sampled(tol=2.0)
     with pytest.raises(InputError, match="seed must be a whole number"):
-        n2g.Sampled(seed=1.5)
+        n2g.structures.Sampled(seed=1.5)
     with pytest.raises(InputError, match="start must be a tensor"):
-        n2g.Sampled(start="a")
+        n2g.structures.Sampled(start="a")
     with pytest.raises(InputError, match="checkpoint must be a path"):
-        n2g.Sampled(checkpoint=5)
+        n2g.structures.Sampled(checkpoint=5)
     with pytest.raises(InputError, match="num_probes must be 0, or at least 2"):
-        n2g.Sampled(num_probes=1)
+        n2g.structures.Sampled(num_probes=1)
     with pytest.raises(InputError, match=r"leave_out is a share below 1.*Try leave_out=0\.001"):
-        n2g.Sampled(leave_out=1.0)
+        n2g.structures.Sampled(leave_out=1.0)
     with pytest.raises(InputError, match="leave_out must be"):
-        n2g.Sampled(leave_out=-0.1)
+        n2g.structures.Sampled(leave_out=-0.1)
     with pytest.raises(InputError, match="with Gaussian noise every point has its say"):
         n2g.laplace(
             network(2),
             data("gaussian"),
             n2g.Gaussian(0.3),
             prior_var=1.0,
-            structure=n2g.Sampled(leave_out=0.1),
+            structure=n2g.structures.Sampled(leave_out=0.1),
         )
     with pytest.raises(InputError, match="start must be the draws of an earlier posterior"):
         n2g.laplace(
@@ -361,7 +363,7 @@ def test_options_that_cannot_be_are_refused():
             data("gaussian"),
             n2g.Gaussian(0.3),
             prior_var=1.0,
-            structure=n2g.Sampled(start=torch.zeros(3, 32)),
+            structure=n2g.structures.Sampled(start=torch.zeros(3, 32)),
         )
 
 
@@ -370,7 +372,9 @@ def test_a_checkpoint_of_another_network_is_refused(change, tmp_path):
     """Also where the chosen parameters are the same: the outputs are not."""
     layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)
     module = nn.Sequential(*layers).double().eval()
-    structure = n2g.Sampled(num_samples=2, num_probes=0, checkpoint=tmp_path / "c.safetensors")
+    structure = n2g.structures.Sampled(
+        num_samples=2, num_probes=0, checkpoint=tmp_path / "c.safetensors"
+    )
 
     def solve():
         only = "3.*" if change == "frozen" else None
@@ -406,7 +410,7 @@ class Centered(nn.Module):
         return self.head(torch.tanh(self.body(x - x.mean(0))))
 
 
-@pytest.mark.parametrize("structure", [n2g.Sampled(), n2g.LastLayer(), n2g.Kron()])
+@pytest.mark.parametrize("structure", [n2g.structures.Sampled(), n2g.LastLayer(), n2g.Kron()])
 def test_networks_that_couple_points_are_refused(structure):
     with pytest.raises(NetworkError, match=r"other points of the batch|points"):
         n2g.laplace(
@@ -427,13 +431,16 @@ def test_networks_that_hide_their_parameters_are_refused():
             data("gaussian"),
             n2g.Gaussian(0.3),
             prior_var=1.0,
-            structure=n2g.Sampled(),
+            structure=n2g.structures.Sampled(),
         )
 
 
 def test_a_low_rank_does_not_make_the_prior_wide():
     problem = network(2), data("gaussian"), n2g.Gaussian(0.3)
-    found = [n2g.laplace(*problem, structure=s).prior_var for s in (n2g.LowRank(2), n2g.Full())]
+    found = [
+        n2g.laplace(*problem, structure=s).prior_var
+        for s in (n2g.structures.LowRank(2), n2g.Full())
+    ]
     assert found[0] <= found[1]
 
 
@@ -445,13 +452,13 @@ def test_function_space_says_that_a_network_is_not_trained():
             (x, 100 * y),
             n2g.Gaussian(0.01),
             prior_var=1.0,
-            structure=n2g.FunctionSpace(),
+            structure=n2g.structures.FunctionSpace(),
         )
 
 
 def test_a_subnetwork_is_chosen_at_its_temperature():
-    kind = {"structure": n2g.Subnetwork(10)}
-    problem = network(3), data("classes"), n2g.Categorical(n2g.Probit())
+    kind = {"structure": n2g.structures.Subnetwork(10)}
+    problem = network(3), data("classes"), n2g.Categorical(n2g.links.Probit())
     prior = {"*": 0.5, "*.bias": 2.0}
     one = n2g.laplace(*problem, prior_var=prior, temperature=1.5, **kind).tempered(0.3)
     scaled = {name: 0.3 * value for name, value in prior.items()}

@@ -22,7 +22,7 @@ def test_the_gradient_of_a_subnetwork_is_that_of_its_own_weights(column: int, wa
         network.weight.copy_(torch.tensor([[1.0, -1.0]]))
     x = Q * torch.tensor([0.3, 1.0], dtype=torch.float64)
     y = network(x).detach() - 3 * network.weight.detach()[0, column] * Q[:, [column]]
-    settings = {"prior_var": 1.0, "structure": n2g.Subnetwork(1)}
+    settings = {"prior_var": 1.0, "structure": n2g.structures.Subnetwork(1)}
     expected = (
         pytest.warns(NotStationary, match="not at a stationary point: the gradient")
         if warns

@@ -12,7 +12,9 @@ from net2gp.errors import Net2GPWarning
 from net2gp.methods import matching
 
 
-@pytest.mark.parametrize("structure", [n2g.Diagonal(), n2g.Kron(), n2g.LowRank(20)], ids=str)
+@pytest.mark.parametrize(
+    "structure", [n2g.Diagonal(), n2g.Kron(), n2g.structures.LowRank(20)], ids=str
+)
 @pytest.mark.parametrize("sharpness", [1.0, 8.0])
 def test_some_classes_give_the_scale_of_all(structure, sharpness, monkeypatch):
     torch.manual_seed(0)
@@ -37,7 +39,7 @@ def test_some_classes_give_the_scale_of_all(structure, sharpness, monkeypatch):
     assert sure[0] == pytest.approx(sure[1], abs=0.03)
 
 
-@pytest.mark.parametrize("structure", [n2g.Full(), n2g.FunctionSpace()], ids=str)
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.structures.FunctionSpace()], ids=str)
 def test_links_of_huge_logits_are_alike_in_both_dtypes_and_within_the_search(structure):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)).double().eval()

@@ -67,4 +67,4 @@ def test_useless_inputs_get_no_weights():
 
 def test_only_the_evidence_can_choose_on_the_way():
     with pytest.raises(InputError, match=r"tuning must be Evidence\(\)"):
-        train_by_evidence(network(), data(), n2g.Gaussian(), tuning=n2g.Validation(data()))
+        train_by_evidence(network(), data(), n2g.Gaussian(), tuning=n2g.tuning.Validation(data()))

@@ -15,7 +15,7 @@ from net2gp.inputs import map_inputs, num_rows
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.linear import linearize
 from net2gp.linear.capture import plan
-from net2gp.linear.curvature import GGN, EmpiricalFisher
+from net2gp.linear.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.factors import Lookup, Outer, jacobian
 from net2gp.methods.per_example import BatchSums, batch_sums, sum_of_squares
 from net2gp.types import Likelihood
@@ -23,7 +23,7 @@ from reference.jacobians import brute_force_jacobian, flat
 
 
 def reference(
-    J: Tensor, f: Tensor, y: Tensor, likelihood: Likelihood, fisher: GGN | EmpiricalFisher
+    J: Tensor, f: Tensor, y: Tensor, likelihood: Likelihood, fisher: ExactFisher | EmpiricalFisher
 ) -> BatchSums:
     """Gradients of the examples one by one, from the full Jacobian, and matrices J_nᵀ Λ_n J_n."""
     gradients = torch.einsum("ncp,nc->np", J, likelihood.residual(f, y))
@@ -52,7 +52,9 @@ def case(request):
     return linearized, x, J, plan(linearized, x)
 
 
-@pytest.mark.parametrize("fisher", [EmpiricalFisher(), GGN()], ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize(
+    "fisher", [EmpiricalFisher(), ExactFisher()], ids=lambda f: type(f).__name__
+)
 def test_the_sums_are_those_of_a_loop_for_every_architecture(case, fisher):
     linearized, x, J, layout = case
     f = linearized(x)
@@ -64,7 +66,9 @@ def test_the_sums_are_those_of_a_loop_for_every_architecture(case, fisher):
     assert_same(found, reference(J, f, y, likelihood, fisher))
 
 
-@pytest.mark.parametrize("fisher", [EmpiricalFisher(), GGN()], ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize(
+    "fisher", [EmpiricalFisher(), ExactFisher()], ids=lambda f: type(f).__name__
+)
 def test_the_sums_are_those_of_a_loop_for_every_likelihood(fisher):
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double().eval()
     linearized, x, layout = linearize(network), random(7, 3), plan(linearize(network), random(7, 3))
@@ -101,8 +105,8 @@ def test_only_the_chosen_parameters_have_gradients():
     network, x = ARCHITECTURES["mlp"]()
     y = torch.arange(num_rows(x)) % 3
     whole, head = linearize(network), linearize(network, only="4.*")
-    everything = batch_sums(whole, (x, y), Categorical(), GGN(), plan(whole, x))
-    some = batch_sums(head, (x, y), Categorical(), GGN(), plan(head, x))
+    everything = batch_sums(whole, (x, y), Categorical(), ExactFisher(), plan(whole, x))
+    some = batch_sums(head, (x, y), Categorical(), ExactFisher(), plan(head, x))
     assert_same(
         some,
         BatchSums(
@@ -133,7 +137,7 @@ def test_networks_that_cannot_be_vectorized_are_looped_over():
     assert layout.leftover == ("scale",)
     J, f = flat(brute_force_jacobian(network, x)), linearized(x)
     y = torch.arange(8) % 2
-    for fisher in (GGN(), EmpiricalFisher()):
+    for fisher in (ExactFisher(), EmpiricalFisher()):
         found = batch_sums(linearized, (x, y), Categorical(), fisher, layout)
         assert_same(found, reference(J, f, y, Categorical(), fisher))
 
@@ -162,14 +166,14 @@ def test_a_target_of_the_wrong_shape_is_refused():
     linearized = linearize(network)
     y: Tensor = torch.zeros(num_rows(x), 2, dtype=DOUBLE)
     with pytest.raises(InputError, match=r"y must have shape \(6, 3\)"):
-        batch_sums(linearized, (x, y), Gaussian(1.0), GGN(), plan(linearized, x))
+        batch_sums(linearized, (x, y), Gaussian(1.0), ExactFisher(), plan(linearized, x))
 
 
 def test_nothing_that_is_given_is_changed():
     network, x = ARCHITECTURES["lenet_max_pool"]()
     linearized, y = linearize(network), torch.arange(num_rows(x)) % 3
     before, params = x.clone(), {n: v.clone() for n, v in linearized.params.items()}
-    batch_sums(linearized, (x, y), Categorical(), GGN(), plan(linearized, x))
+    batch_sums(linearized, (x, y), Categorical(), ExactFisher(), plan(linearized, x))
     assert torch.equal(x, before)
     assert all(torch.equal(params[n], v) for n, v in linearized.params.items())
     assert all(value.grad is None for value in network.parameters())

@@ -13,7 +13,7 @@ import net2gp as n2g
 from net2gp.errors import InputError, NetworkError
 from net2gp.methods.dual import dual
 from net2gp.methods.selection import EVIDENCE, Fit, Selection, sweep
-from net2gp.methods.train_many import Adam, train_many
+from net2gp.methods.train_many import AdamSettings, train_many
 from net2gp.plots import plot_selection
 
 
@@ -51,7 +51,7 @@ def reference_training(network, data, likelihood, prior_var, optimizer, offset=0
     return network
 
 
-OPTIMIZER = Adam(learning_rate=0.1, num_steps=150, factor=0.5, patience=3)
+OPTIMIZER = AdamSettings(learning_rate=0.1, num_steps=150, factor=0.5, patience=3)
 
 
 def test_training_at_once_is_torch_adam_with_its_schedule_one_after_the_other():
@@ -103,7 +103,7 @@ def test_classifiers_are_trained_as_torch_trains_them(likelihood):
 @settings(max_examples=8, deadline=None)
 def test_a_network_does_not_see_the_others(at_once, seed):
     networks, data = [build(seed=s) for s in range(seed, seed + 4)], points(seed)
-    optimizer = Adam(learning_rate=0.05, num_steps=20, factor=0.5, patience=2)
+    optimizer = AdamSettings(learning_rate=0.05, num_steps=20, factor=0.5, patience=2)
     options = {"prior_var": [0.1, 1.0, 2.0, 3.0], "optimizer": optimizer}
     together = train_many(networks, data, n2g.Gaussian(0.1), **options)
     apart = train_many(networks, data, n2g.Gaussian(0.1), at_once=at_once, **options)
@@ -167,9 +167,9 @@ def test_training_says_what_is_wrong_with_its_arguments():
     with pytest.raises(NetworkError, match=r"Call network\.eval\(\) first"):
         train_many([build().train()], data, likelihood)
     with pytest.raises(InputError, match=r"factor must be in \(0, 1\].*, but they are 2"):
-        Adam(num_steps=10, factor=2.0)
+        AdamSettings(num_steps=10, factor=2.0)
     with pytest.raises(InputError, match="patience must be zero or a positive whole number"):
-        Adam(patience=-1)
+        AdamSettings(patience=-1)
     with pytest.raises(InputError, match="optimizer must be net2gp's own Adam"):
         train_many([build()], data, likelihood, optimizer=torch.optim.Adam(build().parameters()))
     with pytest.raises(InputError, match=r"a list of networks: pass \[network\]"):
@@ -183,9 +183,9 @@ def test_training_says_what_is_wrong_with_its_arguments():
     with pytest.raises(InputError, match="objective of the networks at their start must be finite"):
         train_many([enlarged(build(), 1e160)], data, likelihood)
     with pytest.raises(InputError, match=r"list\(trained\)\[:3\]"):
-        train_many([build()], data, likelihood, optimizer=Adam(num_steps=1))[:2]
+        train_many([build()], data, likelihood, optimizer=AdamSettings(num_steps=1))[:2]
     with pytest.raises(IndexError, match="there are 1 networks, but number 3 was asked for"):
-        train_many([build()], data, likelihood, optimizer=Adam(num_steps=1))[3]
+        train_many([build()], data, likelihood, optimizer=AdamSettings(num_steps=1))[3]
 
 
 def test_the_first_network_must_compute_what_the_others_do():

@@ -50,7 +50,9 @@ def linear_task(noise_var: float = 0.5, prior_var: float = 2.0, count: int = 40)
 def test_oggn_on_a_linear_model_is_the_exact_diagonal_posterior():
     x, y, mean, precision = linear_task()
     network = linear_network()
-    optimizer = OGGN(network, Gaussian(0.5), 40, prior_var=2.0, lr=0.5, betas=(0.0, 0.9))
+    optimizer = OGGN(
+        network, Gaussian(0.5), 40, prior_var=2.0, learning_rate=0.5, decays=(0.0, 0.9)
+    )
     for _ in range(150):
         optimizer.step(x, y)
     torch.testing.assert_close(flat_mean(optimizer), mean, rtol=1e-6, atol=1e-6)
@@ -61,7 +63,9 @@ def test_oggn_on_a_linear_model_is_the_exact_diagonal_posterior():
 def test_the_momentum_does_not_move_the_point_of_rest():
     x, y, mean, _ = linear_task()
     network = linear_network()
-    optimizer = OGGN(network, Gaussian(0.5), 40, prior_var=2.0, lr=0.5, betas=(0.5, 0.8))
+    optimizer = OGGN(
+        network, Gaussian(0.5), 40, prior_var=2.0, learning_rate=0.5, decays=(0.5, 0.8)
+    )
     for _ in range(150):
         optimizer.step(x, y)
     torch.testing.assert_close(flat_mean(optimizer), mean, rtol=1e-6, atol=1e-6)
@@ -72,7 +76,9 @@ def test_batches_are_scaled_up_to_all_data():
     x, y, _, _ = linear_task()
     network = linear_network()
     twice = torch.cat([x, x]), torch.cat([y, y])
-    optimizer = OGGN(network, Gaussian(1.0), 80, prior_var=2.0, lr=0.5, betas=(0.0, 0.8))
+    optimizer = OGGN(
+        network, Gaussian(1.0), 80, prior_var=2.0, learning_rate=0.5, decays=(0.0, 0.8)
+    )
     for _ in range(120):
         optimizer.step(x, y)
     features = torch.cat([twice[0], torch.ones(80, 1, dtype=DOUBLE)], 1)
@@ -86,7 +92,9 @@ def test_voggn_on_a_linear_model_is_the_exact_diagonal_posterior_within_sampling
     x, y, mean, precision = linear_task()
     network = linear_network()
     total, lr = torch.zeros(4, dtype=DOUBLE), 0.2
-    optimizer = VOGGN(network, Gaussian(0.5), 40, prior_var=2.0, lr=lr, betas=(0.0, 0.8))
+    optimizer = VOGGN(
+        network, Gaussian(0.5), 40, prior_var=2.0, learning_rate=lr, decays=(0.0, 0.8)
+    )
     for step in range(500):
         optimizer.step(x, y)
         total += flat_mean(optimizer) * (step >= 100)
@@ -103,7 +111,13 @@ def test_a_step_is_the_formula_of_the_paper():
     y = torch.arange(6) % 3
     linearized = linearize(network)
     mu = linearized.flatten(linearized.params)
-    options = {"prior_var": 0.5, "lr": 0.02, "betas": (0.8, 0.95), "num_samples": 2, "seed": 4}
+    options = {
+        "prior_var": 0.5,
+        "learning_rate": 0.02,
+        "decays": (0.8, 0.95),
+        "num_samples": 2,
+        "seed": 4,
+    }
     center = {name: torch.full_like(value, 0.1) for name, value in network.named_parameters()}
     optimizer = VOGN(network, Categorical(), 60, initial_var=0.01, prior_mean=center, **options)
     optimizer.step(x, y)
@@ -125,7 +139,7 @@ def test_a_step_is_the_formula_of_the_paper():
 def test_oggn_at_rest_is_a_mode_with_the_diagonal_of_laplace():
     network, x = small_network(), random(30, 2)
     y = (x[:, 0] > 0).to(DOUBLE)
-    optimizer = OGGN(network, Bernoulli(), 30, prior_var=1.0, lr=0.3, betas=(0.5, 0.8))
+    optimizer = OGGN(network, Bernoulli(), 30, prior_var=1.0, learning_rate=0.3, decays=(0.5, 0.8))
     for _ in range(250):
         optimizer.step(x, y)
     params = {n: p.detach().requires_grad_() for n, p in network.named_parameters()}
@@ -150,7 +164,9 @@ def test_the_elbo_is_a_lower_bound_and_its_gap_the_divergence_from_the_posterior
     """On a linear model everything is known: log p(y) = ELBO + KL(q ‖ posterior)."""
     x, y, mean, precision = linear_task()
     network = linear_network()
-    optimizer = OGGN(network, Gaussian(0.5), 40, prior_var=2.0, lr=0.5, betas=(0.0, 0.9))
+    optimizer = OGGN(
+        network, Gaussian(0.5), 40, prior_var=2.0, learning_rate=0.5, decays=(0.0, 0.9)
+    )
     for _ in range(60):
         optimizer.step(x, y)
     features = torch.cat([x, torch.ones(40, 1, dtype=DOUBLE)], 1)
@@ -173,7 +189,7 @@ def test_the_elbo_is_a_lower_bound_and_its_gap_the_divergence_from_the_posterior
 def test_the_posterior_is_the_gaussian_of_the_optimizer_seen_through_the_network():
     network, x = small_network(2), random(9, 2)
     y = torch.arange(9) % 2
-    optimizer = VOGN(network, Categorical(), 9, prior_var=1.0, lr=0.01)
+    optimizer = VOGN(network, Categorical(), 9, prior_var=1.0, learning_rate=0.01)
     for _ in range(3):
         optimizer.step(x, y)
     posterior = optimizer.posterior((x, y))
@@ -191,7 +207,9 @@ def test_the_posterior_is_the_gaussian_of_the_optimizer_seen_through_the_network
 def test_training_resumes_exactly(kind):
     x, y = random(12, 2), torch.arange(12) % 3
     network = small_network(3)
-    optimizer = kind(network, Categorical(), 12, lr=0.05, prior_var={"*": 1.0, "*.bias": 0.5})
+    optimizer = kind(
+        network, Categorical(), 12, learning_rate=0.05, prior_var={"*": 1.0, "*.bias": 0.5}
+    )
     for _ in range(3):
         optimizer.step(x, y)
     file = io.BytesIO()
@@ -202,7 +220,9 @@ def test_training_resumes_exactly(kind):
     saved = torch.load(file, weights_only=True)
     again = small_network(3, seed=5)
     again.load_state_dict(saved["network"])
-    resumed = kind(again, Categorical(), 12, lr=0.9, prior_var={"*": 1.0, "*.bias": 0.5}, seed=8)
+    resumed = kind(
+        again, Categorical(), 12, learning_rate=0.9, prior_var={"*": 1.0, "*.bias": 0.5}, seed=8
+    )
     resumed.load_state_dict(saved["optimizer"])
     for _ in range(3):
         resumed.step(x, y)
@@ -212,7 +232,7 @@ def test_training_resumes_exactly(kind):
 
 def test_schedulers_of_torch_set_the_learning_rate():
     network, x, y = small_network(), random(4, 2), random(4, 1)
-    optimizer = VOGN(network, Gaussian(1.0), 4, lr=0.1)
+    optimizer = VOGN(network, Gaussian(1.0), 4, learning_rate=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=5)
     rates = []
     for _ in range(4):
@@ -229,7 +249,7 @@ def test_schedulers_of_torch_set_the_learning_rate():
 
 def test_chosen_parameters_alone_are_trained():
     network, x, y = small_network(), random(4, 2), random(4, 1)
-    optimizer = VOGGN(linearize(network, only="2.*"), Gaussian(1.0), 4, lr=0.1)
+    optimizer = VOGGN(linearize(network, only="2.*"), Gaussian(1.0), 4, learning_rate=0.1)
     frozen, head = network[0].weight.detach().clone(), network[2].weight.detach().clone()
     optimizer.step(x, y)
     assert torch.equal(network[0].weight, frozen)
@@ -245,7 +265,7 @@ def test_steps_are_pure_and_run_many_at_once():
     before = [value.clone() for value in states]
 
     def step(state: NaturalState, g: Tensor, h: Tensor) -> NaturalState:
-        return natural_step(state, g, h, priors, lr=0.1, betas=(0.5, 0.9))
+        return natural_step(state, g, h, priors, learning_rate=0.1, decays=(0.5, 0.9))
 
     together = vmap(step)(states, parts[3], parts[4].square())
     for n in range(count):
@@ -341,7 +361,9 @@ def test_the_evidence_at_a_mode_is_that_of_the_reference(index, evidence):
         return loss
 
     search.step(closure)
-    optimizer = OGGN(network, Gaussian(1.0), 100, prior_var=1 / delta, lr=0.0, betas=(0.0, 0.0))
+    optimizer = OGGN(
+        network, Gaussian(1.0), 100, prior_var=1 / delta, learning_rate=0.0, decays=(0.0, 0.0)
+    )
     optimizer.step(x, y)
     posterior = optimizer.posterior((x, y))
     evidence = float(stored["mlh"][11, 0])
@@ -377,7 +399,9 @@ def test_a_deterministic_full_batch_step_is_exact_inference_in_its_linear_model(
     gradient = features.T @ (features @ mu - y[:, 0]) / 0.5
     curvature = features.square().sum(0) / 0.5
     state = NaturalState(mu, s, torch.zeros_like(mu))
-    moved = natural_step(state, gradient, curvature, prior, lr=rate, betas=(0.0, 1 - rate))
+    moved = natural_step(
+        state, gradient, curvature, prior, learning_rate=rate, decays=(0.0, 1 - rate)
+    )
     own, zero = (1 - rate) * s, rate * prior.precision
     center = own * mu / (own + zero)
     # diagonal of the exact precision of the linear model with noise Λ⁻¹/β
@@ -400,8 +424,8 @@ def test_networks_in_training_mode_are_refused():
             "num_data must be a positive whole number, the number of training points",
         ),
         ({"prior_var": 0.0}, "prior_var for '0.weight' must be positive"),
-        ({"lr": -1.0}, "lr must be zero or positive"),
-        ({"betas": (0.9, 1.0)}, r"betas must be two numbers from 0 up to below 1"),
+        ({"learning_rate": -1.0}, "learning_rate must be zero or positive"),
+        ({"decays": (0.9, 1.0)}, r"decays must be two numbers from 0 up to below 1"),
         ({"num_samples": 0}, "num_samples must be a positive whole number"),
         ({"initial_var": 0.0}, "initial_var must be positive"),
         ({"prior_mean": {"x": torch.zeros(1)}}, "prior_mean has 'x'"),

@@ -250,12 +250,14 @@ def test_norm_is_the_same_in_functions_and_in_weights():
 def test_norm_grows_with_points_and_falls_with_noise():
     x, y = bietti.noisy_data()
     kernel = bietti.LIMIT.ntk
-    by_points = [float(n2g.rkhs_norm(kernel, (x[:n], y[:n]))) for n in (1, 4, 8, 16)]
+    by_points = [float(n2g.explain.rkhs_norm(kernel, (x[:n], y[:n]))) for n in (1, 4, 8, 16)]
     assert by_points == sorted(by_points)
-    by_noise = [float(n2g.rkhs_norm(kernel, (x, y), noise_var=v)) for v in (0.0, 0.1, 1.0, 10.0)]
+    by_noise = [
+        float(n2g.explain.rkhs_norm(kernel, (x, y), noise_var=v)) for v in (0.0, 0.1, 1.0, 10.0)
+    ]
     assert by_noise == sorted(by_noise, reverse=True)
-    twice = float(n2g.rkhs_norm(kernel, (x, 2 * y)))
-    assert twice == pytest.approx(4 * float(n2g.rkhs_norm(kernel, (x, y))))
+    twice = float(n2g.explain.rkhs_norm(kernel, (x, 2 * y)))
+    assert twice == pytest.approx(4 * float(n2g.explain.rkhs_norm(kernel, (x, y))))
 
 
 def test_functions_change_no_more_than_their_norm_allows():
@@ -265,7 +267,7 @@ def test_functions_change_no_more_than_their_norm_allows():
     x_grid = studies.circle(bietti.GRID)
     f, K = posterior.joint(x_grid).mean, kernel(x_grid)
     distance = (K.diagonal()[:, None] + K.diagonal() - 2 * K).clamp(min=0).sqrt()
-    bound = n2g.rkhs_norm(kernel, (x, y)).sqrt() * distance
+    bound = n2g.explain.rkhs_norm(kernel, (x, y)).sqrt() * distance
     assert ((f[:, None] - f).abs() <= bound + 1e-6).all()
 
 

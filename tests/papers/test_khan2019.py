@@ -192,8 +192,8 @@ def test_inference_at_once_without_draws_is_that_of_the_optimizer(
         toy.NOISE,
         100,
         prior_var=1 / delta,
-        lr=steps.rate,
-        betas=(0.0, steps.decay),
+        learning_rate=steps.rate,
+        decays=(0.0, steps.decay),
         initial_var=1 / (delta + 100),
     )
     for _ in range(count):
@@ -225,7 +225,12 @@ def test_inference_of_a_linear_model_finds_its_diagonal_posterior():
     for _ in range(600):
         theta = draw(state.mean, state.precision, torch.zeros(3).double())
         state = natural_step(
-            state, x.T @ (x @ theta - y), x.square().sum(0), prior, lr=0.1, betas=(0.0, 0.9)
+            state,
+            x.T @ (x @ theta - y),
+            x.square().sum(0),
+            prior,
+            learning_rate=0.1,
+            decays=(0.0, 0.9),
         )
     precision = x.T @ x + 2 * torch.eye(3)
     torch.testing.assert_close(state.mean, torch.linalg.solve(precision, x.T @ y))

@@ -42,7 +42,7 @@ def by_laplace(structure: Any) -> Make:
 
 
 def by_vogn(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
-    optimizer = n2g.VOGN(model, likelihood, len(x), prior_var=0.7, lr=0.05)
+    optimizer = n2g.training.VOGN(model, likelihood, len(x), prior_var=0.7, learning_rate=0.05)
     for _ in range(5):
         optimizer.step(x, y)
     return optimizer.posterior((x, y))
@@ -50,7 +50,7 @@ def by_vogn(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) 
 
 def by_ivon(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
     model.train()
-    optimizer = n2g.IVON(model, len(x), prior_var=0.7, lr=0.05)
+    optimizer = n2g.training.IVON(model, len(x), prior_var=0.7, learning_rate=0.05)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -65,7 +65,7 @@ def by_ivon(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) 
 
 
 def by_swag(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
-    optimizer, swag = torch.optim.SGD(model.parameters(), lr=0.05), n2g.Swag(rank=4)
+    optimizer, swag = torch.optim.SGD(model.parameters(), lr=0.05), n2g.training.Swag(rank=4)
     for _ in range(8):
         optimizer.zero_grad()
         (-likelihood.log_prob(model(x), y).mean()).backward()
@@ -104,7 +104,7 @@ class Method:
 
 RECTIFIED = n2g.nngp(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)), bias_var=0.1)
 REGRESSION = Method(by_vogn)
-CLASSES = Method(by_vogn, n2g.Categorical(n2g.MonteCarlo(256)), 3, class_targets)
+CLASSES = Method(by_vogn, n2g.Categorical(n2g.links.MonteCarlo(256)), 3, class_targets)
 LABELS = Method(by_vogn, n2g.Bernoulli(), 1, binary_targets)
 OPTIMIZERS = {"vogn": by_vogn, "ivon": by_ivon, "swag": by_swag}
 """Of these, those of IVON and SWAG have no evidence: their loss need not be a likelihood."""
@@ -112,15 +112,15 @@ STRUCTURES: dict[str, Any] = {
     "full": n2g.Full(),
     "diagonal": n2g.Diagonal(),
     "kron": n2g.Kron(),
-    "low rank": n2g.LowRank(5),
+    "low rank": n2g.structures.LowRank(5),
     "last layer": n2g.LastLayer(),
     "diagonal last layer": n2g.LastLayer(n2g.Diagonal()),
     "kron last layer": n2g.LastLayer(n2g.Kron()),
-    "subnetwork": n2g.Subnetwork(6),
-    "function space": n2g.FunctionSpace(),
-    "few rows of function space": n2g.FunctionSpace(tol=0.05),
-    "points of function space": n2g.FunctionSpace(num_points=8),
-    "sampled": n2g.Sampled(20),
+    "subnetwork": n2g.structures.Subnetwork(6),
+    "function space": n2g.structures.FunctionSpace(),
+    "few rows of function space": n2g.structures.FunctionSpace(tol=0.05),
+    "points of function space": n2g.structures.FunctionSpace(num_points=8),
+    "sampled": n2g.structures.Sampled(20),
 }
 
 METHODS: dict[str, Method] = {
@@ -129,18 +129,22 @@ METHODS: dict[str, Method] = {
         f"laplace, classes, {n}": replace(CLASSES, make=by_laplace(s))
         for n, s in STRUCTURES.items()
     },
-    "laplace, classes, two weights": replace(CLASSES, make=by_laplace(n2g.Subnetwork(2))),
+    "laplace, classes, two weights": replace(
+        CLASSES, make=by_laplace(n2g.structures.Subnetwork(2))
+    ),
     "laplace, labels, full": replace(LABELS, make=by_laplace(n2g.Full())),
     "laplace, contrast, kron last layer": replace(
         CLASSES,
-        likelihood=n2g.Categorical(n2g.Contrast()),
+        likelihood=n2g.Categorical(n2g.links.Contrast()),
         make=by_laplace(n2g.LastLayer(n2g.Kron())),
     ),
     "laplace, probit, kron": replace(
-        CLASSES, likelihood=n2g.Categorical(n2g.Probit()), make=by_laplace(n2g.Kron())
+        CLASSES, likelihood=n2g.Categorical(n2g.links.Probit()), make=by_laplace(n2g.Kron())
     ),
     "laplace, bridge, diagonal": replace(
-        CLASSES, likelihood=n2g.Categorical(n2g.LaplaceBridge()), make=by_laplace(n2g.Diagonal())
+        CLASSES,
+        likelihood=n2g.Categorical(n2g.links.LaplaceBridge()),
+        make=by_laplace(n2g.Diagonal()),
     ),
     **{n: replace(REGRESSION, make=m) for n, m in OPTIMIZERS.items()},
     **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},

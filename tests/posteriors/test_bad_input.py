@@ -62,7 +62,7 @@ def test_bad_data_is_refused(name, call):
     calls = {
         "condition": lambda: n2g.condition(kernel(), data, n2g.Gaussian(0.1)),
         "adapt": lambda: n2g.adapt(network(2), data, n2g.Gaussian()),
-        "spectrum": lambda: n2g.spectrum(kernel(), data),
+        "spectrum": lambda: n2g.tuning.spectrum(kernel(), data),
         "adapt_tasks": lambda: n2g.adapt_tasks(network(2), {"task": data}),
     }
     with pytest.raises(InputError, match=text):
@@ -105,35 +105,35 @@ def test_binary_labels_are_zero_or_one():
 GAUSSIAN = {
     "no noise yet": (lambda: (kernel(), n2g.Gaussian(), {}), r"Gaussian\(noise_var=0.1\)"),
     "inference with Gaussian noise": (
-        lambda: (kernel(), n2g.Gaussian(0.1), {"inference": n2g.Laplace()}),
+        lambda: (kernel(), n2g.Gaussian(0.1), {"inference": n2g.solvers.Laplace()}),
         "exact: leave inference out",
     ),
     "a solver by name": (
         lambda: (kernel(), n2g.Gaussian(0.1), {"solver": "cg"}),
-        r"solver must be Cholesky\(\), WeightSpace\(\), CG\(\) or None, but is an object of type str",
+        r"solver must be Cholesky\(\), WeightCholesky\(\), CG\(\) or None, but is an object of type str",
     ),
     "a solver class": (
-        lambda: (kernel(), n2g.Gaussian(0.1), {"solver": n2g.CG}),
+        lambda: (kernel(), n2g.Gaussian(0.1), {"solver": n2g.solvers.CG}),
         r"solver must be Cholesky\(\)",
     ),
     "weight space without features": (
-        lambda: (n2g.RBF(), n2g.Gaussian(0.1), {"solver": n2g.WeightSpace()}),
+        lambda: (n2g.RBF(), n2g.Gaussian(0.1), {"solver": n2g.solvers.WeightCholesky()}),
         r"RBF has none. Pass solver=Cholesky\(\) or CG\(\)",
     ),
     "weight space of a trace kernel": (
         lambda: (
             n2g.linearize(network(2)).trace_kernel(),
             n2g.Gaussian(0.1),
-            {"solver": n2g.WeightSpace()},
+            {"solver": n2g.solvers.WeightCholesky()},
         ),
         "TraceKernel has none",
     ),
     "zero noise in weight space": (
-        lambda: (kernel(), n2g.Gaussian(0.0), {"solver": n2g.WeightSpace()}),
-        r"WeightSpace\(\) needs noise_var > 0",
+        lambda: (kernel(), n2g.Gaussian(0.0), {"solver": n2g.solvers.WeightCholesky()}),
+        r"WeightCholesky\(\) needs noise_var > 0",
     ),
     "zero noise by iteration": (
-        lambda: (kernel(), n2g.Gaussian(0.0), {"solver": n2g.CG()}),
+        lambda: (kernel(), n2g.Gaussian(0.0), {"solver": n2g.solvers.CG()}),
         r"CG\(\) needs noise_var > 0",
     ),
     "a mean with too few outputs": (
@@ -197,7 +197,7 @@ def test_duplicates_without_noise_are_refused():
     n2g.condition(n2g.RBF(), data, n2g.Gaussian(noise))
 
 
-@pytest.mark.parametrize("inference", ["laplace", n2g.Laplace, n2g.CG()], ids=str)
+@pytest.mark.parametrize("inference", ["laplace", n2g.solvers.Laplace, n2g.solvers.CG()], ids=str)
 def test_inference_is_one_of_two_values(inference):
     with pytest.raises(InputError, match=r"inference must be Laplace\(\), Variational\(\) or None"):
         n2g.condition(kernel(3), (X, LABELS), n2g.Categorical(), inference=inference)
@@ -210,22 +210,22 @@ def test_variational_inference_by_iteration_is_refused_before_it_runs(monkeypatc
             kernel(3),
             (X, LABELS),
             n2g.Categorical(),
-            inference=n2g.Variational(),
-            solver=n2g.CG(),
+            inference=n2g.solvers.Variational(),
+            solver=n2g.solvers.CG(),
         )
 
 
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: n2g.Laplace(max_iterations=0),
-        lambda: n2g.Variational(max_iterations=-1),
-        lambda: n2g.Laplace(tol=0.0),
-        lambda: n2g.CG(tol=-1e-6),
-        lambda: n2g.CG(max_iterations=0),
-        lambda: n2g.Lanczos(0),
-        lambda: n2g.Nystrom(0),
-        lambda: n2g.PivotedCholesky(-3),
+        lambda: n2g.solvers.Laplace(max_iterations=0),
+        lambda: n2g.solvers.Variational(max_iterations=-1),
+        lambda: n2g.solvers.Laplace(tol=0.0),
+        lambda: n2g.solvers.CG(tol=-1e-6),
+        lambda: n2g.solvers.CG(max_iterations=0),
+        lambda: n2g.solvers.Lanczos(0),
+        lambda: n2g.solvers.Nystrom(0),
+        lambda: n2g.solvers.PivotedCholesky(-3),
     ],
 )
 def test_settings_are_positive(build):
@@ -236,13 +236,13 @@ def test_settings_are_positive(build):
 @pytest.mark.parametrize("count", [-1, 1])
 def test_probes_are_none_or_several(count):
     with pytest.raises(InputError, match=f"num_probes must be 2 or more, or 0.*but is {count}"):
-        n2g.CG(num_probes=count)
+        n2g.solvers.CG(num_probes=count)
 
 
 def test_without_probes_there_is_no_evidence():
     data, kernel = (X, X[:, :1].sin()), n2g.RBF()
     without, whole = (
-        n2g.condition(kernel, data, n2g.Gaussian(0.1), solver=n2g.CG(num_probes=probes))
+        n2g.condition(kernel, data, n2g.Gaussian(0.1), solver=n2g.solvers.CG(num_probes=probes))
         for probes in (0, 8)
     )
     torch.testing.assert_close(without.marginal(X).mean, whole.marginal(X).mean)
@@ -259,7 +259,9 @@ NOT_POINTS = {
 
 
 @pytest.mark.parametrize("name", NOT_POINTS)
-@pytest.mark.parametrize("solver", [n2g.Cholesky(), n2g.WeightSpace(), n2g.CG()], ids=str)
+@pytest.mark.parametrize(
+    "solver", [n2g.solvers.Cholesky(), n2g.solvers.WeightCholesky(), n2g.solvers.CG()], ids=str
+)
 def test_test_points_are_checked(name, solver):
     posterior = n2g.condition(kernel(), (X, Y), n2g.Gaussian(0.1), solver=solver)
     x, text = NOT_POINTS[name]
@@ -296,9 +298,19 @@ def test_noise_of_training_points_is_not_that_of_new_points():
 
 
 TOO_LARGE = {
-    "a Gram matrix": (n2g.Cholesky(), n2g.Gaussian(0.1), Y, r"12 × 12 .* pass solver=CG\(\)"),
-    "inference": (n2g.Cholesky(), n2g.Bernoulli(), (Y > 0).double(), r"12 × 12 .*solver=CG\(\)"),
-    "a weight space": (n2g.WeightSpace(), n2g.Gaussian(0.1), Y, "27 parameters.*only="),
+    "a Gram matrix": (
+        n2g.solvers.Cholesky(),
+        n2g.Gaussian(0.1),
+        Y,
+        r"12 × 12 .* pass solver=CG\(\)",
+    ),
+    "inference": (
+        n2g.solvers.Cholesky(),
+        n2g.Bernoulli(),
+        (Y > 0).double(),
+        r"12 × 12 .*solver=CG\(\)",
+    ),
+    "a weight space": (n2g.solvers.WeightCholesky(), n2g.Gaussian(0.1), Y, "27 parameters.*only="),
 }
 
 
@@ -314,20 +326,20 @@ def test_what_cannot_fit_is_refused_before_it_is_tried(name, monkeypatch):
 def test_a_decomposition_that_cannot_fit_is_refused(monkeypatch):
     monkeypatch.setattr(errors, "available_memory", lambda device: 1000)
     with pytest.raises(TooLarge, match="tune on a subset of the points, or pass prior_var"):
-        n2g.spectrum(n2g.RBF(), (X, Y))
+        n2g.tuning.spectrum(n2g.RBF(), (X, Y))
 
 
 def test_the_solver_is_chosen_by_size(monkeypatch):
     many = points(40)
     few_rows = n2g.condition(kernel(), (X, Y), n2g.Gaussian(0.1))
-    assert isinstance(few_rows.solver, n2g.Cholesky)
+    assert isinstance(few_rows.solver, n2g.solvers.Cholesky)
     few_parameters = n2g.condition(kernel(), (many, real_targets(many, 2)), n2g.Gaussian(0.1))
-    assert isinstance(few_parameters.solver, n2g.WeightSpace)
+    assert isinstance(few_parameters.solver, n2g.solvers.WeightCholesky)
     silent = n2g.condition(n2g.RBF(), (X, Y), n2g.Gaussian(0.0))
-    assert isinstance(silent.solver, n2g.Cholesky)
+    assert isinstance(silent.solver, n2g.solvers.Cholesky)
     monkeypatch.setattr("net2gp.posteriors.problem.available_memory", lambda device: 1000)
     neither = n2g.condition(kernel(), (X, Y), n2g.Gaussian(0.1))
-    assert isinstance(neither.solver, n2g.CG)
+    assert isinstance(neither.solver, n2g.solvers.CG)
 
 
 def test_tasks_are_a_mapping_that_is_not_empty():
@@ -346,7 +358,7 @@ def test_adapt_refuses_what_it_cannot_tune():
     with pytest.raises(InputError, match=r"with noise_var=0 .* pass prior_var too"):
         n2g.adapt(network(2), (X, Y), n2g.Gaussian(0.0))
     with pytest.raises(InputError, match="exact: leave inference out"):
-        n2g.adapt(network(2), (X, Y), n2g.Gaussian(), inference=n2g.Laplace())
+        n2g.adapt(network(2), (X, Y), n2g.Gaussian(), inference=n2g.solvers.Laplace())
     n2g.adapt(network(2), (X, Y), n2g.Gaussian(noise), prior_var=1.0)
 
 

@@ -10,27 +10,21 @@ import torch
 from torch import Tensor
 
 from net2gp import (
-    CG,
     RBF,
     Bernoulli,
     Categorical,
-    Cholesky,
     Gaussian,
     HeteroscedasticGaussian,
-    Laplace,
-    LogVariance,
-    MonteCarlo,
-    SoftplusScale,
-    Variational,
-    WeightSpace,
     condition,
     linearize,
-    spectrum,
     tune,
 )
 from net2gp.errors import InputError, NotPositiveDefinite
+from net2gp.links import LogVariance, MonteCarlo, SoftplusScale
 from net2gp.posteriors.spectrum import same_inputs, share_spectrum
 from net2gp.posteriors.tune import tune_spectra
+from net2gp.solvers import CG, Cholesky, Laplace, Variational, WeightCholesky
+from net2gp.tuning import spectrum
 from posteriors.ways import (
     binary_targets,
     class_targets,
@@ -68,7 +62,7 @@ def assert_gradient(evidence, at: Tensor, *, rtol: float = 1e-6, step: float = 1
 
 
 SOLVERS = pytest.mark.parametrize(
-    "solver", [Cholesky(), WeightSpace()], ids=["function space", "weight space"]
+    "solver", [Cholesky(), WeightCholesky()], ids=["function space", "weight space"]
 )
 
 
@@ -177,7 +171,7 @@ def test_the_gradient_in_one_variance_for_each_entry_is_right_in_weight_space():
         prior = {**fixed, "2.weight": values}
         kernel = linearized.kernel(prior)
         return condition(
-            kernel, data, Gaussian(0.1), solver=WeightSpace()
+            kernel, data, Gaussian(0.1), solver=WeightCholesky()
         ).log_marginal_likelihood()
 
     assert_gradient(evidence, torch.full((1, 5), 0.5, dtype=DOUBLE))

@@ -12,20 +12,15 @@ from net2gp import (
     RBF,
     Bernoulli,
     Categorical,
-    Cholesky,
     Gaussian,
     HeteroscedasticGaussian,
-    Laplace,
-    LogVariance,
-    MonteCarlo,
-    SoftplusScale,
-    Variational,
-    WeightSpace,
     condition,
     linearize,
 )
 from net2gp.errors import NotConverged
 from net2gp.likelihoods import expected_derivatives
+from net2gp.links import LogVariance, MonteCarlo, SoftplusScale
+from net2gp.solvers import Cholesky, Laplace, Variational, WeightCholesky
 from posteriors.ways import (
     Way,
     binary_targets,
@@ -86,7 +81,7 @@ class Case:
 
 
 @EACH
-@pytest.mark.parametrize("solver", [Cholesky(), WeightSpace()], ids=["function", "weight"])
+@pytest.mark.parametrize("solver", [Cholesky(), WeightCholesky()], ids=["function", "weight"])
 def test_laplace_is_newton_s_method_with_autograd(name, solver):
     case, test = Case.of(name), unseen_points()
     K = case.law(case.x)
@@ -112,7 +107,7 @@ def test_the_curvature_of_a_concave_likelihood_is_the_hessian(name):
 @pytest.mark.parametrize("inference", [Laplace(), Variational(tol=1e-10, max_iterations=1000)])
 def test_function_space_is_weight_space(name, inference):
     case, test = Case.of(name, 4), unseen_points()
-    function, weight = (case.build(solver, inference) for solver in (Cholesky(), WeightSpace()))
+    function, weight = (case.build(solver, inference) for solver in (Cholesky(), WeightCholesky()))
     # L-BFGS, where the likelihood is not concave, amplifies rounding up to its own tolerance
     searched = isinstance(inference, Variational) and name.startswith("heteroscedastic")
     tol = 1e-4 if searched else 1e-8

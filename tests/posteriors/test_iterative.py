@@ -8,23 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from net2gp import (
-    CG,
-    RBF,
-    Categorical,
-    Cholesky,
-    Exact,
-    Gaussian,
-    Lanczos,
-    Nystrom,
-    PivotedCholesky,
-    condition,
-    linearize,
-    ntk,
-)
+from net2gp import RBF, Categorical, Gaussian, condition, linearize, ntk
 from net2gp.errors import NotConverged, WideVariances
 from net2gp.linalg import block_cg, log_det_quadrature
 from net2gp.posteriors import systems
+from net2gp.solvers import CG, Cholesky, Exact, Lanczos, Nystrom, PivotedCholesky
 from posteriors.ways import class_targets, network, points, real_targets
 
 PRECONDITIONERS = [None, PivotedCholesky(10), Nystrom(10), PivotedCholesky(500), Nystrom(500)]

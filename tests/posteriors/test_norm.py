@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from net2gp import RBF, Gaussian, condition, linearize, rkhs_norm
+from net2gp import RBF, Gaussian, condition, linearize
 from net2gp.errors import InputError
+from net2gp.explain import rkhs_norm
 from posteriors.ways import network, points, real_targets
 
 

@@ -9,29 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from net2gp import (
-    CG,
-    RBF,
-    Categorical,
-    Cholesky,
-    Exact,
-    Gaussian,
-    Kron,
-    Lanczos,
-    LastLayer,
-    LowRank,
-    WeightSpace,
-    adapt,
-    condition,
-    laplace,
-    linearize,
-)
+from net2gp import RBF, Categorical, Gaussian, Kron, LastLayer, adapt, condition, laplace, linearize
+from net2gp.solvers import CG, Cholesky, Exact, Lanczos, WeightCholesky
+from net2gp.structures import LowRank
 from posteriors.ways import WAYS, built, class_targets, network, points, real_targets, unseen_points
 
 SOLVERS = {
     "cholesky": Cholesky(),
     "cache": Cholesky(Lanczos(200)),
-    "weight space": WeightSpace(),
+    "weight space": WeightCholesky(),
     "conjugate gradients": CG(tol=1e-9, variance=Exact()),
 }
 
@@ -131,7 +117,7 @@ def test_a_float32_classifier_predicts_as_its_float64_copy():
     single, double = pair(3)
     x, test = points(25), points(50, seed=5)
     y = class_targets(x, 3)
-    for solver in (Cholesky(), WeightSpace(), CG()):
+    for solver in (Cholesky(), WeightCholesky(), CG()):
         ours = condition(linearize(single).kernel(), (x.float(), y), Categorical(), solver=solver)
         exact = condition(linearize(double).kernel(), (x, y), Categorical())
         probabilities = ours.predict(test.float()).probs

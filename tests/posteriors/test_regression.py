@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from net2gp import CG, RBF, Cholesky, Gaussian, Lanczos, WeightSpace, condition, linearize, spectrum
+from net2gp import RBF, Gaussian, condition, linearize
+from net2gp.solvers import CG, Cholesky, Lanczos, WeightCholesky
+from net2gp.tuning import spectrum
 from posteriors.ways import network, points, real_targets, seeded
 from reference import gp
 
@@ -26,7 +28,7 @@ NOISES = {
 }
 SOLVERS = {
     "cholesky": Cholesky(),
-    "weight space": WeightSpace(),
+    "weight space": WeightCholesky(),
     "conjugate gradients": CG(tol=1e-13, preconditioner=None, variance=Lanczos(100)),
 }
 
@@ -61,7 +63,7 @@ def test_weight_space_is_bayesian_linear_regression_on_the_jacobian(noise):
     linearized, x, y, test = problem()
     likelihood = Gaussian(NOISES[noise])
     kernel = linearized.kernel({"*": 1.0, "*.bias": 0.2})
-    posterior = condition(kernel, (x, y), likelihood, solver=WeightSpace())
+    posterior = condition(kernel, (x, y), likelihood, solver=WeightCholesky())
     scale = torch.cat(
         [
             v.expand(p.shape).reshape(-1)
@@ -84,7 +86,7 @@ def test_function_space_is_weight_space(noise):
     by = lambda solver: condition(
         linearized.kernel(), (x, y), Gaussian(NOISES[noise]), mean=linearized, solver=solver
     )
-    function, weight = by(Cholesky()), by(WeightSpace())
+    function, weight = by(Cholesky()), by(WeightCholesky())
     assert_close(function.joint(test).mean, weight.joint(test).mean, 1e-8)
     assert_close(function.joint(test).covariance_matrix, weight.joint(test).covariance_matrix, 1e-8)
     assert_close(function.log_marginal_likelihood(), weight.log_marginal_likelihood(), 1e-8)
@@ -233,7 +235,7 @@ def test_a_loader_is_its_data():
 
 def test_test_points_are_predicted_in_chunks(monkeypatch):
     linearized, x, y, test = problem()
-    for solver in (Cholesky(), WeightSpace()):
+    for solver in (Cholesky(), WeightCholesky()):
         posterior = condition(linearized.kernel(), (x, y), Gaussian(0.1), solver=solver)
         whole = posterior.marginal(test)
         monkeypatch.setattr("net2gp.posteriors.function_space.TEST_BYTES", 1)

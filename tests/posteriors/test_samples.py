@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from net2gp import CG, RBF, Cholesky, Gaussian, Lanczos, WeightSpace, condition, linearize
+from net2gp import RBF, Gaussian, condition, linearize
 from net2gp.errors import InputError
+from net2gp.solvers import CG, Cholesky, Lanczos, WeightCholesky
 from posteriors.ways import WAYS, built, network, points, real_targets, seeded
 
 WITHOUT_FEATURES = ("rbf", "trace", "infinite width")
@@ -43,7 +44,7 @@ def test_drawn_functions_are_affine_in_their_weights():
 def test_functions_pass_near_data_with_little_noise():
     linearized, x = linearize(network(1, hidden=30)), points(6)
     y = real_targets(x, 1)
-    for solver in (Cholesky(), WeightSpace(), CG(tol=1e-10, variance=Lanczos(6))):
+    for solver in (Cholesky(), WeightCholesky(), CG(tol=1e-10, variance=Lanczos(6))):
         posterior = condition(linearized.kernel(), (x, y), Gaussian(1e-8), solver=solver)
         draws = posterior.sample(x, 10, generator=seeded(0))
         assert float((draws - y).abs().max()) < 1e-3

@@ -14,21 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from net2gp import (
-    RBF,
-    Categorical,
-    Cholesky,
-    Full,
-    Gaussian,
-    WeightSpace,
-    condition,
-    laplace,
-    linearize,
-    load,
-    nngp,
-    save,
-)
+from net2gp import RBF, Categorical, Full, Gaussian, condition, laplace, linearize, load, nngp, save
 from net2gp.errors import FileFormatError, InputError
+from net2gp.solvers import Cholesky, WeightCholesky
 from posteriors.ways import WAYS, built, network, points, real_targets, seeded, unseen_points
 
 
@@ -99,7 +87,7 @@ def test_a_posterior_whose_network_trains_is_saved_as_it_was(kind, tmp_path):
     if kind == "laplace":
         posterior = laplace(module, data, likelihood, prior_var=1.0, structure=Full())
     else:
-        solver = Cholesky() if kind == "function space" else WeightSpace()
+        solver = Cholesky() if kind == "function space" else WeightCholesky()
         posterior = condition(linearize(module).kernel(), data, likelihood, solver=solver)
     before = posterior.marginal(unseen_points())
     save(posterior, tmp_path / "before")
@@ -368,7 +356,7 @@ def test_saving_replaces_an_older_file(tmp_path):
 def test_both_spaces_and_labels_are_saved_with_their_types(tmp_path):
     linearized, x = linearize(network(3)), points(6)
     y = torch.tensor([0, 1, 2, 0, 1, 2])
-    for solver in (Cholesky(), WeightSpace()):
+    for solver in (Cholesky(), WeightCholesky()):
         posterior = condition(linearized.kernel(), (x, y), Categorical(), solver=solver)
         save(posterior, tmp_path / "file")
         loaded = load(str(tmp_path / "file"), network(3))

@@ -33,10 +33,10 @@ def test_the_parts_follow_finite_differences_in_x(case, way: str) -> None:
         else:
             posterior = n2g.condition(n2g.linearize(network).kernel(), data, likelihood)
     new = torch.randn(2, 2, dtype=torch.float64)
-    assert not n2g.split(posterior, new).total.requires_grad
+    assert not n2g.explain.split(posterior, new).total.requires_grad
 
     def parts(z):
-        found = n2g.split(posterior, z)
+        found = n2g.explain.split(posterior, z)
         return torch.cat([found.epistemic, found.aleatoric])
 
     step = 1e-5 * torch.eye(2, dtype=torch.float64)

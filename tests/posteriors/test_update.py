@@ -6,24 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from net2gp import (
-    CG,
-    RBF,
-    Categorical,
-    Cholesky,
-    Gaussian,
-    Lanczos,
-    WeightSpace,
-    condition,
-    linearize,
-    spectrum,
-)
+from net2gp import RBF, Categorical, Gaussian, condition, linearize
 from net2gp.errors import InputError
+from net2gp.solvers import CG, Cholesky, Lanczos, WeightCholesky
+from net2gp.tuning import spectrum
 from posteriors.ways import class_targets, network, points, real_targets, seeded
 
 SOLVERS = {
     "cholesky": Cholesky(),
-    "weight space": WeightSpace(),
+    "weight space": WeightCholesky(),
     "conjugate gradients": CG(tol=1e-12, preconditioner=None, variance=Lanczos(100)),
 }
 

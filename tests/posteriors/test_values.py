@@ -22,7 +22,7 @@ def network():
     return nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1)).eval()
 
 
-SOLVERS = [n2g.Cholesky(), n2g.WeightSpace(), n2g.CG()]
+SOLVERS = [n2g.solvers.Cholesky(), n2g.solvers.WeightCholesky(), n2g.solvers.CG()]
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type(solver).__name__)
@@ -53,7 +53,9 @@ def test_what_was_made_in_inference_mode_has_gradients_later(data, network, way)
     makers = {
         "adapt": lambda: n2g.adapt(network, own, n2g.Gaussian()),
         "tangent": lambda: n2g.condition(kernel, own, n2g.Gaussian(0.01)),
-        "weights": lambda: n2g.condition(kernel, own, n2g.Gaussian(0.01), solver=n2g.WeightSpace()),
+        "weights": lambda: n2g.condition(
+            kernel, own, n2g.Gaussian(0.01), solver=n2g.solvers.WeightCholesky()
+        ),
         "RBF": lambda: n2g.condition(n2g.RBF(), own, n2g.Gaussian(0.01)),
         "limit": lambda: n2g.condition(n2g.nngp(network), own, n2g.Gaussian(0.01)),
         "update": lambda: n2g.condition(n2g.RBF(), own, n2g.Gaussian(0.01)).update(own),

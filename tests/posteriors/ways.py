@@ -14,28 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from net2gp import (
-    CG,
     RBF,
     Bernoulli,
     Categorical,
-    Cholesky,
     Gaussian,
     HeteroscedasticGaussian,
-    Lanczos,
-    Laplace,
     Linearized,
-    LogVariance,
-    MonteCarlo,
-    Nystrom,
-    Probit,
-    Variational,
-    WeightSpace,
     condition,
     linearize,
     nngp,
     ntk,
-    spectrum,
 )
+from net2gp.links import LogVariance, MonteCarlo, Probit
+from net2gp.solvers import CG, Cholesky, Lanczos, Laplace, Nystrom, Variational, WeightCholesky
+from net2gp.tuning import spectrum
 from net2gp.types import Inputs, Kernel, Likelihood
 
 NUM_POINTS = 14
@@ -139,7 +131,7 @@ FEW = replace(  # L-BFGS over all sites takes hundreds of steps
 WAYS: dict[str, Way] = {
     "gaussian by cholesky": replace(GAUSSIAN, solver=Cholesky()),
     "gaussian by cholesky, full-rank cache": replace(GAUSSIAN, solver=Cholesky(Lanczos(200))),
-    "gaussian in weight space": replace(GAUSSIAN, solver=WeightSpace()),
+    "gaussian in weight space": replace(GAUSSIAN, solver=WeightCholesky()),
     "gaussian by conjugate gradients": replace(GAUSSIAN, solver=ITERATIVE, tol=1e-7),
     "gaussian by spectrum": replace(GAUSSIAN, by_spectrum=True),
     "gaussian without mean": replace(GAUSSIAN, solver=Cholesky(), with_mean=False),
@@ -175,33 +167,33 @@ WAYS: dict[str, Way] = {
         with_mean=False,
     ),
     "bernoulli by laplace": replace(BERNOULLI, solver=Cholesky(), inference=Laplace()),
-    "bernoulli by laplace in weight space": replace(BERNOULLI, solver=WeightSpace()),
+    "bernoulli by laplace in weight space": replace(BERNOULLI, solver=WeightCholesky()),
     "bernoulli by laplace and conjugate gradients": replace(BERNOULLI, solver=ITERATIVE, tol=1e-6),
     "bernoulli by laplace, full-rank cache": replace(BERNOULLI, solver=Cholesky(Lanczos(200))),
     "bernoulli, variational": replace(BERNOULLI, solver=Cholesky(), inference=SEARCH, tol=1e-6),
     "bernoulli, variational in weight space": replace(
-        BERNOULLI, solver=WeightSpace(), inference=SEARCH, tol=1e-6
+        BERNOULLI, solver=WeightCholesky(), inference=SEARCH, tol=1e-6
     ),
     "bernoulli with probit, rbf": replace(
         BERNOULLI, likelihood=Bernoulli(Probit()), kernel=lambda _: RBF(), with_mean=False
     ),
     "categorical by laplace": replace(CATEGORICAL, solver=Cholesky()),
-    "categorical by laplace in weight space": replace(CATEGORICAL, solver=WeightSpace()),
+    "categorical by laplace in weight space": replace(CATEGORICAL, solver=WeightCholesky()),
     "categorical by laplace and conjugate gradients": replace(
         CATEGORICAL, solver=ITERATIVE, tol=1e-6
     ),
     "categorical, variational": replace(CATEGORICAL, solver=Cholesky(), inference=SEARCH, tol=1e-6),
     "categorical, variational in weight space": replace(
-        CATEGORICAL, solver=WeightSpace(), inference=SEARCH, tol=1e-6
+        CATEGORICAL, solver=WeightCholesky(), inference=SEARCH, tol=1e-6
     ),
     "categorical, trace kernel": replace(CATEGORICAL, kernel=lambda lin: lin.trace_kernel(0.7)),
     "heteroscedastic by laplace": replace(HETEROSCEDASTIC, solver=Cholesky()),
-    "heteroscedastic by laplace in weight space": replace(HETEROSCEDASTIC, solver=WeightSpace()),
+    "heteroscedastic by laplace in weight space": replace(HETEROSCEDASTIC, solver=WeightCholesky()),
     "heteroscedastic by laplace and conjugate gradients": replace(
         HETEROSCEDASTIC, solver=ITERATIVE, tol=1e-6
     ),
     "heteroscedastic, variational": replace(FEW, solver=Cholesky()),
-    "heteroscedastic, variational in weight space": replace(FEW, solver=WeightSpace()),
+    "heteroscedastic, variational in weight space": replace(FEW, solver=WeightCholesky()),
     "heteroscedastic, rbf": replace(HETEROSCEDASTIC, kernel=lambda _: RBF(), with_mean=False),
 }
 

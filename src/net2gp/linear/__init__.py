@@ -1,7 +1,7 @@
 """Finite width, at θ: the linearized network and its tangent kernel."""
 
-from net2gp.linear.curvature import GGN, EmpiricalFisher, MonteCarloFisher
-from net2gp.linear.ggn import Fisher
+from net2gp.linear.curvature import EmpiricalFisher, ExactFisher, MonteCarloFisher
+from net2gp.linear.ggn import GaussNewton
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.linear.similarity import (
     PerFilter,
@@ -17,9 +17,9 @@ from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 
 __all__ = [
-    "GGN",
     "EmpiricalFisher",
-    "Fisher",
+    "ExactFisher",
+    "GaussNewton",
     "Linearized",
     "MonteCarloFisher",
     "PerFilter",

@@ -19,7 +19,7 @@ from net2gp.likelihoods import Categorical, Gaussian, of_points
 from net2gp.linalg import psd_root, softmax_root
 from net2gp.linear.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
 from net2gp.linear.factors import Direct, Factor, Outer, jacobian, sum_of_squares
-from net2gp.linear.ggn import Fisher as GaussNewton
+from net2gp.linear.ggn import GaussNewton
 from net2gp.linear.kron_blocks import Block, check_factors, layers, make_block
 from net2gp.linear.linearized import Linearized
 from net2gp.progress import progress
@@ -33,7 +33,7 @@ POWER_ITERATIONS = 12
 
 
 @dataclass(frozen=True)
-class GGN:
+class ExactFisher:
     """Λ_n is the Fisher information of the likelihood at f_n, exactly: K = C backward passes.
 
     The generalized Gauss–Newton matrix, which is the Fisher information of the network. For classes Λ_n has
@@ -82,14 +82,14 @@ class MonteCarloFisher:
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
         """R_n z/√K with random signs z, which have the identity as their second moment: (N, C, K)."""
-        exact = GGN().root(likelihood, f, y, start)
+        exact = ExactFisher().root(likelihood, f, y, start)
         generator = torch.Generator().manual_seed(self.seed + 7919 * start)
         shape = (len(f), exact.shape[2], self.num_samples)
         signs = torch.randint(0, 2, shape, generator=generator).to(exact) * 2 - 1
         return exact @ signs / self.num_samples**0.5
 
 
-Fisher = GGN | EmpiricalFisher | MonteCarloFisher
+Fisher = ExactFisher | EmpiricalFisher | MonteCarloFisher
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class Source:
     x: Inputs
     y: Tensor
     likelihood: Likelihood
-    fisher: Fisher = GGN()
+    fisher: Fisher = ExactFisher()
 
     def gradients(self, *, compress: bool = True) -> Iterator[dict[str, Factor]]:
         """G_n of the points chunk by chunk, a factor for each parameter."""
@@ -186,7 +186,7 @@ def low_rank_curvature(source: Source, rank: int, seed: int = 0) -> LowRankCurva
 
     Reference: Halko, Martinsson, Tropp, Finding structure with randomness, SIAM Review 2011.
     """
-    if not isinstance(source.fisher, GGN):
+    if not isinstance(source.fisher, ExactFisher):
         raise InputError("LowRank() is of the GGN: leave its fisher out.")
     like = source.linearized.example
     P = source.linearized.num_params

@@ -25,7 +25,7 @@ from net2gp.types import Inputs, Likelihood
 
 
 @dataclass(frozen=True, eq=False)
-class Fisher:
+class GaussNewton:
     """F = Σ_n J_nᵀ Λ_n J_n, the generalized Gauss–Newton matrix: (P, P), never stored.
 
     Λ_n is the likelihood's curvature at the network's output: 1/noise_var for Gaussian noise,
@@ -48,7 +48,7 @@ class Fisher:
         Sums over chunks are in v's dtype, passes in the network's.
 
         >>> from net2gp.linear.linearized import linearize
-        >>> fisher = Fisher(linearize(torch.nn.Linear(1, 1).eval()), torch.ones(3, 1), Gaussian(0.5))
+        >>> fisher = GaussNewton(linearize(torch.nn.Linear(1, 1).eval()), torch.ones(3, 1), Gaussian(0.5))
         >>> fisher.matmul(torch.eye(2))
         tensor([[6., 6.],
                 [6., 6.]])
@@ -99,7 +99,7 @@ class Fisher:
 def divergence(likelihood: Any, f: Tensor, g: Tensor) -> Tensor:
     """KL(p(y | f_n) ‖ p(y | g_n)) for each point."""
     raise InputError(
-        f"no divergence is known for {type(likelihood).__name__}. Use Fisher.matmul, or register one "
+        f"no divergence is known for {type(likelihood).__name__}. Use GaussNewton.matmul, or register one "
         "with @divergence.register."
     )
 

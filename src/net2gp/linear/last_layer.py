@@ -11,7 +11,7 @@ from torch import Tensor
 from net2gp.errors import check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Categorical, of_points
-from net2gp.linear.curvature import GGN, DiagonalCurvature, FullCurvature, Source
+from net2gp.linear.curvature import DiagonalCurvature, ExactFisher, FullCurvature, Source
 from net2gp.linear.head import features_and_outputs, weights_of
 from net2gp.linear.kron_blocks import KronBlock
 from net2gp.types import Likelihood
@@ -47,7 +47,7 @@ def _curvatures(source: Source, first: int, f: Tensor) -> Iterator[tuple[slice, 
     for start in range(0, len(f), size):
         some = slice(start, min(start + size, len(f)))
         points = slice(first + some.start, first + some.stop)
-        if isinstance(source.fisher, GGN):
+        if isinstance(source.fisher, ExactFisher):
             # diag(p) − ppᵀ in float32 is indefinite by its rounding, which a wide prior brings out
             yield some, of_points(source.likelihood, points).curvature(f[some].double())
         else:
@@ -108,7 +108,7 @@ def last_layer_kron(source: Source) -> LastLayerCurvature:
     G = like.new_zeros(C, C, dtype=torch.float64)
     for first, phi, f in _parts(source):
         A += phi.double().mT @ phi.double()
-        if isinstance(source.fisher, GGN):
+        if isinstance(source.fisher, ExactFisher):
             part = of_points(source.likelihood, slice(first, first + len(f)))
             G += summed_curvature(part, f.double())
         else:

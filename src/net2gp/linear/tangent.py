@@ -227,7 +227,7 @@ class TangentKernel:
             if variance.dim() and variance.requires_grad:
                 raise InputError(
                     f"prior_var for '{name}' has one value per entry and requires a gradient, which only "
-                    "the weight space offers. Pass solver=WeightSpace(), or one number per parameter."
+                    "the weight space offers. Pass solver=WeightCholesky(), or one number per parameter."
                 )
             if variance.requires_grad:
                 groups.setdefault(id(variance), (variance, set()))[1].add(name)

@@ -15,7 +15,7 @@ from net2gp.methods.natural_gradient import converged_evidence, iteration_eviden
 from net2gp.methods.online import Schedule, train_by_evidence
 from net2gp.methods.selection import Fit, Selection, sweep
 from net2gp.methods.swag import Swag
-from net2gp.methods.train_many import Adam, Trained, train_many
+from net2gp.methods.train_many import AdamSettings, Trained, train_many
 from net2gp.methods.vogn import OGGN, VOGGN, VOGN
 from net2gp.posteriors.split import Split, split
 
@@ -24,7 +24,7 @@ __all__ = [
     "OGGN",
     "VOGGN",
     "VOGN",
-    "Adam",
+    "AdamSettings",
     "Dual",
     "Evidence",
     "Fit",

@@ -52,7 +52,7 @@ def contributions(posterior: FunctionPosterior | WeightPosterior, x: Inputs) -> 
     return torch.einsum("mcnd,nd->mnc", cross, alpha).to(_dtype(posterior, x))
 
 
-def removal_effects(posterior: Posterior, x: Inputs, *, only: Tensor | None = None) -> Tensor:
+def removal_effects(posterior: Posterior, x: Inputs, *, points: Tensor | None = None) -> Tensor:
     """How the mean at each point of x changes when a training point is left out: (M, N, C).
 
     −Σ_mn (I − Λ_nΣ_nn)⁻¹ α_n, with Σ the posterior covariance of f and α_n, Λ_n residual and curvature
@@ -73,13 +73,13 @@ def removal_effects(posterior: Posterior, x: Inputs, *, only: Tensor | None = No
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2.
     """
-    cavity = _cavity(posterior, x, only)
+    cavity = _cavity(posterior, x, points)
     assert cavity.cross is not None
     effect = -torch.einsum("ndmc,ndk->mnck", cavity.cross, cavity.pull)
     return effect.flatten(2).to(_dtype(posterior, x))
 
 
-def leave_one_out(posterior: Posterior, *, only: Tensor | None = None) -> MultivariateNormal:
+def leave_one_out(posterior: Posterior, *, points: Tensor | None = None) -> MultivariateNormal:
     """f at each training point (or `only` those of these indices) as the others predict it: batch N, event C.
 
     N(μ_n − Σ_nn (I − Λ_nΣ_nn)⁻¹ α_n, (I − Σ_nnΛ_n)⁻¹Σ_nn). The mean of log p(y_n) under
@@ -92,7 +92,7 @@ def leave_one_out(posterior: Posterior, *, only: Tensor | None = None) -> Multiv
     >>> leave_one_out(condition(RBF(), (X, 1 + X), Gaussian(noise_var=1.0))).mean.flatten()
     tensor([0.6065, 0.3033], dtype=torch.float64)
     """
-    cavity = _cavity(posterior, None, only)
+    cavity = _cavity(posterior, None, points)
     mean = posterior.marginal(cavity.x).mean
     shift = (cavity.blocks @ cavity.pull).flatten(1)
     inner = torch.eye(cavity.blocks.shape[-1]).to(cavity.blocks) - cavity.blocks @ cavity.curvature
@@ -119,13 +119,13 @@ class _Cavity:
 
 
 @torch.no_grad()
-def _cavity(posterior: Any, x: Inputs | None, only: Tensor | None) -> _Cavity:
+def _cavity(posterior: Any, x: Inputs | None, points: Tensor | None) -> _Cavity:
     if not all(hasattr(posterior, name) for name in ("x", "y", "likelihood")):
         raise InputError(
             f"the posterior, {describe(posterior)}, does not hold the data that it was conditioned on. "
             "Pass what condition, adapt, laplace or dual return."
         )
-    index = _index(posterior, only)
+    index = _index(posterior, points)
     left_out = rows(posterior.x, index)
     cross, blocks = _covariances(posterior, left_out, index, x)
     c = blocks.shape[1]
@@ -148,16 +148,20 @@ def _check_removable(Lam: Tensor, blocks: Tensor) -> None:
         )
 
 
-def _index(posterior: Any, only: Tensor | None) -> Tensor:
+def _index(posterior: Any, points: Tensor | None) -> Tensor:
     N = num_rows(posterior.x)
-    if only is None:
+    if points is None:
         return torch.arange(N, device=posterior.y.device)
-    if only.dim() != 1 or only.is_floating_point() or bool(((only < 0) | (only >= N)).any()):
+    if (
+        points.dim() != 1
+        or points.is_floating_point()
+        or bool(((points < 0) | (points >= N)).any())
+    ):
         raise InputError(
-            f"only must hold indices of the {N} training points, but is {describe(only)}. "
-            "Pass for example only=torch.arange(10)."
+            f"points must hold indices of the {N} training points, but is {describe(points)}. "
+            "Pass for example points=torch.arange(10)."
         )
-    return only.nonzero()[:, 0] if only.dtype == torch.bool else only
+    return points.nonzero()[:, 0] if points.dtype == torch.bool else points
 
 
 @singledispatch

@@ -47,7 +47,7 @@ def output_blocks(kernel: Kernel, x: Inputs, y: Inputs | None = None) -> Tensor:
 
 
 def aggregate(
-    kernel: Kernel, x: Inputs, y: Inputs | None = None, *, how: Aggregation | None = None
+    kernel: Kernel, x: Inputs, y: Inputs | None = None, *, aggregation: Aggregation | None = None
 ) -> Tensor:
     """One number for each pair of points: the kernel `Traced()` (default) or `Summed()` over outputs, (N, M).
 
@@ -62,23 +62,23 @@ def aggregate(
 
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
-    how = _checked(how)
+    aggregation = _checked(aggregation)
     _check_kernel(kernel)
     kernel = settled(kernel, x)
     if not kernel.joint:
         return kernel(x, y)
     if isinstance(kernel, TangentKernel):
-        if isinstance(how, Summed):
+        if isinstance(aggregation, Summed):
             return _of_the_sum(kernel)(x, y)
         return TraceKernel(kernel)(x, y) * kernel.blocks(rows(x, slice(0, 1))).shape[-1]
     blocks = output_blocks(kernel, x, y)
-    if isinstance(how, Summed):
+    if isinstance(aggregation, Summed):
         return blocks.sum((2, 3))
     return blocks.diagonal(dim1=2, dim2=3).sum(-1)
 
 
 def similarity(
-    kernel: Kernel, x: Inputs, y: Inputs | None = None, *, how: Aggregation | None = None
+    kernel: Kernel, x: Inputs, y: Inputs | None = None, *, aggregation: Aggregation | None = None
 ) -> Tensor:
     """k(x, y)/√(k(x, x) k(y, y)) of the aggregated kernel: (N, M), between −1 and 1.
 
@@ -88,12 +88,14 @@ def similarity(
     >>> similarity(RBF(output_var=4.0), torch.zeros(1, 1))
     tensor([[1.]])
     """
-    how = _checked(how)
+    aggregation = _checked(aggregation)
     _check_kernel(kernel)
-    left = _norms(kernel, x, how)
-    right = left if y is None else _norms(kernel, y, how)
+    left = _norms(kernel, x, aggregation)
+    right = left if y is None else _norms(kernel, y, aggregation)
     scale = left[:, None] * right
-    return torch.where(scale > 0, aggregate(kernel, x, y, how=how) / scale, 0.0).clamp(-1.0, 1.0)
+    return torch.where(
+        scale > 0, aggregate(kernel, x, y, aggregation=aggregation) / scale, 0.0
+    ).clamp(-1.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,7 @@ def nearest(
     candidates: Inputs,
     num_neighbors: int = 5,
     *,
-    how: Aggregation | None = None,
+    aggregation: Aggregation | None = None,
 ) -> Neighbors:
     """The `candidates`, such as training points, that the network finds most like each point of x.
 
@@ -128,7 +130,7 @@ def nearest(
             f"num_neighbors must be between 1 and the {num_rows(candidates)} candidates, but is "
             f"{num_neighbors}."
         )
-    found = similarity(kernel, x, candidates, how=how).topk(num_neighbors, dim=1)
+    found = similarity(kernel, x, candidates, aggregation=aggregation).topk(num_neighbors, dim=1)
     return Neighbors(found.indices, found.values)
 
 
@@ -149,10 +151,10 @@ def _of_the_sum(kernel: TangentKernel) -> TangentKernel:
     return replace(kernel, linearized=summed)
 
 
-def _norms(kernel: Kernel, x: Inputs, how: Aggregation) -> Tensor:
+def _norms(kernel: Kernel, x: Inputs, aggregation: Aggregation) -> Tensor:
     """√k(x_n, x_n) of the aggregated kernel."""
     blocks = kernel.blocks(x)
-    if isinstance(how, Summed):
+    if isinstance(aggregation, Summed):
         values = blocks.sum((1, 2))
     else:
         values = blocks.diagonal(dim1=1, dim2=2).sum(1)
@@ -167,9 +169,11 @@ def _check_kernel(kernel: Kernel) -> None:
     raise InputError(f"kernel must be a Kernel, but is {describe(kernel)}. Pass {own}.")
 
 
-def _checked(how: Aggregation | None) -> Aggregation:
-    if how is None:
+def _checked(aggregation: Aggregation | None) -> Aggregation:
+    if aggregation is None:
         return Traced()
-    if not isinstance(how, Traced | Summed):
-        raise InputError(f"how must be Traced(), Summed() or None, but is {describe(how)}.")
-    return how
+    if not isinstance(aggregation, Traced | Summed):
+        raise InputError(
+            f"aggregation must be Traced(), Summed() or None, but is {describe(aggregation)}."
+        )
+    return aggregation

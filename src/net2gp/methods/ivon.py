@@ -14,7 +14,7 @@ from net2gp.errors import InputError, check_positive
 from net2gp.inputs import gather
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
 from net2gp.methods.natural_gradient import NewtonState, newton_step
-from net2gp.methods.vogn import check_betas, check_count, check_known
+from net2gp.methods.vogn import check_count, check_decays, check_known
 from net2gp.posteriors.covariances import DiagonalCovariance
 from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Data, Likelihood
@@ -48,7 +48,7 @@ class IVON(Optimizer):
 
     The mean lives in the network's parameters outside of that block. Options: `num_samples` draws for a step
     with a closure; `initial_var`, the first variance (1/num_data, or half the prior's if that is less);
-    `clip_radius`, the most that a coordinate moves before lr; `seed` of the draws.
+    `clip_radius`, the most that a coordinate moves before η; `seed` of the draws.
 
     Cost of a step: a forward and a backward pass for each draw, and three numbers a parameter.
 
@@ -56,7 +56,7 @@ class IVON(Optimizer):
 
     >>> from net2gp.likelihoods import Gaussian
     >>> x, network = torch.linspace(-1, 1, 20)[:, None], nn.Linear(1, 1)
-    >>> optimizer = IVON(network, num_data=20, lr=0.1)
+    >>> optimizer = IVON(network, num_data=20, learning_rate=0.1)
     >>> def closure():
     ...     optimizer.zero_grad()
     ...     loss = (network(x) - 2 * x).square().mean() / 2
@@ -75,8 +75,8 @@ class IVON(Optimizer):
         num_data: int,
         *,
         prior_var: PriorVar = 1.0,
-        lr: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.9999),
+        learning_rate: float = 0.1,
+        decays: tuple[float, float] = (0.9, 0.9999),
         **options: Unpack[Options],
     ) -> None:
         named = {n: value for n, value in network.named_parameters() if value.requires_grad}
@@ -86,8 +86,8 @@ class IVON(Optimizer):
                 "Call network.requires_grad_()."
             )
         check_count(num_data, "num_data", "the number of training points, len(train)")
-        check_positive(lr, "lr", zero=True)
-        check_betas(betas)
+        check_positive(learning_rate, "learning_rate", zero=True)
+        check_decays(decays)
         check_known(options, Options)
         self.network, self.num_data, self.prior_var = network, num_data, prior_var
         self.names = list(named)
@@ -97,7 +97,7 @@ class IVON(Optimizer):
         self.generator = torch.Generator(next(iter(named.values())).device)
         self.generator.manual_seed(options.get("seed", 0))
         self._collected: list[tuple[list[Tensor], list[Tensor]]] = []
-        super().__init__(list(named.values()), {"lr": lr, "betas": tuple(betas)})
+        super().__init__(list(named.values()), {"lr": learning_rate, "betas": tuple(decays)})
         self._start({n: value.detach() for n, value in named.items()}, options.get("initial_var"))
 
     def _start(self, named: dict[str, Tensor], initial_var: float | None) -> None:
@@ -202,8 +202,8 @@ class IVON(Optimizer):
             gradient,
             hessian,
             state["decay"],
-            lr=group["lr"],
-            betas=group["betas"],
+            learning_rate=group["lr"],
+            decays=group["betas"],
             clip=self.clip_radius,
         )
         param.copy_(moved.mean)

@@ -25,8 +25,8 @@ from net2gp.linalg import (
     nystrom,
 )
 from net2gp.linear.capture import plan
-from net2gp.linear.curvature import GGN
-from net2gp.linear.ggn import Fisher
+from net2gp.linear.curvature import ExactFisher
+from net2gp.linear.ggn import GaussNewton
 from net2gp.linear.linearized import PriorVar, expand_prior
 from net2gp.linear.passes import capacity, column_pullbacks, memory_budget, points_at_once
 from net2gp.methods.choosing import tuned
@@ -63,7 +63,7 @@ class Precision:
         if part is not None:
             share = num_rows(x) / len(part)
             x, likelihood = rows(x, part), of_points(likelihood, part)
-        fisher = Fisher(self.task.linearized, x, likelihood)
+        fisher = GaussNewton(self.task.linearized, x, likelihood)
         return self.scale * share * root * fisher.matmul(root * v)
 
 
@@ -204,7 +204,7 @@ def _right_hand_side(precision: Precision, structure: Sampled) -> tuple[Tensor, 
     for start in range(0, num_rows(task.x), size):
         part = slice(start, start + size)
         f = task.f[part].to(like.dtype)
-        R = GGN().root(task.likelihood, f, task.y[part], start)
+        R = ExactFisher().root(task.likelihood, f, task.y[part], start)
         noise = normal(len(f), R.shape[2], count)
         noise = (R @ noise.to(like)).reshape(-1, count)
         pulled = column_pullbacks(task.linearized, rows(task.x, part), noise.to(like), budget)

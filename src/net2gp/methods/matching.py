@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from net2gp.inputs import map_inputs, num_rows, rows
 from net2gp.likelihoods import Bernoulli, Categorical, Contrast, MonteCarlo, Probit, Quadrature
 from net2gp.linalg import psd_root
-from net2gp.linear.curvature import GGN
+from net2gp.linear.curvature import ExactFisher
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
 from net2gp.posteriors.conditioned import as_covariance
 from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
@@ -196,7 +196,7 @@ def _is_exact(posterior: WeightGaussian) -> bool:
     if isinstance(structure, LastLayer):
         structure = structure.structure
     if isinstance(structure, Full):
-        return isinstance(structure.fisher, GGN)
+        return isinstance(structure.fisher, ExactFisher)
     return isinstance(structure, FunctionSpace)
 
 

@@ -52,17 +52,17 @@ def natural_step(
     curvature: Tensor,
     prior: Prior,
     *,
-    lr: float | Tensor,
-    betas: tuple[float, float],
+    learning_rate: float | Tensor,
+    decays: tuple[float, float],
 ) -> NaturalState:
     """One step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ).
 
     With `gradient` g an estimate of E_q ∇(−log p(y | θ)) and `curvature` h one of the diagonal of
     E_q ∇²(−log p(y | θ)), both sums over all N points,
 
-        s ← β₂ s + (1 − β₂)(h + δ),   m ← β₁ m + (1 − β₁) g,   μ ← μ − lr (m + δ(μ − μ₀)) / s.
+        s ← β₂ s + (1 − β₂)(h + δ),   m ← β₁ m + (1 − β₁) g,   μ ← μ − η (m + δ(μ − μ₀)) / s.
 
-    A step with lr = 1 − β₂ and β₁ = 0 is the natural gradient itself: q ← q^β₂ (p₀ e^{−ℓ})^{1−β₂} with the
+    A step with η = 1 − β₂ and β₁ = 0 is the natural gradient itself: q ← q^β₂ (p₀ e^{−ℓ})^{1−β₂} with the
     loss ℓ replaced by its second-order expansion. At rest s = E h + δ and E g + δ(μ − μ₀) = 0, the mean-field
     optimum if h is the Hessian. The average m starts at zero and is not scaled up: the first steps are
     short, and the point of rest is the same.
@@ -72,14 +72,17 @@ def natural_step(
 
     >>> state = NaturalState(torch.tensor(0.0), torch.tensor(2.0), torch.tensor(0.0))
     >>> prior = Prior(torch.tensor(0.0), torch.tensor(1.0))
-    >>> natural_step(state, torch.tensor(-6.0), torch.tensor(3.0), prior, lr=1.0, betas=(0.0, 0.5))
+    >>> rates = {"learning_rate": 1.0, "decays": (0.0, 0.5)}
+    >>> natural_step(state, torch.tensor(-6.0), torch.tensor(3.0), prior, **rates)
     NaturalState(mean=tensor(2.), precision=tensor(3.), momentum=tensor(-6.))
     """
-    slow, slower = betas
+    slow, slower = decays
     precision = slower * state.precision + (1 - slower) * (curvature + prior.precision)
     momentum = slow * state.momentum + (1 - slow) * gradient
     pull = prior.precision * (state.mean - prior.mean)
-    return NaturalState(state.mean - lr * (momentum + pull) / precision, precision, momentum)
+    return NaturalState(
+        state.mean - learning_rate * (momentum + pull) / precision, precision, momentum
+    )
 
 
 class NewtonState(NamedTuple):
@@ -97,8 +100,8 @@ def newton_step(
     hessian: Tensor,
     decay: Tensor,
     *,
-    lr: float | Tensor,
-    betas: tuple[float, float],
+    learning_rate: float | Tensor,
+    decays: tuple[float, float],
     clip: float = float("inf"),
 ) -> NewtonState:
     """One step of IVON, the improved variational online Newton method.
@@ -108,7 +111,7 @@ def newton_step(
 
         g ← β₁ g + (1 − β₁) ĝ,
         h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)² / (h + δ),
-        μ ← μ − lr (g/(1 − β₁ᵗ) + δ μ) / (h + δ), the change before lr held to ±clip.
+        μ ← μ − η (g/(1 − β₁ᵗ) + δ μ) / (h + δ), the change before η held to ±clip.
 
     ĥ may be negative; the last term of h, from moving along geodesics of the positive numbers, keeps h + δ
     positive: it is ½(h + δ)(1 + (1 − x)²) for x = (1 − β₂)(h − ĥ)/(h + δ).
@@ -116,7 +119,7 @@ def newton_step(
     Reference: Shen et al., Variational learning is effective for large deep networks, ICML 2024; Lin et al.,
     Handling the positive-definite constraint in the Bayesian learning rule, ICML 2020.
     """
-    slow, slower = betas
+    slow, slower = decays
     step = state.step + 1
     momentum = slow * state.momentum + (1 - slow) * gradient
     gap = state.hessian - hessian
@@ -124,7 +127,7 @@ def newton_step(
     curved = state.hessian - (1 - slower) * gap + correction
     pull = momentum / (1 - slow**step) + decay * state.mean
     move = (pull / (curved + decay)).clamp(-clip, clip)
-    return NewtonState(state.mean - lr * move, curved, momentum, step)
+    return NewtonState(state.mean - learning_rate * move, curved, momentum, step)
 
 
 def divergence(mean: Tensor, precision: Tensor, prior: Prior) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from net2gp.linear.capture import Plan, capture, gradients_apart
-from net2gp.linear.curvature import GGN, EmpiricalFisher
+from net2gp.linear.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.factors import Direct, Factor, Lookup
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Likelihood
@@ -35,7 +35,7 @@ def batch_sums(
     linearized: Linearized,
     data: tuple[Inputs, Tensor],
     likelihood: Likelihood,
-    fisher: GGN | EmpiricalFisher,
+    fisher: ExactFisher | EmpiricalFisher,
     layout: Plan,
 ) -> BatchSums:
     """The sums at the parameters of `linearized`, from one forward pass.

@@ -26,8 +26,8 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Adam:
-    """Adam, with a learning rate that is multiplied by `factor` wherever the objective stands still.
+class AdamSettings:
+    """AdamSettings, with a learning rate that is multiplied by `factor` wherever the objective stands still.
 
     It stands still if for more than `patience` steps it was not below its best by `threshold` of that
     best's size. That is torch.optim.lr_scheduler.ReduceLROnPlateau where the objective is positive; below
@@ -95,7 +95,7 @@ def train_many(
     *,
     prior_var: float | Sequence[float] | Tensor = 1.0,
     offset: float | Sequence[float] | Tensor = 0.0,
-    optimizer: Adam | None = None,
+    optimizer: AdamSettings | None = None,
     at_once: int | None = None,
     finish: int = 0,
 ) -> Trained:
@@ -109,7 +109,7 @@ def train_many(
     be the same for all. `finish` adds up to so many iterations of L-BFGS, network by network, for those
     who need the stationary point itself (in float64).
 
-    An offset moves no minimum, but where `Adam.threshold`, a share of the objective, sees it stand
+    An offset moves no minimum, but where `AdamSettings.threshold`, a share of the objective, sees it stand
     still: with that of the prior's density, P log(2π prior_var) / 2, wide networks stop early.
 
     Cost: a step of `at_once` networks (all, unless given) is one batched forward and backward pass;
@@ -119,7 +119,7 @@ def train_many(
     >>> _ = torch.manual_seed(0)
     >>> x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
     >>> build = lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double().eval()
-    >>> optimizer = Adam(learning_rate=0.1, num_steps=300)
+    >>> optimizer = AdamSettings(learning_rate=0.1, num_steps=300)
     >>> trained = train_many([build() for _ in range(3)], (x, x.sin()), Gaussian(0.01), optimizer=optimizer)
     >>> len(trained), bool((trained[2](x) - x.sin()).abs().max() < 0.2)
     (3, True)
@@ -138,11 +138,11 @@ def train_many(
     offsets = _numbers(offset, S, "offset")
     if not offsets.isfinite().all():
         raise InputError("offset must be finite. Leave it out, or pass a number for each network.")
-    optimizer = Adam() if optimizer is None else optimizer
-    if not isinstance(optimizer, Adam):
+    optimizer = AdamSettings() if optimizer is None else optimizer
+    if not isinstance(optimizer, AdamSettings):
         raise InputError(
             f"optimizer must be net2gp's own Adam, but is {describe(optimizer)}. Pass "
-            "net2gp.Adam(learning_rate=0.01)."
+            "net2gp.AdamSettings(learning_rate=0.01)."
         )
     size = S if at_once is None else at_once
     check_count(size, "at_once")
@@ -217,7 +217,7 @@ class _Objective:
 
 
 def _descend(
-    objective: _Objective, optimizer: Adam, advance: Callable[..., None]
+    objective: _Objective, optimizer: AdamSettings, advance: Callable[..., None]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Parameters (S, P), objective (S,) and norm of the gradient (S,) after all steps."""
     theta = objective.start.clone()

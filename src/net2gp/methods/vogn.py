@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from net2gp.errors import InputError, check_finite, check_positive
 from net2gp.inputs import gather, num_rows
 from net2gp.linear.capture import Plan, plan
-from net2gp.linear.curvature import GGN, EmpiricalFisher
+from net2gp.linear.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.linearized import Linearized, PriorVar, linearize
 from net2gp.methods.natural_gradient import (
     NaturalState,
@@ -43,7 +43,7 @@ class NaturalGradient(Optimizer):
     The mean of q lives in the network's own parameters, so that network(x) is the prediction of the mean.
     """
 
-    fisher: ClassVar[GGN | EmpiricalFisher]
+    fisher: ClassVar[ExactFisher | EmpiricalFisher]
     default_samples: ClassVar[int]
 
     def __init__(
@@ -53,14 +53,14 @@ class NaturalGradient(Optimizer):
         num_data: int,
         *,
         prior_var: PriorVar = 1.0,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        learning_rate: float = 1e-3,
+        decays: tuple[float, float] = (0.9, 0.999),
         **options: Unpack[Options],
     ) -> None:
         linearized = network if isinstance(network, Linearized) else _trainable(network)
         check_count(num_data, "num_data", "the number of training points, len(train)")
-        check_positive(lr, "lr", zero=True)
-        check_betas(betas)
+        check_positive(learning_rate, "learning_rate", zero=True)
+        check_decays(decays)
         check_known(options, Options)
         self.likelihood, self.num_data, self.prior_var = likelihood, num_data, prior_var
         self.num_samples = self._checked_samples(options.get("num_samples", self.default_samples))
@@ -71,7 +71,8 @@ class NaturalGradient(Optimizer):
         self._layout: Plan | None = None
         named = dict(linearized.network.named_parameters())
         super().__init__(
-            [named[name] for name in linearized.params], {"lr": lr, "betas": tuple(betas)}
+            [named[name] for name in linearized.params],
+            {"lr": learning_rate, "betas": tuple(decays)},
         )
         initial_var = options.get("initial_var", 1 / num_data)
         check_positive(initial_var, "initial_var")
@@ -118,8 +119,8 @@ class NaturalGradient(Optimizer):
             -scale * torch.stack([one.gradient for one in sums]).sum(0),
             scale * torch.stack([one.curvature for one in sums]).sum(0),
             self.prior,
-            lr=group["lr"],
-            betas=group["betas"],
+            learning_rate=group["lr"],
+            decays=group["betas"],
         )
         self._write(moved)
         return -torch.stack([one.log_prob for one in sums]).mean() / num_rows(x)
@@ -229,7 +230,7 @@ class VOGN(NaturalGradient):
 
         s ← β₂ s + (1 − β₂)((N/B) Σ_n g_n² + δ),
         m ← β₁ m + (1 − β₁)(N/B) Σ_n g_n,
-        μ ← μ − lr (m + δ(μ − μ₀)) / s,
+        μ ← μ − η (m + δ(μ − μ₀)) / s,
 
     sums over the batch, N = `num_data`. The squares Σ g_n² stand for the Hessian: the empirical Fisher, which
     vanishes where all points are fitted; `VOGGN` takes the Gauss–Newton matrix instead, at 1 + C backward
@@ -237,8 +238,8 @@ class VOGN(NaturalGradient):
 
     `network` is in eval mode: batch statistics and dropout leave no gradient of one example. A `Linearized`
     in its place chooses parameters and outputs. `prior_var` is a number or maps name patterns to variances.
-    `lr` and `betas` are as in `torch.optim`, and its schedulers work. Further options: `num_samples` draws a
-    step; `initial_var`, the first variance (1/num_data); `prior_mean` μ₀ (zero); `seed` of the draws.
+    torch.optim's schedulers work. Further options: `num_samples` draws a step; `initial_var`, the first
+    variance (1/num_data); `prior_mean` μ₀ (zero); `seed` of the draws.
 
     Cost of a step: a forward pass and a backward pass for each draw, and two matrix products a layer.
 
@@ -248,7 +249,7 @@ class VOGN(NaturalGradient):
     >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.linspace(-1, 1, 20)[:, None]
     >>> network = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).eval()
-    >>> optimizer = VOGN(network, Gaussian(0.01), num_data=20, lr=0.01)
+    >>> optimizer = VOGN(network, Gaussian(0.01), num_data=20, learning_rate=0.01)
     >>> for _ in range(5):
     ...     loss = optimizer.step(x, x**2)
     >>> optimizer.posterior((x, x**2)).marginal(x).variance.shape
@@ -270,7 +271,7 @@ class VOGGN(NaturalGradient):
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
 
-    fisher = GGN()
+    fisher = ExactFisher()
     default_samples = 1
 
 
@@ -284,7 +285,7 @@ class OGGN(NaturalGradient):
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
 
-    fisher = GGN()
+    fisher = ExactFisher()
     default_samples = 0
 
 
@@ -294,11 +295,11 @@ def check_count(value: int, name: str, meaning: str) -> None:
         raise InputError(f"{name} must be a positive whole number, {meaning}, but is {value!r}.")
 
 
-def check_betas(betas: tuple[float, float]) -> None:
+def check_decays(decays: tuple[float, float]) -> None:
     """Raise unless both averages forget."""
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+    if len(decays) != 2 or not all(0 <= beta < 1 for beta in decays):
         raise InputError(
-            f"betas must be two numbers from 0 up to below 1, but are {betas!r}. Pass betas=(0.9, 0.999)."
+            f"betas must be two numbers from 0 up to below 1, but are {decays!r}. Pass decays=(0.9, 0.999)."
         )
 
 

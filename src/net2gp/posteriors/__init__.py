@@ -16,7 +16,7 @@ from net2gp.posteriors.solvers import (
     Nystrom,
     PivotedCholesky,
     Variational,
-    WeightSpace,
+    WeightCholesky,
 )
 from net2gp.posteriors.spectrum import Spectrum, spectrum
 from net2gp.posteriors.structures import (
@@ -55,10 +55,10 @@ __all__ = [
     "Standardized",
     "Subnetwork",
     "Variational",
+    "WeightCholesky",
     "WeightGaussian",
     "WeightPosterior",
     "WeightSamples",
-    "WeightSpace",
     "condition",
     "load",
     "prior",

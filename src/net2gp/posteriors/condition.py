@@ -38,7 +38,7 @@ from net2gp.posteriors.solvers import (
     Laplace,
     Solver,
     Variational,
-    WeightSpace,
+    WeightCholesky,
 )
 from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, precision
 from net2gp.posteriors.weight_space import WeightPosterior
@@ -58,7 +58,7 @@ def condition(
 
     With Gaussian noise it is exact. Otherwise `inference` says how the posterior is approximated by a
     Gaussian: `Laplace()` (default) or `Variational()`. `solver` is `Cholesky()` (function space),
-    `WeightSpace()`, or `CG()`; left out, the smaller exact one is taken, and CG where neither fits into
+    `WeightCholesky()`, or `CG()`; left out, the smaller exact one is taken, and CG where neither fits into
     memory. Factorizations are in float64 whatever the data's dtype; predictions come in the data's.
 
     The evidence is differentiable in every variance and length scale that requires a gradient
@@ -90,7 +90,7 @@ def _conditioned(
     if isinstance(likelihood, Gaussian):
         if inference is not None:
             raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
-        if isinstance(solver, WeightSpace):
+        if isinstance(solver, WeightCholesky):
             return gaussian_weights(problem, solver)
         return (
             gaussian_dense(problem, solver)
@@ -108,7 +108,7 @@ def _checked(inference: Inference, solver: Solver) -> Inference:
     if isinstance(inference, Variational) and isinstance(solver, CG):
         raise InputError(
             "Variational() needs the covariance of every training point, which CG() does not give. "
-            "Pass solver=Cholesky() or WeightSpace(), or inference=Laplace()."
+            "Pass solver=Cholesky() or WeightCholesky(), or inference=Laplace()."
         )
     return inference
 
@@ -117,7 +117,7 @@ def _approximate(
     problem: Problem, solver: Solver, inference: Inference, start: Tensor | None = None
 ) -> FunctionPosterior | WeightPosterior:
     """Laplace or variational inference, in the space of the solver."""
-    if isinstance(solver, WeightSpace):
+    if isinstance(solver, WeightCholesky):
         system = feature_system(problem)
         found = infer(system, problem.likelihood, problem.offset, problem.y, inference, start)
         posterior = weight_posterior(
@@ -133,7 +133,7 @@ def _approximate(
         4 * 8 * rows**2,
         problem.offset.device,
         f"inference with a {rows} × {rows} Gram matrix",
-        "pass solver=CG() or WeightSpace(), or fewer points",
+        "pass solver=CG() or WeightCholesky(), or fewer points",
     )
     return _with_gram(problem, solver, inference, problem.gram(), start)
 

@@ -23,7 +23,7 @@ from net2gp.posteriors.gaussian import (
 )
 from net2gp.posteriors.matrix_free import matrix_free_system
 from net2gp.posteriors.problem import Problem, choose_solver, make_problem
-from net2gp.posteriors.solvers import CG, Cholesky, Laplace, Solver, WeightSpace
+from net2gp.posteriors.solvers import CG, Cholesky, Laplace, Solver, WeightCholesky
 from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, Sites, State
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import Data, Inputs, Likelihood
@@ -132,13 +132,13 @@ class Dual:
             return condition(self.kernel, data, self.likelihood, mean=mean, solver=solver)
         problem = make_problem(self.kernel, data, self.likelihood, mean)
         solver = choose_solver(problem, solver)
-        if isinstance(solver, WeightSpace):
+        if isinstance(solver, WeightCholesky):
             return self._weights(problem, solver)
         return self._function(problem, solver)
 
     def linear_model(self) -> WeightPosterior:
         """N(m, S) over the parameters. Cost N·C·P² + P³/3; `weights` are m/√prior_var."""
-        posterior = self.condition(WeightSpace())
+        posterior = self.condition(WeightCholesky())
         assert isinstance(posterior, WeightPosterior)
         return posterior
 
@@ -148,9 +148,9 @@ class Dual:
         Cost (N·C)³/3 with `Cholesky()`; `CG()`, the default where the Gram matrix does not fit, never
         stores it.
         """
-        if isinstance(solver, WeightSpace):
+        if isinstance(solver, WeightCholesky):
             raise InputError(
-                "gaussian_process is solved in function space, but solver is WeightSpace(). "
+                "gaussian_process is solved in function space, but solver is WeightCholesky(). "
                 "Pass solver=Cholesky() or CG(), or call linear_model()."
             )
         if solver is None:
@@ -177,7 +177,7 @@ class Dual:
         constant = self.likelihood.log_prob(self.f, self.y).sum() - 0.5 * ((r + b) * g).sum()
         return constant + 0.5 * (b * state.f).sum() - 0.5 * log_det
 
-    def _weights(self, problem: Problem, solver: WeightSpace) -> WeightPosterior:
+    def _weights(self, problem: Problem, solver: WeightCholesky) -> WeightPosterior:
         sites = Sites(self.natural, self.curvature)
         state = feature_system(problem).solve(sites)
         evidence = self._evidence(state, state.log_det)

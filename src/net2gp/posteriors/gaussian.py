@@ -16,7 +16,7 @@ from net2gp.linalg import block_matmul, cholesky, inverse_root, lanczos
 from net2gp.posteriors.function_space import Factor, FunctionPosterior, NoiseFactor
 from net2gp.posteriors.matrix_free import matrix_free_system
 from net2gp.posteriors.problem import Problem
-from net2gp.posteriors.solvers import CG, Cholesky, Exact, Lanczos, Solver, WeightSpace
+from net2gp.posteriors.solvers import CG, Cholesky, Exact, Lanczos, Solver, WeightCholesky
 from net2gp.posteriors.systems import CurvatureFactor, FeatureSystem, IterativeFactor, Sites
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import FeatureKernel
@@ -90,7 +90,7 @@ def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Fu
         return assemble(problem, solver, alpha, factor, evidence, cache)
 
 
-def gaussian_weights(problem: Problem, solver: WeightSpace) -> WeightPosterior:
+def gaussian_weights(problem: Problem, solver: WeightCholesky) -> WeightPosterior:
     """w = A⁻¹Φᵀ D⁻¹(y − m), A = I + ΦᵀD⁻¹Φ; the evidence by the determinant lemma."""
     system = feature_system(problem)
     t, noise = problem.target, problem.noise
@@ -102,7 +102,7 @@ def gaussian_weights(problem: Problem, solver: WeightSpace) -> WeightPosterior:
 
 
 def weight_posterior(
-    problem: Problem, solver: WeightSpace, weights: Tensor, factor: object, evidence: Tensor
+    problem: Problem, solver: WeightCholesky, weights: Tensor, factor: object, evidence: Tensor
 ) -> WeightPosterior:
     """A WeightPosterior of the problem."""
     assert isinstance(problem.kernel, FeatureKernel)

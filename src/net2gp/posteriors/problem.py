@@ -23,7 +23,7 @@ from net2gp.inputs import (
 from net2gp.kernels import IndependentOutputs, settled
 from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.linear.tangent import TangentKernel
-from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightSpace
+from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightCholesky
 from net2gp.show import likelihood_name, number
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
 
@@ -226,26 +226,26 @@ def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
     """
     features = problem.kernel.num_features if isinstance(problem.kernel, FeatureKernel) else None
     silent = isinstance(problem.likelihood, Gaussian) and bool((problem.noise == 0).any())
-    if isinstance(solver, WeightSpace):
+    if isinstance(solver, WeightCholesky):
         if features is None:
             raise InputError(
-                f"WeightSpace() needs a kernel with features, but {type(problem.kernel).__name__} has "
+                f"WeightCholesky() needs a kernel with features, but {type(problem.kernel).__name__} has "
                 "none. Pass solver=Cholesky() or CG()."
             )
         if silent:
             raise InputError(
-                "WeightSpace() needs noise_var > 0. Pass solver=Cholesky(), or some noise."
+                "WeightCholesky() needs noise_var > 0. Pass solver=Cholesky(), or some noise."
             )
     if isinstance(solver, CG) and silent:
         raise InputError("CG() needs noise_var > 0. Pass solver=Cholesky(), or some noise.")
     if solver is not None:
-        if not isinstance(solver, Cholesky | WeightSpace | CG):
+        if not isinstance(solver, Cholesky | WeightCholesky | CG):
             raise InputError(
-                f"solver must be Cholesky(), WeightSpace(), CG() or None, but is {describe(solver)}."
+                f"solver must be Cholesky(), WeightCholesky(), CG() or None, but is {describe(solver)}."
             )
         return solver
     if features is not None and features < min(problem.num_rows, WEIGHT_LIMIT) and not silent:
-        return WeightSpace()
+        return WeightCholesky()
     fits = 3 * 8 * problem.num_rows**2 < available_memory(problem.offset.device) / 2
     return Cholesky() if fits or silent else CG()
 

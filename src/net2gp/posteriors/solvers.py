@@ -43,7 +43,7 @@ class Cholesky:
 
 
 @dataclass(frozen=True)
-class WeightSpace:
+class WeightCholesky:
     """Weight space: factorize the P² precision of the parameters. Exact; N·C·P² + P³/3 operations, once.
 
     Only for kernels with features, such as a network's tangent kernel.
@@ -104,7 +104,7 @@ class CG:
             )
 
 
-Solver = Cholesky | WeightSpace | CG
+Solver = Cholesky | WeightCholesky | CG
 
 
 @dataclass(frozen=True)

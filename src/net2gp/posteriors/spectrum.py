@@ -14,7 +14,7 @@ from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior, SpectralFactor
 from net2gp.posteriors.gaussian import as_rows, assemble, gaussian_evidence, to_features
 from net2gp.posteriors.problem import Problem, make_problem
-from net2gp.posteriors.solvers import Cholesky, WeightSpace
+from net2gp.posteriors.solvers import Cholesky, WeightCholesky
 from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Mean
 
@@ -77,7 +77,7 @@ class Spectrum:
         likelihood = Gaussian(noise_var)
         if self.Q is None:
             data = (problem.x, problem.y)
-            return condition(kernel, data, likelihood, mean=problem.mean, solver=WeightSpace())
+            return condition(kernel, data, likelihood, mean=problem.mean, solver=WeightCholesky())
         scaled = Problem(kernel, problem.mean, likelihood, problem.x, problem.y, problem.offset)
         factor = SpectralFactor(self.Q, self.eigenvalues * scale + noise_var)
         alpha = factor.solve(as_rows(problem, problem.target))

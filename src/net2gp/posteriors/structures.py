@@ -9,14 +9,14 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import describe
-from net2gp.linear.curvature import GGN, Fisher
+from net2gp.linear.curvature import ExactFisher, Fisher
 
 
 @dataclass(frozen=True)
 class Full:
     """The whole (P, P) precision. Exact; N·C·P² + P³ operations, for up to some ten thousand parameters."""
 
-    fisher: Fisher = field(default_factory=GGN)
+    fisher: Fisher = field(default_factory=ExactFisher)
 
     def __post_init__(self) -> None:
         _check_fisher(self)
@@ -26,7 +26,7 @@ class Full:
 class Diagonal:
     """The diagonal of the precision: parameters independent. P numbers; too sure away from the data."""
 
-    fisher: Fisher = field(default_factory=GGN)
+    fisher: Fisher = field(default_factory=ExactFisher)
 
     def __post_init__(self) -> None:
         _check_fisher(self)
@@ -41,7 +41,7 @@ class Kron:
     those of more than 256 entries keep their variances alone.
     """
 
-    fisher: Fisher = field(default_factory=GGN)
+    fisher: Fisher = field(default_factory=ExactFisher)
     rest: Diagonal | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Kron:
             raise InputError(
                 f"rest must be Diagonal() or None, but is {_shown(self.rest)}. Pass Kron(rest=Diagonal())."
             )
-        if self.rest is not None and self.rest.fisher != GGN():
+        if self.rest is not None and self.rest.fisher != ExactFisher():
             raise InputError(
                 "rest takes the fisher of Kron() itself: pass Kron(fisher, rest=Diagonal())."
             )
@@ -138,8 +138,9 @@ def _check_fisher(structure: Full | Diagonal | Kron) -> None:
     if not isinstance(structure.fisher, Fisher):
         name = type(structure).__name__
         raise InputError(
-            f"{name} takes a Fisher matrix, GGN(), EmpiricalFisher() or MonteCarloFisher(num_samples), but "
-            f"got {_shown(structure.fisher)}. Pass for example {name}(GGN()), or {name}()."
+            f"{name} takes a Fisher matrix, ExactFisher(), EmpiricalFisher() or "
+            f"MonteCarloFisher(num_samples), but got {_shown(structure.fisher)}. Pass for example "
+            f"{name}(ExactFisher()), or {name}()."
         )
 
 

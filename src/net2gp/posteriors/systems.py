@@ -379,7 +379,7 @@ class MatrixFreeSystem:
         """Refused: every training point would need its own solve."""
         raise InputError(
             "Variational() needs the covariance of every training point, which CG() does not give. "
-            "Pass solver=Cholesky() or WeightSpace(), or inference=Laplace()."
+            "Pass solver=Cholesky() or WeightCholesky(), or inference=Laplace()."
         )
 
     def log_det(self, curvature: Tensor) -> Tensor:

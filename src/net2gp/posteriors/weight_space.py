@@ -14,7 +14,7 @@ from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky
 from net2gp.posteriors.problem import check_points, predictive, process_facts
 from net2gp.posteriors.samples import FunctionSamples, check_count
-from net2gp.posteriors.solvers import Inference, WeightSpace
+from net2gp.posteriors.solvers import Inference, WeightCholesky
 from net2gp.posteriors.systems import Sites
 from net2gp.show import as_html, as_text
 from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Mean, Outcome, Own
@@ -42,7 +42,7 @@ class WeightPosterior(Generic[Own]):
     weights: Tensor = field(repr=False)  # (P, 1)
     precision: Cholesky = field(repr=False)
     evidence: Tensor
-    solver: WeightSpace
+    solver: WeightCholesky
     inference: Inference | None = None
     sites: Sites | None = field(default=None, repr=False)
 

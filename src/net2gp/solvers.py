@@ -1,0 +1,28 @@
+"""Ways to solve the linear systems of a Gaussian process, and to approximate other likelihoods.
+
+n2g.condition(kernel, data, likelihood, solver=n2g.solvers.CG())
+"""
+
+from net2gp.posteriors.solvers import (
+    CG,
+    Cholesky,
+    Exact,
+    Lanczos,
+    Laplace,
+    Nystrom,
+    PivotedCholesky,
+    Variational,
+    WeightCholesky,
+)
+
+__all__ = [
+    "CG",
+    "Cholesky",
+    "Exact",
+    "Lanczos",
+    "Laplace",
+    "Nystrom",
+    "PivotedCholesky",
+    "Variational",
+    "WeightCholesky",
+]

@@ -1,0 +1,30 @@
+"""How Laplace's approximation holds the covariance of the parameters, and from which Fisher matrix.
+
+n2g.laplace(network, data, likelihood, structure=n2g.structures.Sampled())
+"""
+
+from net2gp.linear.curvature import EmpiricalFisher, ExactFisher, MonteCarloFisher
+from net2gp.posteriors.structures import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kron,
+    LastLayer,
+    LowRank,
+    Sampled,
+    Subnetwork,
+)
+
+__all__ = [
+    "Diagonal",
+    "EmpiricalFisher",
+    "ExactFisher",
+    "Full",
+    "FunctionSpace",
+    "Kron",
+    "LastLayer",
+    "LowRank",
+    "MonteCarloFisher",
+    "Sampled",
+    "Subnetwork",
+]
