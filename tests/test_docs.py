@@ -2,8 +2,11 @@
 
 import ast
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,6 +18,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```[ ]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+NAMESPACES = ("structures", "links", "solvers", "tuning", "training", "explain", "tasks")
 
 
 def name(page: Path) -> str:
@@ -62,8 +68,29 @@ def test_the_api_page_documents_everything_public():
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     paths = [path.rsplit(".", 1) for path in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)]
     documented = {id(getattr(import_module(module), last, None)) for module, last in paths}
-    names = [n for n in net2gp.__all__ if not n.startswith("_")]
-    assert [n for n in names if id(getattr(net2gp, n)) not in documented] == []
+    rooms = [getattr(net2gp, name) for name in NAMESPACES]
+    public = {f"net2gp.{n}": getattr(net2gp, n) for n in net2gp.__all__ if not n.startswith("_")}
+    public |= {f"{room.__name__}.{n}": getattr(room, n) for room in rooms for n in room.__all__}
+    objects = {name: one for name, one in public.items() if not isinstance(one, ModuleType)}
+    assert [name for name, one in objects.items() if id(one) not in documented] == []
+    assert len(net2gp.__all__) <= 40
+
+
+def test_importing_loads_nothing_that_is_not_used():
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "import net2gp\n"
+        "print([n for n in sys.modules if n.split('.')[0] in ('torch', 'gpytorch', 'matplotlib', 'sklearn', 'typer')])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_a_name_that_lives_one_level_down_is_pointed_to():
+    with pytest.raises(AttributeError, match=r"net2gp has no 'VOGN'\. Use net2gp\.training\.VOGN"):
+        _ = net2gp.VOGN
+    assert set(net2gp.__all__) == set(dir(net2gp))
 
 
 def messages() -> list[str]:

@@ -408,7 +408,7 @@ def test_mistakes_say_what_to_pass():
         nearest(n2g.RBF(), NEW, x, 10)
     with pytest.raises(InputError, match="does not hold the data that it was conditioned on"):
         removal_effects(law(n2g.Gaussian(0.1), *random_law(1, 1.0)), NEW)
-    with pytest.raises(InputError, match=r"only must hold indices of the 9 training points"):
+    with pytest.raises(InputError, match=r"points must hold indices of the 9 training points"):
         removal_effects(posterior, NEW, points=torch.tensor([9]))
     with pytest.raises(InputError, match=r"contributions are those of a kernel.*removal_effects"):
         contributions(OnlyTheProtocol(posterior), NEW)

@@ -299,7 +299,7 @@ def check_decays(decays: tuple[float, float]) -> None:
     """Raise unless both averages forget."""
     if len(decays) != 2 or not all(0 <= beta < 1 for beta in decays):
         raise InputError(
-            f"betas must be two numbers from 0 up to below 1, but are {decays!r}. Pass decays=(0.9, 0.999)."
+            f"decays must be two numbers from 0 up to below 1, but are {decays!r}. Pass decays=(0.9, 0.999)."
         )
 
 
