@@ -15,7 +15,7 @@ from torch import nn
 import net2gp as n2g
 from net2gp.methods.dual import dual
 from net2gp.methods.selection import Fit, sweep
-from net2gp.methods.train_many import Adam, train_many
+from net2gp.methods.train_many import AdamSettings, train_many
 from net2gp.plots import plot_selection
 
 torch.set_default_dtype(torch.float64)
@@ -39,7 +39,7 @@ def main(out: Path) -> None:
         [10.0**k for k in (-2, -1, 0, 1, 2, 3)],
     )
     x_test, y_test = dataset(100, 500)
-    optimizer = Adam(learning_rate=0.05, num_steps=1000, factor=0.9)
+    optimizer = AdamSettings(learning_rate=0.05, num_steps=1000, factor=0.9)
 
     cells = [(prior_var, index) for prior_var in prior_vars for index in range(len(sets))]
     trained = train_many(

@@ -43,13 +43,8 @@ def main(out: Path) -> None:
 
     posterior = n2g.laplace(network, train, n2g.Categorical(), structure=structure)
 
-    validated = n2g.laplace(
-        network,
-        train,
-        n2g.Categorical(),
-        structure=structure,
-        tuning=n2g.tuning.Validation(held_out),
-    )
+    labels = n2g.tuning.Validation(held_out)
+    validated = n2g.laplace(network, train, n2g.Categorical(), structure=structure, tuning=labels)
     predictors = {
         "softmax": lambda z: Categorical(logits=network(z)),
         "posterior": posterior.predict,

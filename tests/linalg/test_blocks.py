@@ -12,6 +12,7 @@ from net2gp.linalg import (
     kron_identity,
     psd_root,
     softmax_root,
+    symmetric_eigen,
     symmetric_root,
 )
 
@@ -181,3 +182,16 @@ def test_the_symmetric_root_has_gradients_at_equal_eigenvalues_and_at_singular_m
     S = symmetric_root(A @ A.mT)
     torch.testing.assert_close(S @ S, A @ A.mT)
     torch.testing.assert_close(S, S.mT)
+
+
+def test_eigenvalues_are_found_where_divide_and_conquer_fails(monkeypatch):
+    def fails(A):
+        raise RuntimeError("the algorithm failed to converge")
+
+    A = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A = A @ A.mT
+    expected = symmetric_eigen(A)[0]
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    values, Q = symmetric_eigen(A)
+    torch.testing.assert_close(values, expected)
+    torch.testing.assert_close(Q @ torch.diag(values) @ Q.mT, A)

@@ -22,7 +22,7 @@ from net2gp.methods.natural_gradient import (
     natural_step,
 )
 from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.train_many import Adam, train_many
+from net2gp.methods.train_many import AdamSettings, train_many
 from net2gp.methods.vogn import OGGN, VOGN
 from shared_data import shared_data, shared_reference
 
@@ -41,7 +41,7 @@ def load(name):
 run = load("run")
 toy, variational, wine, snelson = run.toy, run.variational, run.wine, run.snelson
 widths = run.widths
-SHORT = Adam(learning_rate=0.1, num_steps=40, factor=0.9)
+SHORT = AdamSettings(learning_rate=0.1, num_steps=40, factor=0.9)
 
 
 @pytest.fixture
@@ -329,7 +329,9 @@ def test_wine_losses_are_in_grades(reference):
 
 def test_a_strong_prior_leaves_wine_the_stored_evidence_of_nothing(reference):
     split, setting = wine.splits(1)[0], wine.Setting(delta=wine.DELTAS[-1])
-    network = wine.train([(setting, split)], Adam(learning_rate=0.05, num_steps=120, factor=0.8))[0]
+    network = wine.train(
+        [(setting, split)], AdamSettings(learning_rate=0.05, num_steps=120, factor=0.8)
+    )[0]
     found = wine.fit(network, setting, split).scores
     stored = toy.stored("dnn2gp_delta_wine")
     assert found[EVIDENCE] == pytest.approx(stored["mlh"][-1, 0], abs=1e-2)

@@ -81,6 +81,11 @@ def test_no_tag_goes_or_changes():
     )
 
 
+RENAMED = {"curvature.GGN": "ExactFisher", "solvers.WeightSpace": "WeightCholesky"}
+"""Classes whose names have changed since: files keep the tag."""
+
+
 def test_each_tag_means_one_class_of_its_name():
-    assert [_CLASSES[tag].__name__ for tag in TAGS] == [tag.split(".")[1] for tag in TAGS]
+    names = [RENAMED.get(tag, tag.split(".")[1]) for tag in TAGS]
+    assert [_CLASSES[tag].__name__ for tag in TAGS] == names
     assert len(set(_CLASSES.values())) == len(TAGS)

@@ -7,6 +7,7 @@ from net2gp.linalg.blocks import (
     kron_identity,
     psd_root,
     softmax_root,
+    symmetric_eigen,
     symmetric_root,
 )
 from net2gp.linalg.cg import Preconditioner, Solution, block_cg
@@ -37,5 +38,6 @@ __all__ = [
     "pivots",
     "psd_root",
     "softmax_root",
+    "symmetric_eigen",
     "symmetric_root",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -192,3 +193,20 @@ def softmax_root(p: Tensor) -> Tensor:
     below = -(p[:, :, None] / after.clamp(min=tiny)[:, None, :]).tril(-1)
     unit = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)[:, :-1]
     return (unit + below) * size[:, None, :]
+
+
+def symmetric_eigen(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of a symmetric matrix (n, n).
+
+    torch's divide and conquer can fail where eigenvalues span hundreds of powers of ten or repeat many
+    times; relatively robust representations (LAPACK's syevr, Dhillon & Parlett 2004) then take its place.
+
+    >>> symmetric_eigen(torch.diag(torch.tensor([3.0, 1.0])))[0]
+    tensor([1., 3.])
+    """
+    try:
+        values, vectors = torch.linalg.eigh(A)
+    except RuntimeError:
+        found = eigh(A.detach().cpu().numpy(), driver="evr")
+        values, vectors = (torch.from_numpy(part).to(A) for part in found)
+    return values, vectors

@@ -12,7 +12,7 @@ from torch import Tensor
 from net2gp.errors import NetworkError, check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods import Bernoulli, Categorical, of_points
-from net2gp.linalg import block_matmul, psd_root
+from net2gp.linalg import block_matmul, psd_root, symmetric_eigen
 from net2gp.linear.curvature import (
     DiagonalCurvature,
     KronCurvature,
@@ -148,7 +148,7 @@ class _Process:
         """
         S = psd_root(self.curvature).to(self.gram)
         sides = block_matmul(S.mT, self.gram)
-        values, Q = torch.linalg.eigh(block_matmul(S.mT, sides.mT))
+        values, Q = symmetric_eigen(block_matmul(S.mT, sides.mT))
         return values.clamp(min=0), sides.mT @ Q
 
     def determinant(self, prior: Params, scale: Tensor) -> Tensor:
