@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor, distributions
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from net2gp.errors import InputError
 from net2gp.likelihoods.integrals import by_points, log_expected_sigmoid, mean_and_variance
@@ -38,12 +39,28 @@ class Bernoulli:
     """
 
     link: Quadrature | Probit | MonteCarlo = field(default_factory=Quadrature)
+    canonical: ClassVar[bool] = True
+    classifier: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.link, Quadrature | Probit | MonteCarlo):
             raise InputError(
                 f"link must be Quadrature(), Probit() or MonteCarlo(), but is {self.link!r}."
             )
+
+    @property
+    def open_link(self) -> type[Probit] | None:
+        """`Probit`, whose scale `laplace` chooses, as long as the link is the default."""
+        return Probit if self.link == Quadrature() else None
+
+    def with_link(self, link: Quadrature | Probit | MonteCarlo) -> Bernoulli:
+        """The same likelihood with this link."""
+        return replace(self, link=link)
+
+    @staticmethod
+    def cross_entropy(f: Tensor, logits: Tensor) -> Tensor:
+        """−E log p(y | logits) for labels y of the law at f, averaged over points and labels."""
+        return binary_cross_entropy_with_logits(logits, f.sigmoid())
 
     def check(self, f: Tensor, y: Tensor) -> None:
         """Raise unless `y` holds 0 and 1 only, as (N, C), or (N,) with one output."""

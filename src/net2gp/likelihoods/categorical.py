@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -12,8 +13,10 @@ from torch.nn.functional import one_hot
 
 from net2gp.errors import InputError
 from net2gp.likelihoods.integrals import by_points, mean_and_variance, moments, psd_root
+from net2gp.likelihoods.laws import contrasts
 from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit
 from net2gp.likelihoods.targets import check_targets, warn_of_probabilities, without_ignored
+from net2gp.linalg import softmax_root
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Categorical:
     """
 
     link: MonteCarlo | Probit | LaplaceBridge | Contrast = field(default_factory=MonteCarlo)
+    canonical: ClassVar[bool] = True
+    classifier: ClassVar[bool] = True
+    one_class: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.link, MonteCarlo | Probit | LaplaceBridge | Contrast):
@@ -41,6 +47,25 @@ class Categorical:
                 f"link must be MonteCarlo(), Probit(), Contrast() or LaplaceBridge(), but is {self.link!r}. "
                 "One-dimensional quadrature is for Bernoulli()."
             )
+
+    @property
+    def open_link(self) -> type[Contrast] | None:
+        """`Contrast`, whose scale `laplace` chooses, as long as the link is the default."""
+        return Contrast if self.link == MonteCarlo() else None
+
+    def with_link(self, link: MonteCarlo | Probit | LaplaceBridge | Contrast) -> Categorical:
+        """The same likelihood with this link."""
+        return replace(self, link=link)
+
+    @staticmethod
+    def cross_entropy(f: Tensor, logits: Tensor) -> Tensor:
+        """−E log p(y | logits) for y of the law at f, averaged over points."""
+        return -(f.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+
+    @staticmethod
+    def num_outputs(y: Tensor) -> int:
+        """The largest label and one, at least 2; the width of codes."""
+        return max(2, int(y.max()) + 1) if y.dim() == 1 else y.shape[1]
 
     def check(self, f: Tensor, y: Tensor) -> None:
         """Raise unless `y` holds integers from 0 to C − 1, as (N,)."""
@@ -84,14 +109,27 @@ class Categorical:
         p = f.softmax(-1)
         return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
 
+    def curvature_root(self, f: Tensor) -> Tensor:
+        """C − 1 columns, the rank of the curvature: (N, C, C − 1)."""
+        return softmax_root(f.double().softmax(-1)).to(f.dtype)
+
+    def summed_curvature(self, f: Tensor) -> Tensor:
+        """Σ_n diag(p_n) − p_n p_nᵀ without a matrix for each point: (C, C)."""
+        p = f.softmax(-1)
+        return torch.diag(p.sum(0)) - p.mT @ p
+
+    def inverse_curvature(self, f: Tensor) -> Tensor:
+        """(diag p − ppᵀ)⁺ = P diag(1/p) P with P = I − 11ᵀ/C: no eigenvalue has to be judged to be zero."""
+        P = torch.eye(f.shape[1]).to(f) - 1 / f.shape[1]
+        return (P * f.softmax(-1).reciprocal()[:, None, :]) @ P
+
     def predict(self, f: MultivariateNormal) -> distributions.Categorical:
         """p(y_n = c) = E softmax(f_n)_c, as `.probs` (N, C)."""
         if isinstance(self.link, Probit):
             return distributions.Categorical(logits=self.link.shrink(*mean_and_variance(f)))
-        mean, _, covariance = moments(f)
         if isinstance(self.link, Contrast):
-            variances = self.link.variances(mean, covariance)
-            return distributions.Categorical(logits=self.link.shrink(mean, variances))
+            return distributions.Categorical(logits=self.link.shrink(f.mean, contrasts(f)))
+        mean, _, covariance = moments(f)
         if isinstance(self.link, LaplaceBridge):
             alpha = self.link.concentration(mean, covariance)
             return distributions.Categorical(probs=alpha / alpha.sum(-1, keepdim=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -13,16 +13,6 @@ from torch import Tensor
 from net2gp.errors import InputError, check_positive
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.targets import check_real_targets, shape_targets
-
-
-def of_points(likelihood: Any, part: Tensor | slice) -> Any:
-    """The likelihood of some of the points: noise that is theirs alone goes with them.
-
-    >>> of_points(Gaussian(torch.tensor([[0.1], [0.2]])), slice(1, 2)).noise_var
-    tensor([[0.2000]])
-    """
-    noise = likelihood.noise_var if isinstance(likelihood, Gaussian) else None
-    return Gaussian(noise[part]) if isinstance(noise, Tensor) and noise.dim() == 2 else likelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +33,7 @@ class Gaussian:
     """
 
     noise_var: float | Tensor | None = None
+    canonical: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.noise_var is None:
@@ -86,6 +77,20 @@ class Gaussian:
             )
         return noise.expand(points, outputs)
 
+    def with_noise(self, noise_var: float | Tensor) -> Gaussian:
+        """Gaussian noise of this variance."""
+        return Gaussian(noise_var)
+
+    @property
+    def tied_points(self) -> int | None:
+        """N, where each point has a noise of its own."""
+        per_point = isinstance(self.noise_var, Tensor) and self.noise_var.dim() == 2
+        return len(self.noise_var) if per_point else None  # type: ignore[arg-type]
+
+    def of_points(self, part: Tensor | slice) -> Gaussian:
+        """The noise of some of the points."""
+        return self if self.tied_points is None else Gaussian(self.noise_var[part])  # type: ignore[index]
+
     def check(self, f: Tensor, y: Tensor) -> None:
         """Raise unless `y` is floating and (N, C), or (N,) with one output."""
         check_real_targets(f, y)
@@ -104,6 +109,10 @@ class Gaussian:
     def curvature(self, f: Tensor) -> Tensor:
         """diag(1 / v): (N, C, C)."""
         return torch.diag_embed(self._positive_noise(f).reciprocal())
+
+    def curvature_root(self, f: Tensor) -> Tensor:
+        """diag(1 / √v): (N, C, C)."""
+        return torch.diag_embed(self.noise_variance(f).rsqrt())
 
     def predict(self, f: MultivariateNormal) -> MultivariateNormal:
         """N(m_n, S_n + diag(v_n)): batch N, event C."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -93,6 +93,12 @@ class HeteroscedasticGaussian:
 
     scale: Scale = field(default_factory=SoftplusScale)
     quadrature: Quadrature = field(default_factory=Quadrature)
+    canonical: ClassVar[bool] = False
+
+    @staticmethod
+    def num_outputs(y: Tensor) -> int:
+        """Two for each target."""
+        return 2 * (y.shape[1] if y.dim() > 1 else 1)
 
     def check(self, f: Tensor, y: Tensor) -> None:
         """Raise unless `f` is (N, 2·D) and `y` is floating and (N, D), or (N,) if D = 1."""

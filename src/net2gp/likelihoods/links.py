@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -44,9 +45,15 @@ class Probit:
     """
 
     scale: float = 1.0
+    needs: ClassVar[Literal["variances"]] = "variances"
 
     def __post_init__(self) -> None:
         check_positive(self.scale, "scale")
+
+    @staticmethod
+    def variances(mean: Tensor, covariance: Tensor) -> Tensor:
+        """Var f_c: (N, C)."""
+        return covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0)
 
     def shrink(self, mean: Tensor, variance: Tensor) -> Tensor:
         """scale · m / √(1 + π v / 8).
@@ -75,6 +82,7 @@ class Contrast:
     """
 
     scale: float = 1.0
+    needs: ClassVar[Literal["contrasts"]] = "contrasts"
 
     def __post_init__(self) -> None:
         check_positive(self.scale, "scale")

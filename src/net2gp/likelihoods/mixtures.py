@@ -8,25 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from net2gp.errors import InputError
 from net2gp.likelihoods.bernoulli import Bernoulli
 from net2gp.likelihoods.categorical import Categorical
 from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from net2gp.likelihoods.laws import average
+from net2gp.likelihoods.traits import law_of_targets
 
 
 @singledispatch
 def mixture(likelihood: Any, f: Tensor) -> distributions.Distribution:
-    """(1/S) Σ_s p(y | f_s) for draws f (S, N, C).
+    """(1/S) Σ_s p(y | f_s) for draws f (S, N, C): by default the `average` of S laws.
 
     >>> f = torch.tensor([[[0.0, 0.0]], [[0.0, 100.0]]])
     >>> mixture(Categorical(), f).probs
     tensor([[0.2500, 0.7500]])
     """
-    raise InputError(
-        f"no average over draws is known for {type(likelihood).__name__}. Leave how= out, or register "
-        "one with @net2gp.likelihoods.mixtures.mixture.register."
-    )
+    return average([law_of_targets(likelihood, one) for one in f])
 
 
 @mixture.register

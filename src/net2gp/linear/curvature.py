@@ -15,8 +15,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods import Categorical, Gaussian, of_points
-from net2gp.linalg import psd_root, softmax_root
+from net2gp.likelihoods.traits import curvature_root, of_points
 from net2gp.linear.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
 from net2gp.linear.factors import Direct, Factor, Outer, jacobian, sum_of_squares
 from net2gp.linear.ggn import GaussNewton
@@ -44,12 +43,7 @@ class ExactFisher:
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
         """R_n: (N, C, K)."""
-        if isinstance(likelihood, Categorical):
-            return softmax_root(f.double().softmax(-1)).to(f.dtype)
-        likelihood = of_points(likelihood, slice(start, start + len(f)))
-        if isinstance(likelihood, Gaussian):
-            return torch.diag_embed(likelihood.noise_variance(f).rsqrt())
-        return psd_root(likelihood.curvature(f)).to(f.dtype)
+        return curvature_root(of_points(likelihood, slice(start, start + len(f))), f)
 
 
 @dataclass(frozen=True)

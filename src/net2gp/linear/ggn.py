@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import singledispatch
-from typing import Any
 
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import check_inputs, num_rows, rows
-from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, of_points
+from net2gp.likelihoods.divergences import divergence
+from net2gp.likelihoods.traits import of_points
 from net2gp.linalg import block_matmul
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.passes import (
@@ -47,6 +46,7 @@ class GaussNewton:
 
         Sums over chunks are in v's dtype, passes in the network's.
 
+        >>> from net2gp.likelihoods import Gaussian
         >>> from net2gp.linear.linearized import linearize
         >>> fisher = GaussNewton(linearize(torch.nn.Linear(1, 1).eval()), torch.ones(3, 1), Gaussian(0.5))
         >>> fisher.matmul(torch.eye(2))
@@ -93,29 +93,3 @@ class GaussNewton:
                 f"v must have {self.linearized.num_params} rows, one a parameter, but has shape "
                 f"{tuple(v.shape)}. Flatten parameters with linearized.flatten(params)."
             )
-
-
-@singledispatch
-def divergence(likelihood: Any, f: Tensor, g: Tensor) -> Tensor:
-    """KL(p(y | f_n) ‖ p(y | g_n)) for each point."""
-    raise InputError(
-        f"no divergence is known for {type(likelihood).__name__}. Use GaussNewton.matmul, or register one "
-        "with @divergence.register."
-    )
-
-
-@divergence.register
-def _(likelihood: Gaussian, f: Tensor, g: Tensor) -> Tensor:
-    return ((f - g) ** 2 / likelihood.noise_variance(f)).sum(1) / 2
-
-
-@divergence.register
-def _(likelihood: Bernoulli, f: Tensor, g: Tensor) -> Tensor:
-    laws = distributions.Bernoulli(logits=f), distributions.Bernoulli(logits=g)
-    return distributions.kl_divergence(*laws).sum(1)
-
-
-@divergence.register
-def _(likelihood: Categorical, f: Tensor, g: Tensor) -> Tensor:
-    laws = distributions.Categorical(logits=f), distributions.Categorical(logits=g)
-    return distributions.kl_divergence(*laws)

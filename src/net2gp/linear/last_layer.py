@@ -10,11 +10,10 @@ from torch import Tensor
 
 from net2gp.errors import check_memory
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods import Categorical, of_points
+from net2gp.likelihoods.traits import of_points, summed_curvature
 from net2gp.linear.curvature import DiagonalCurvature, ExactFisher, FullCurvature, Source
 from net2gp.linear.head import features_and_outputs, weights_of
 from net2gp.linear.kron_blocks import KronBlock
-from net2gp.types import Likelihood
 
 CHUNK_NUMBERS = 2**24
 """Numbers of a chunk's outer products and curvatures."""
@@ -115,12 +114,3 @@ def last_layer_kron(source: Source) -> LastLayerCurvature:
             G += sum(Lam.sum(0) for _, Lam in _curvatures(source, first, f))
     names = tuple(source.linearized.params)
     return LastLayerCurvature(names, KronBlock(names, A[None], G[None], num_rows(source.x)))
-
-
-def summed_curvature(likelihood: Likelihood, f: Tensor) -> Tensor:
-    """Σ_n Λ_n: (C, C)."""
-    if isinstance(likelihood, Categorical):
-        p = f.softmax(-1)
-        return torch.diag(p.sum(0)) - p.mT @ p
-    size = max(1, CHUNK_NUMBERS // f.shape[1] ** 2)
-    return torch.stack([likelihood.curvature(part).sum(0) for part in f.split(size)]).sum(0)

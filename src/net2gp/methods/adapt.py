@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from net2gp.errors import InputError, NotConverged, NothingToTune
 from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows
 from net2gp.likelihoods import Gaussian
+from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods.laplace_regression import (
@@ -120,13 +121,13 @@ def _adapted(
     mean = None if zero_mean else linearized
     data = gather(data, linearized.example)
     kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
-    if isinstance(likelihood, Gaussian) and inference is not None:
-        raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
-    if not isinstance(likelihood, Gaussian):
+    if not has_gaussian_noise(likelihood):
         if prior_var is None:
             problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
             kernel = kernel.scaled(_tune_scale(problem, inference or Laplace()))
         return condition(kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
+    if inference is not None:
+        raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
     if prior_var is not None and likelihood.noise_var is not None:
         return condition(kernel, data, likelihood, mean=mean, solver=solver)
     noise, scale = _open(likelihood), None if prior_var is None else 1.0
@@ -138,7 +139,7 @@ def _adapted(
         return _around_network(tuning, data, found, solver)
     if solver is None and num_rows(tuning.problem.x) == num_rows(data[0]):
         return tuning.condition(found.noise_var, found.scale)
-    scaled, noise_model = kernel.scaled(found.scale), Gaussian(found.noise_var)
+    scaled, noise_model = kernel.scaled(found.scale), likelihood.with_noise(found.noise_var)
     return condition(scaled, data, noise_model, mean=mean, solver=solver)
 
 
@@ -183,7 +184,7 @@ def adapt_tasks(
     Cost: one eigendecomposition per distinct set of inputs.
     """
     likelihood = likelihood or Gaussian()
-    if not isinstance(likelihood, Gaussian):
+    if not has_gaussian_noise(likelihood):
         raise InputError(
             "adapt_tasks is for Gaussian noise; call adapt for each task of another likelihood."
         )
@@ -210,7 +211,7 @@ def adapt_tasks(
     return {name: spectrum.condition(noise, scale) for name, spectrum in spectra.items()}
 
 
-def _open(likelihood: Gaussian) -> float | None:
+def _open(likelihood: GaussianNoise) -> float | None:
     """The noise to keep while tuning, or None if it is to be tuned."""
     if likelihood.noise_var is None:
         return None
@@ -244,8 +245,8 @@ def _tuning_problem(
     mean: Linearized | None,
     limit: int,
 ) -> Problem:
-    if isinstance(likelihood, Gaussian):
-        likelihood = Gaussian(1.0)
+    if has_gaussian_noise(likelihood):
+        likelihood = likelihood.with_noise(1.0)
     outputs = kernel.linearized(rows(data[0], slice(0, 1))).shape[1]
     size = (
         max(1, limit // outputs) if kernel.num_features > limit else max(limit, num_rows(data[0]))

@@ -12,6 +12,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.inputs import gather, rows
 from net2gp.likelihoods import shape_targets
+from net2gp.likelihoods.traits import has_open_link
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods.laplace_regression import (
     is_regression,
@@ -30,7 +31,7 @@ from net2gp.methods.laplace_tuning import (
     Tuning,
     Validation,
 )
-from net2gp.methods.matching import AtData, Build, has_open_link, match, some_points
+from net2gp.methods.matching import AtData, Build, match, some_points
 from net2gp.progress import progress
 
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
@@ -164,6 +165,4 @@ def _best_noise(
 
 def _targets(law: torch.distributions.Distribution, y: Tensor) -> Tensor:
     """The targets in the shape that the law is asked about."""
-    if isinstance(law, torch.distributions.Categorical):
-        return y
     return y.reshape(law.batch_shape + law.event_shape).to(law.mean.dtype)

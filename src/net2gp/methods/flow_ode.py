@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError, Net2GPError, check_dtype_and_device, check_memory
 from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, tensors
-from net2gp.likelihoods import Categorical, HeteroscedasticGaussian
+from net2gp.likelihoods.traits import num_outputs
 from net2gp.limits.prior import Variances
 from net2gp.linear import Linearized
 from net2gp.methods.flow_kernels import (
@@ -248,10 +248,8 @@ def loss_flow(
 
 def _outputs_of(loss: Loss, y: Tensor) -> int:
     """C for kernels of independent outputs."""
-    labels = isinstance(loss, Categorical) or not (
-        isinstance(loss, Likelihood) or y.is_floating_point()
-    )
-    if labels and y.dim() == 1:
-        return max(2, int(y.max()) + 1)
-    targets = y.shape[1] if y.dim() > 1 else 1
-    return 2 * targets if isinstance(loss, HeteroscedasticGaussian) else targets
+    if isinstance(loss, Likelihood):
+        return num_outputs(loss, y)
+    if y.dim() > 1:
+        return y.shape[1]
+    return 1 if y.is_floating_point() else max(2, int(y.max()) + 1)

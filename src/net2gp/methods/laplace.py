@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, NotStationary, check_positive
 from net2gp.inputs import check_made, chunks, describe, gather, map_inputs, num_rows, rows
-from net2gp.likelihoods import Categorical, Gaussian, of_points
+from net2gp.likelihoods.traits import has_one_class, has_open_noise, of_points
 from net2gp.linalg import psd_root
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.curvature import (
@@ -107,6 +107,7 @@ def laplace(
     The mean is the network's own. Where it is not at a stationary point, `NotStationary` is warned of,
     and the mean of the linear model is another: `posterior.dual()` has it.
 
+    >>> from net2gp.likelihoods import Gaussian
     >>> _ = torch.manual_seed(0)
     >>> network = nn.Linear(1, 1).double().eval()
     >>> x = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
@@ -207,9 +208,9 @@ def make_task(
     likelihood.check(f.to(linearized.example.dtype), y)
     _check_alone(linearized, x, f)
     check_used(linearized, x)
-    open_noise = isinstance(likelihood, Gaussian) and likelihood.noise_var is None
+    open_noise = has_open_noise(likelihood)
     _check_classes(f, y, likelihood)
-    used = Gaussian(1.0) if open_noise else likelihood
+    used = likelihood.with_noise(1.0) if has_open_noise(likelihood) else likelihood
     chosen = structure or _default(linearized, (x, y), used, f)
     if isinstance(chosen, LastLayer) and chosen.structure is None:
         chosen = LastLayer(Full() if linearized.num_params <= SMALL_LAST else Kron())
@@ -271,7 +272,7 @@ def _default(
 
 
 def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
-    if not isinstance(likelihood, Categorical):
+    if not has_one_class(likelihood):
         return
     counts = torch.bincount(y.long(), minlength=f.shape[1])
     empty = (counts == 0).nonzero().flatten().tolist()

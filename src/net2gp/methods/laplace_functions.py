@@ -11,7 +11,7 @@ from torch import Tensor
 
 from net2gp.errors import NetworkError, check_memory
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods import Bernoulli, Categorical, of_points
+from net2gp.likelihoods.traits import has_open_link, is_classifier, of_points
 from net2gp.linalg import block_matmul, psd_root, symmetric_eigen
 from net2gp.linear.curvature import (
     DiagonalCurvature,
@@ -25,7 +25,7 @@ from net2gp.linear.tangent import TangentKernel
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_tuning import Evidence, LogDet, Matched, Task, Tuned, Tuning
-from net2gp.methods.matching import Build, has_open_link, match_link, some_points
+from net2gp.methods.matching import Build, match_link, some_points
 from net2gp.posteriors.covariances import Covariance, DiagonalCovariance
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.pivoted import Pivoted, RowSystem, row_system
@@ -78,7 +78,7 @@ def function_space(
 def _tolerance(structure: FunctionSpace, part: Task) -> float:
     if structure.tol is not None:
         return structure.tol
-    classifier = isinstance(part.likelihood, Categorical | Bernoulli)
+    classifier = is_classifier(part.likelihood)
     return CLASSIFIER_TOL if classifier and part.f.numel() > EXACT_ROWS else 0.0
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales
 from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
+from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linear import Linearized, TangentKernel
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods.laplace_tuning import Task
@@ -165,7 +166,7 @@ class Regression:
 
 def is_regression(task: Task) -> bool:
     """Whether the noise is one number, open or given."""
-    if not isinstance(task.likelihood, Gaussian):
+    if not has_gaussian_noise(task.likelihood):
         return False
     noise = task.likelihood.noise_var
     return task.open_noise or not (isinstance(noise, Tensor) and noise.numel() > 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import num_rows, rows, tensors
-from net2gp.likelihoods import Gaussian, of_points
+from net2gp.likelihoods.traits import has_gaussian_noise, has_open_link, of_points
 from net2gp.linalg import (
     Checkpoint,
     LowRankPlusIdentity,
@@ -33,7 +33,7 @@ from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import by_factors, no_determinant
 from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_tuning import Evidence, Matched, Task, Tuned, Tuning, Validation
-from net2gp.methods.matching import has_open_link, match_link, some_points
+from net2gp.methods.matching import match_link, some_points
 from net2gp.posteriors.drawn import DrawnCovariance
 from net2gp.posteriors.precision import prior_vector
 from net2gp.posteriors.structures import Sampled
@@ -121,7 +121,7 @@ def _with_say(task: Task, leave_out: float) -> Task:
     """The task without its points of least curvature, that together have the share `leave_out` of it."""
     if leave_out == 0:
         return task
-    if isinstance(task.likelihood, Gaussian):
+    if has_gaussian_noise(task.likelihood):
         raise InputError(
             "leave_out is for classes, of which a network may be sure; with Gaussian noise every point has "
             "its say. Pass Sampled(leave_out=0)."

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from net2gp.inputs import map_inputs, num_rows, rows
-from net2gp.likelihoods import Bernoulli, Categorical, Contrast, MonteCarlo, Probit, Quadrature
+from net2gp.likelihoods.traits import Linked, has_open_link
 from net2gp.linalg import psd_root
 from net2gp.linear.curvature import ExactFisher
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
@@ -45,13 +44,6 @@ FEW_POINTS = 50
 
 FIXED_POINT = Full | Kron | Diagonal | FunctionSpace
 """Structures over all weights, whose effective parameters say what the data determine."""
-
-
-def has_open_link(likelihood: Likelihood) -> bool:
-    """Whether the likelihood is of classes and leaves its link at the default, to be chosen."""
-    if isinstance(likelihood, Categorical):
-        return likelihood.link == MonteCarlo()
-    return isinstance(likelihood, Bernoulli) and likelihood.link == Quadrature()
 
 
 def match(
@@ -116,9 +108,11 @@ def match_link(posterior: WeightGaussian, x: Inputs) -> WeightGaussian:
     predictions surer than the network even where it was trained. Cost: one `marginal`.
     """
     likelihood = posterior.likelihood
-    if isinstance(likelihood, Categorical) and not _is_exact(posterior):
+    assert has_open_link(likelihood)
+    link = likelihood.open_link
+    if link.needs == "contrasts" and not _is_exact(posterior):
         mean, variances = _contrasts(posterior, x)
-        return replace(posterior, likelihood=_contrasted(likelihood, mean, variances))
+        return replace(posterior, likelihood=_scaled(likelihood, mean, variances))
     return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
 
 
@@ -147,17 +141,18 @@ def _contrasts(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
 
 def _linked(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> Likelihood:
     """The likelihood with the link that fits these means (N, C) and covariances (N, C, C) of f."""
-    if isinstance(likelihood, Categorical):
-        return _contrasted(likelihood, mean, Contrast.variances(mean, covariance))
-    assert isinstance(likelihood, Bernoulli)
-    variances = covariance.diagonal(dim1=1, dim2=2).clamp(min=0)
-    best = _best_scale(lambda s: _sigmoid_loss(mean, Probit(s).shrink(mean, variances)))
-    return replace(likelihood, link=Probit(best))
+    assert has_open_link(likelihood)
+    return _scaled(likelihood, mean, likelihood.open_link.variances(mean, covariance))
 
 
-def _contrasted(likelihood: Categorical, mean: Tensor, variances: Tensor) -> Categorical:
-    best = _best_scale(lambda s: _softmax_loss(mean, Contrast(s).shrink(mean, variances)))
-    return replace(likelihood, link=Contrast(best))
+def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
+    """The likelihood with the scale of its open link at which it is as sure as the network."""
+    link = likelihood.open_link
+
+    def loss(scale: float) -> float:
+        return float(likelihood.cross_entropy(mean, link(scale).shrink(mean, variances)))
+
+    return likelihood.with_link(link(_best_scale(loss)))
 
 
 def _moments(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
@@ -208,15 +203,6 @@ def some_points(x: Inputs, count: int) -> Inputs:
 def _some(total: int, count: int) -> Tensor:
     chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
     return chosen.sort().values
-
-
-def _softmax_loss(f: Tensor, logits: Tensor) -> float:
-    """The cross-entropy of softmax(logits) under softmax(f): the divergence, but for a constant."""
-    return float(-(f.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean())
-
-
-def _sigmoid_loss(f: Tensor, logits: Tensor) -> float:
-    return float(binary_cross_entropy_with_logits(logits, f.sigmoid()))
 
 
 def _best_scale(loss: Callable[[float], float]) -> float:

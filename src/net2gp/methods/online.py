@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, check_count, check_positive
 from net2gp.inputs import gather, num_rows, rows
-from net2gp.likelihoods import Gaussian
+from net2gp.likelihoods.traits import has_open_link, has_open_noise
 from net2gp.linear.linearized import expand_prior
 from net2gp.methods.laplace import curvature_of, laplace, make_task
 from net2gp.methods.laplace_tuning import Evidence, Search, Task, Tuned
-from net2gp.methods.matching import has_open_link
 from net2gp.posteriors.precision import log_det
 from net2gp.posteriors.structures import Diagonal, Full, Kron
 from net2gp.posteriors.weight_gaussian import WeightGaussian
@@ -68,6 +67,7 @@ def train_by_evidence(
     comes out is the posterior of the trained network, with its evidence. Cost: that of the training, and
     one curvature each time.
 
+    >>> from net2gp.likelihoods import Gaussian
     >>> _ = torch.manual_seed(0)
     >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     >>> x = torch.linspace(-2, 2, 50)[:, None]
@@ -125,8 +125,8 @@ class _Objective:
     def __call__(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """The loss of a batch."""
         likelihood = self.likelihood if self.found is None else self.found.likelihood
-        if isinstance(likelihood, Gaussian) and likelihood.noise_var is None:
-            likelihood = Gaussian(1.0)
+        if has_open_noise(likelihood):
+            likelihood = likelihood.with_noise(1.0)
         loss = -likelihood.log_prob(f, y).mean()
         if self.found is None:
             return loss

@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 
 from net2gp.errors import InputError, NetworkError, check_count, check_finite, check_positive
 from net2gp.inputs import describe, gather
-from net2gp.likelihoods import Gaussian
+from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
 from net2gp.linear import linearize
 from net2gp.linear.evaluation import check_eval_mode, differentiable
 from net2gp.progress import progress
@@ -275,17 +275,14 @@ def _joined(likelihoods: list[Likelihood], y: Tensor) -> Likelihood | None:
     """One likelihood for the points of all networks, or none where they cannot be joined."""
     if all(one is likelihoods[0] for one in likelihoods):
         first = likelihoods[0]
-        if not isinstance(first, Gaussian) or getattr(first.noise_var, "ndim", 0) < 2:
+        if tied_points(first) is None:
             return first
-    if not all(isinstance(one, Gaussian) for one in likelihoods):
+    noisy = [one for one in likelihoods if has_gaussian_noise(one)]
+    if len(noisy) < len(likelihoods):
         return None
     like = y.reshape(*y.shape[:2], -1)
-    noises = [
-        one.noise_variance(f)
-        for one, f in zip(likelihoods, like, strict=True)
-        if isinstance(one, Gaussian)
-    ]
-    return Gaussian(torch.cat(noises))
+    noises = [one.noise_variance(f) for one, f in zip(noisy, like, strict=True)]
+    return noisy[0].with_noise(torch.cat(noises))
 
 
 def _each(value: Any, count: int, name: str, shared: bool) -> Any:

@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution
+from torch.distributions import Distribution
 
 from net2gp.errors import InputError
 from net2gp.metrics.checks import (
@@ -59,8 +59,8 @@ def nll(distribution: Distribution, y: Tensor) -> Tensor:
             f"y must have shape {tuple(shape)} for this {type(distribution).__name__}, "
             f"but has shape {tuple(y.shape)}. Pass the targets of the points that were predicted."
         )
-    if isinstance(distribution, Bernoulli):
-        y = y.to(distribution.logits.dtype)
+    if distribution.support is not None and distribution.support.is_discrete:
+        y = y.to(distribution.mean.dtype)
     log_prob = distribution.log_prob(y)
     return -log_prob.reshape(log_prob.shape[0], -1).sum(-1).mean()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe, rows
-from net2gp.likelihoods import Categorical
+from net2gp.likelihoods.traits import has_one_class
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Likelihood
 
@@ -43,8 +43,8 @@ def check_prior_var(prior_var: Any, *, zero: bool = False) -> None:
 
 
 def check_class_axis(linearized: Linearized, x: Inputs, likelihood: Likelihood) -> None:
-    """Raise if the network gives several axes of logits, of which `Categorical` knows one."""
-    if not isinstance(likelihood, Categorical):
+    """Raise if the network gives several axes of logits, of which a likelihood of classes knows one."""
+    if not has_one_class(likelihood):
         return
     shapes: list[tuple[int, ...]] = []
 
@@ -58,8 +58,8 @@ def check_class_axis(linearized: Linearized, x: Inputs, likelihood: Likelihood) 
     if shapes and sum(size > 1 for size in shapes[0]) > 1:
         shape = ", ".join(["N", *map(str, shapes[0])])
         raise InputError(
-            f"Categorical() is of one label a point, from logits (N, C), but the network gives ({shape}). "
-            "If all are logits of one label, pass linearize(network, output=lambda out: out.flatten(1)); "
+            f"{type(likelihood).__name__}() is of one label a point, from logits (N, C), but the network gives "
+            f"({shape}). If all are logits of one label, pass linearize(network, output=lambda out: out.flatten(1)); "
             "for one place of an image, output=lambda out: out[:, :, 0, 0]."
         )
 

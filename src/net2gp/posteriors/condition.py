@@ -11,7 +11,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_memory
 from net2gp.inputs import describe, gather, join, num_rows, ordinary_tensors, tensors
-from net2gp.likelihoods import Gaussian
+from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import cholesky
 from net2gp.linear.tangent import TangentKernel
@@ -65,6 +65,7 @@ def condition(
     (not with CG).
 
     >>> from net2gp.kernels import RBF
+    >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> posterior = condition(RBF(), (x, torch.sin(x)), Gaussian(noise_var=1e-6))
     >>> posterior.marginal(torch.tensor([[0.5]], dtype=torch.float64)).mean
@@ -87,7 +88,7 @@ def _conditioned(
 ) -> FunctionPosterior | WeightPosterior:
     problem = make_problem(kernel, data, likelihood, mean)
     solver = choose_solver(problem, solver)
-    if isinstance(likelihood, Gaussian):
+    if has_gaussian_noise(likelihood):
         if inference is not None:
             raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
         if isinstance(solver, WeightCholesky):
@@ -246,7 +247,7 @@ def _expanded(problem: Problem) -> bool:
 
     if not isinstance(problem.mean, AroundZero):
         return False
-    return problem.mean.temperature != 1.0 or not isinstance(problem.likelihood, Gaussian)
+    return problem.mean.temperature != 1.0 or not has_gaussian_noise(problem.likelihood)
 
 
 def _tempered(problem: Problem, solver: Solver) -> FunctionPosterior | WeightPosterior:
@@ -279,7 +280,7 @@ def _joined_likelihood(
     if likelihood is None:
         return posterior.likelihood
     old = posterior.likelihood
-    if not isinstance(old, Gaussian) or not isinstance(likelihood, Gaussian):
+    if not has_gaussian_noise(old) or not has_gaussian_noise(likelihood):
         raise InputError(
             "update(likelihood=...) is for Gaussian noise that differs between points."
         )
@@ -288,7 +289,7 @@ def _joined_likelihood(
         part.noise_variance(torch.zeros(shape, dtype=torch.float64, device=y.device))
         for part, shape in zip((old, likelihood), shapes, strict=True)
     ]
-    return Gaussian(torch.cat(parts))
+    return old.with_noise(torch.cat(parts))
 
 
 def _present_mode(posterior: FunctionPosterior | WeightPosterior, new: Inputs) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
 from net2gp.inputs import gather, num_rows
-from net2gp.likelihoods import Categorical, Gaussian
+from net2gp.likelihoods.traits import has_gaussian_noise, inverse_curvature
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.checks import check_class_axis, check_prior_var
@@ -104,7 +104,8 @@ class Dual:
     @property
     def noise(self) -> Tensor:
         """Λ⁻¹: (N, C, C); the pseudo-inverse Λ⁺ for softmax, zero along (1, …, 1)."""
-        return _noise(self.likelihood, self.f, self.curvature * self.temperature) * self.temperature
+        curvature = self.curvature * self.temperature
+        return inverse_curvature(self.likelihood, self.f, curvature) * self.temperature
 
     @property
     def targets(self) -> Tensor:
@@ -127,7 +128,7 @@ class Dual:
     def condition(self, solver: Solver | None = None) -> FunctionPosterior | WeightPosterior:
         """The linear model or the Gaussian process, whichever has the smaller system to solve."""
         data, mean = (self.x, self.y), AroundZero(self.linearized, self.temperature)
-        if isinstance(self.likelihood, Gaussian) and self.temperature == 1.0:
+        if has_gaussian_noise(self.likelihood) and self.temperature == 1.0:
             # exact, and able to take more data later without an expansion
             return condition(self.kernel, data, self.likelihood, mean=mean, solver=solver)
         problem = make_problem(self.kernel, data, self.likelihood, mean)
@@ -234,16 +235,3 @@ def _gram(problem: Problem) -> Tensor:
         "pass solver=CG(), or fewer points",
     )
     return problem.gram()
-
-
-def _noise(likelihood: Likelihood, f: Tensor, curvature: Tensor) -> Tensor:
-    """Λ⁺ for each point: (N, C, C)."""
-    C = f.shape[1]
-    if isinstance(likelihood, Categorical):
-        # (diag p − ppᵀ)⁺ = P diag(1/p) P with P = I − 11ᵀ/C: no eigenvalue has to be judged to be zero
-        P = torch.eye(C).to(f) - 1 / C
-        return (P * f.softmax(-1).reciprocal()[:, None, :]) @ P
-    diagonal = curvature.diagonal(dim1=1, dim2=2)
-    if bool((curvature == torch.diag_embed(diagonal)).all()):
-        return torch.diag_embed(diagonal.reciprocal())
-    return torch.linalg.pinv(curvature, hermitian=True)

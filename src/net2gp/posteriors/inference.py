@@ -11,7 +11,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from net2gp.errors import NotConverged
-from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, expected_derivatives
+from net2gp.likelihoods.expectations import expected_derivatives
+from net2gp.likelihoods.traits import is_canonical, negative_hessian
 from net2gp.linalg import psd_root
 from net2gp.posteriors.solvers import Inference, Variational
 from net2gp.posteriors.systems import MatrixFreeSystem, Sites, State, System
@@ -63,6 +64,7 @@ def _newton(
     tol = inference.tol
     if isinstance(system, MatrixFreeSystem):  # its solutions are no more accurate than this
         tol = max(tol, system.tol)
+    canonical = is_canonical(likelihood, mean, y)
     with torch.no_grad(), progress("Newton", None) as advance:
         f = torch.zeros_like(mean) if start is None else start
         state: State | None = None
@@ -72,7 +74,7 @@ def _newton(
                 state = _nothing(target)
                 value = likelihood.log_prob(mean, y).sum()
             moved, new_value = _line_search(system, likelihood, mean, y, state, target, value)
-            if not _has_hessian(likelihood):
+            if not canonical:
                 step = system.step(_sites(likelihood, mean, y, f, hessian=True))
                 moved, new_value = _better(likelihood, mean, y, step, (moved, new_value))
             change = (moved.f - f).abs().max() / (1.0 + f.abs().max())
@@ -102,29 +104,11 @@ def _sites(
     likelihood: Likelihood, mean: Tensor, y: Tensor, f: Tensor, *, hessian: bool = False
 ) -> Sites:
     """The second-order expansion of log p(y | mean + f), around f."""
-    if hessian and not _has_hessian(likelihood):
-        curvature = _negative_hessian(likelihood, mean + f, y)
-    else:
-        curvature = likelihood.curvature(mean + f)
+    curvature = (
+        negative_hessian(likelihood, mean + f, y) if hessian else likelihood.curvature(mean + f)
+    )
     natural = (curvature @ f[..., None])[..., 0] + likelihood.residual(mean + f, y)
     return Sites(natural, curvature)
-
-
-def _has_hessian(likelihood: Likelihood) -> bool:
-    """Whether the curvature is the negative Hessian itself, so that log p is concave."""
-    return isinstance(likelihood, Gaussian | Bernoulli | Categorical)
-
-
-def _negative_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
-    """−∇²_f log p(y_n | f_n), which may be indefinite: (N, C, C), by C backward passes."""
-    with torch.enable_grad():
-        f = f.detach().requires_grad_()
-        residual = likelihood.residual(f, y)
-        columns = [
-            torch.autograd.grad(residual[:, c].sum(), f, retain_graph=True)[0]
-            for c in range(f.shape[1])
-        ]
-    return -torch.stack(columns, 1)
 
 
 def _better(
@@ -177,7 +161,9 @@ def _laplace_evidence(
         return likelihood.log_prob(mean + mode.f, y).sum() - 0.5 * (mode.quadratic + log_det)
     if not torch.is_grad_enabled() or not _needs_gradient(system):
         return likelihood.log_prob(mean + mode.f, y).sum() - 0.5 * (mode.quadratic + mode.log_det)
-    moved = system.step(_sites(likelihood, mean, y, mode.f.detach(), hessian=True))
+    at_mode = mode.f.detach()
+    hessian = not is_canonical(likelihood, mean + at_mode, y)
+    moved = system.step(_sites(likelihood, mean, y, at_mode, hessian=hessian))
     assert moved is not None
     log_det = system.log_det(likelihood.curvature(mean + moved.f))
     return likelihood.log_prob(mean + moved.f, y).sum() - 0.5 * (moved.quadratic + log_det)
@@ -196,13 +182,14 @@ def _variational(
     start: Tensor | None,
 ) -> Inferred:
     """The sites of the largest evidence lower bound."""
+    canonical = is_canonical(likelihood, mean, y)
     with torch.no_grad():
-        if _has_hessian(likelihood):
+        if canonical:
             sites, _ = _newton(system, likelihood, mean, y, inference, start)
         else:  # the mode may be a spike with little mass, such as a scale of zero
             sites = _sites(likelihood, mean, y, torch.zeros_like(mean) if start is None else start)
         sites, converged = _natural_steps(system, likelihood, mean, y, inference, sites)
-    if not _has_hessian(likelihood):
+    if not canonical:
         sites, converged = _ascend(system, likelihood, mean, y, inference, sites)
     if not converged:
         warnings.warn(

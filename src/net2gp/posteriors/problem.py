@@ -21,7 +21,7 @@ from net2gp.inputs import (
     tensors,
 )
 from net2gp.kernels import IndependentOutputs, settled
-from net2gp.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
 from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightCholesky
 from net2gp.show import likelihood_name, number
@@ -59,7 +59,7 @@ class Problem:
     @property
     def noise(self) -> Tensor:
         """Gaussian noise variances: (N, C)."""
-        assert isinstance(self.likelihood, Gaussian)
+        assert has_gaussian_noise(self.likelihood)
         return self.likelihood.noise_variance(self.offset)
 
     @property
@@ -113,7 +113,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
         offset = given.detach()
     likelihood.check(offset, y)
     problem = Problem(kernel, mean, likelihood, x, y, offset.to(torch.float64))
-    if isinstance(likelihood, Gaussian):
+    if has_gaussian_noise(likelihood):
         _check_noise(problem)
         if isinstance(kernel, TangentKernel):
             _check_ratio(problem, float(first.detach().max()))
@@ -147,11 +147,16 @@ def predictive(
     likelihood: Likelihood[Outcome] | None, own: Likelihood[Outcome]
 ) -> Likelihood[Outcome]:
     """The likelihood to predict with: the given one, or its own if that is not tied to training points."""
-    noise = own.noise_var if isinstance(own, Gaussian) else None
-    if likelihood is None and isinstance(noise, Tensor) and noise.dim() == 2:
+    points = tied_points(own)
+    if likelihood is None and points is not None:
+        if has_gaussian_noise(own):
+            raise InputError(
+                f"noise_var holds the noise of {points} points, the training data, not of these. Pass "
+                "likelihood=Gaussian(noise_var=...) with the noise of the new points, or use marginal(x)."
+            )
         raise InputError(
-            f"noise_var holds the noise of {noise.shape[0]} points, the training data, not of these. Pass "
-            "likelihood=Gaussian(noise_var=...) with the noise of the new points, or use marginal(x)."
+            f"the likelihood has numbers for each of {points} points, the training data, not of these. Pass "
+            f"likelihood={type(own).__name__}(...) with those of the new points, or use marginal(x)."
         )
     return own if likelihood is None else likelihood
 
@@ -175,17 +180,14 @@ def _num_outputs(likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor
     """Of a kernel that treats outputs alike."""
     if mean is not None and isinstance(value := mean(rows(x, slice(0, 1))), Tensor):
         return value.shape[-1]
-    if isinstance(likelihood, Categorical):
-        return max(2, int(y.max()) + 1)
-    targets = y.shape[1] if y.dim() > 1 else 1
-    return 2 * targets if isinstance(likelihood, HeteroscedasticGaussian) else targets
+    return num_outputs(likelihood, y)
 
 
 def _with_joint_kernel(problem: Problem) -> Problem:
     """Independent outputs stay one small problem only if Gaussian noise does not tell them apart."""
     if problem.kernel.joint:
         return problem
-    if isinstance(problem.likelihood, Gaussian):
+    if has_gaussian_noise(problem.likelihood):
         noise = problem.noise
         if bool((noise == noise[:, :1]).all()):
             return problem
@@ -225,7 +227,7 @@ def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
     the Gram matrix if three copies of it fit into half of the free memory, else conjugate gradients.
     """
     features = problem.kernel.num_features if isinstance(problem.kernel, FeatureKernel) else None
-    silent = isinstance(problem.likelihood, Gaussian) and bool((problem.noise == 0).any())
+    silent = has_gaussian_noise(problem.likelihood) and bool((problem.noise == 0).any())
     if isinstance(solver, WeightCholesky):
         if features is None:
             raise InputError(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatch
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe, follows
-from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from net2gp.likelihoods.responses import response
 from net2gp.posteriors.codes import ClassPosterior
 from net2gp.posteriors.problem import predictive
 from net2gp.types import Inputs, Likelihood, Posterior
@@ -33,14 +31,6 @@ class Split:
         return self.epistemic + self.aleatoric
 
 
-@dataclass(frozen=True, eq=False)
-class Response:
-    """How targets follow f: `slope` G = ∂E[y | f]/∂f (N, D, C), `variance` Var[y | f] (N, D)."""
-
-    slope: Tensor
-    variance: Tensor
-
-
 def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = None) -> Split:
     """Epistemic and aleatoric variance of the targets at each point, by the delta method.
 
@@ -53,6 +43,7 @@ def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = No
     differentiable in `x` where it requires a gradient. Cost: posterior.marginal(x).
 
     >>> from net2gp.kernels import RBF
+    >>> from net2gp.likelihoods import Gaussian
     >>> from net2gp.posteriors.condition import condition
     >>> x = torch.zeros(1, 1, dtype=torch.float64)
     >>> parts = split(condition(RBF(), (x, x), Gaussian(noise_var=1.0)), x)
@@ -80,37 +71,3 @@ def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = No
     found = response(chosen, mean)
     epistemic = torch.einsum("ndc,nce,nde->nd", found.slope, covariance, found.slope)
     return Split(epistemic.clamp(min=0.0), found.variance)
-
-
-@singledispatch
-def response(likelihood: Any, f: Tensor) -> Response:
-    """The slope of E[y | f] and Var[y | f] at outputs f (N, C)."""
-    raise InputError(
-        f"no slope of E[y | f] is known for {type(likelihood).__name__}. Register one with "
-        "@response.register."
-    )
-
-
-@response.register
-def _(likelihood: Gaussian, f: Tensor) -> Response:
-    identity = torch.eye(f.shape[1]).to(f).expand(f.shape[0], -1, -1)
-    return Response(identity, likelihood.noise_variance(f))
-
-
-@response.register
-def _(likelihood: Bernoulli, f: Tensor) -> Response:
-    slope = likelihood.curvature(f)
-    return Response(slope, slope.diagonal(dim1=1, dim2=2))
-
-
-@response.register
-def _(likelihood: Categorical, f: Tensor) -> Response:
-    slope = likelihood.curvature(f)
-    return Response(slope, slope.diagonal(dim1=1, dim2=2))
-
-
-@response.register
-def _(likelihood: HeteroscedasticGaussian, f: Tensor) -> Response:
-    num_targets = f.shape[1] // 2
-    identity = torch.eye(f.shape[1])[:num_targets].to(f).expand(f.shape[0], -1, -1)
-    return Response(identity, (2 * likelihood.scale.log_std(f[:, num_targets:])).exp())

@@ -10,14 +10,14 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from torch import Tensor, distributions, nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import check_batch, chunks, describe, follows, num_rows
-from net2gp.likelihoods.laws import gaussian_law
-from net2gp.likelihoods.links import Contrast, Probit
+from net2gp.likelihoods.laws import Contrasts, Variances, contrasts, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
+from net2gp.likelihoods.traits import needs
 from net2gp.linear.evaluation import LOCK
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.posteriors.conditioned import as_covariance
@@ -167,14 +167,12 @@ class WeightGaussian(Generic[Own]):
             return mixture(
                 chosen, self.sample(x, how.num_samples, generator=generator, linear=False)
             )
-        link = getattr(chosen, "link", None)
-        if isinstance(link, Probit):
-            mean = self.linearized(x)
+        needed = needs(chosen)
+        if needed == "variances":
             variances = self._sigma.variances(self.linearized, x)
-            return chosen.predict(_Diagonal(mean, variances))
-        if isinstance(link, Contrast):
-            mean = self.linearized(x)
-            return distributions.Categorical(logits=link.shrink(mean, self.contrast(x)))
+            return chosen.predict(Variances(self.linearized(x), variances))
+        if needed == "contrasts":
+            return chosen.predict(Contrasts(self.linearized(x), self.contrast(x)))
         return chosen.predict(self.marginal(x))
 
     @_evaluated
@@ -188,7 +186,7 @@ class WeightGaussian(Generic[Own]):
         parts = []
         for part in chunks(x, size):
             law = self.marginal(part)
-            parts.append(Contrast.variances(law.mean, law.covariance_matrix))
+            parts.append(contrasts(law))
         return torch.cat(parts)
 
     @_evaluated
@@ -280,17 +278,3 @@ class WeightGaussian(Generic[Own]):
         return make_dual(
             self.linearized, data, self.likelihood, self.prior_var, temperature=self.temperature
         )
-
-
-class _Diagonal(MultivariateNormal):
-    """A law of which only the variances are known, for links that ask for nothing else."""
-
-    def __init__(self, mean: Tensor, variances: Tensor) -> None:
-        from linear_operator.operators import DiagLinearOperator
-
-        super().__init__(mean, DiagLinearOperator(variances))
-
-    @property
-    def variance(self) -> Tensor:
-        """As they are, without GPyTorch's floor."""
-        return self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)

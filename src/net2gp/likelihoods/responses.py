@@ -1,0 +1,88 @@
+"""How targets follow the outputs: the slope of E[y | f], and the variance that is left given f."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from net2gp.errors import InputError
+from net2gp.likelihoods.bernoulli import Bernoulli
+from net2gp.likelihoods.categorical import Categorical
+from net2gp.likelihoods.gaussian import Gaussian
+from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from net2gp.likelihoods.traits import law_of_targets
+from net2gp.types import Likelihood
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """How targets follow f: `slope` G = ∂E[y | f]/∂f (N, D, C), `variance` Var[y | f] (N, D)."""
+
+    slope: Tensor
+    variance: Tensor
+
+
+@singledispatch
+def response(likelihood: Any, f: Tensor) -> Response:
+    """The slope of E[y | f] and Var[y | f] at outputs f (N, C).
+
+    By default both are read off the law of y given f, the slope by D backward passes. For a law of classes,
+    E[y | f] are their probabilities.
+
+    >>> response(Bernoulli(), torch.zeros(1, 1)).slope
+    tensor([[[0.2500]]])
+    """
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(
+            f"no slope of E[y | f] is known for {type(likelihood).__name__}. Pass a likelihood, e.g. "
+            "likelihood=Categorical()."
+        )
+    follows = f.requires_grad
+    with torch.enable_grad():
+        g = f if follows else f.detach().requires_grad_()
+        mean, variance = _moments(law_of_targets(likelihood, g))
+        if not mean.requires_grad:
+            raise InputError(
+                f"the law that {type(likelihood).__name__} predicts has no gradient in f, so that no slope "
+                "of E[y | f] is known. Compute it with torch alone, or register one with "
+                "@net2gp.likelihoods.responses.response.register."
+            )
+        rows = [
+            torch.autograd.grad(mean[:, d].sum(), g, create_graph=follows, retain_graph=True)[0]
+            for d in range(mean.shape[1])
+        ]
+    slope = torch.stack(rows, 1)
+    return Response(slope, variance) if follows else Response(slope, variance.detach())
+
+
+def _moments(law: Distribution) -> tuple[Tensor, Tensor]:
+    """E y and Var y: (N, D); of the indicators of classes, if the law is of one of them."""
+    if isinstance(law, distributions.Categorical):
+        return law.probs, law.probs * (1 - law.probs)
+    mean = law.mean
+    return mean.reshape(len(mean), -1), law.variance.reshape(len(mean), -1)
+
+
+@response.register
+def _(likelihood: Gaussian, f: Tensor) -> Response:
+    identity = torch.eye(f.shape[1]).to(f).expand(f.shape[0], -1, -1)
+    return Response(identity, likelihood.noise_variance(f))
+
+
+@response.register(Bernoulli)
+@response.register(Categorical)
+def _(likelihood: Bernoulli | Categorical, f: Tensor) -> Response:
+    slope = likelihood.curvature(f)
+    return Response(slope, slope.diagonal(dim1=1, dim2=2))
+
+
+@response.register
+def _(likelihood: HeteroscedasticGaussian, f: Tensor) -> Response:
+    num_targets = f.shape[1] // 2
+    identity = torch.eye(f.shape[1])[:num_targets].to(f).expand(f.shape[0], -1, -1)
+    return Response(identity, (2 * likelihood.scale.log_std(f[:, num_targets:])).exp())
