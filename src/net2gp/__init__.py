@@ -1,6 +1,6 @@
 """net2gp: hand over the PyTorch network you already have and get the Gaussian process it is.
 
-The commonest calls are here; the rest is one level down, in `structures`, `solvers`, `links`, `tuning`,
+The commonest calls are here; the rest is one level down, in `likelihoods`, `structures`, `solvers`, `links`, `tuning`,
 `training`, `explain`, `tasks`, `limits`, `deep`, `metrics`, `plots`, `data` and `errors`. Nothing is loaded
 before it is used, so that `import net2gp` costs next to nothing beside torch.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         deep,
         errors,
         explain,
+        likelihoods,
         limits,
         links,
         metrics,
@@ -59,6 +60,7 @@ __all__ = [
     "gradient_flow",
     "infinite_width",
     "laplace",
+    "likelihoods",
     "limits",
     "linearize",
     "links",
@@ -94,7 +96,7 @@ _HOMES = {
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = ("kernels", "likelihoods", "linear", "methods", "posteriors", "types")
+_ROOMS = ("kernels", "linear", "methods", "posteriors", "types")
 
 
 def __getattr__(name: str) -> Any:
@@ -116,6 +118,7 @@ def __dir__() -> list[str]:
 def _moved(name: str) -> str:
     """Where a name lives that was asked for at the top."""
     for room in (
+        "likelihoods",
         "structures",
         "solvers",
         "links",

@@ -21,11 +21,16 @@ from net2gp.likelihoods import (
     HeteroscedasticGaussian,
     LogVariance,
     MonteCarlo,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
     Probit,
     SoftplusScale,
+    StudentT,
     expected_derivatives,
     integrals,
 )
+from net2gp.likelihoods.traits import is_canonical
 from net2gp.types import Likelihood
 
 Support = Iterator[tuple[Tensor, Tensor]]
@@ -58,6 +63,29 @@ def bernoulli_support(likelihood: Bernoulli, f: Tensor) -> Support:
 def categorical_support(likelihood: Categorical, f: Tensor) -> Support:
     for c in range(f.shape[1]):
         yield torch.full(f.shape[:1], c), f.softmax(-1)[:, c]
+
+
+def count_support(likelihood: Any, f: Tensor) -> Support:
+    """All counts that are not improbable, for rates up to some tens."""
+    for count in range(200):
+        y = torch.full_like(f, count)
+        yield y, likelihood.log_density(f, y).exp().prod(-1)
+
+
+def student_support(likelihood: StudentT, f: Tensor) -> Support:
+    """With y = f + s √ν tan θ the law of θ has the density cos^{ν−1} θ, smooth on a bounded interval."""
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    df, scale = likelihood.degrees_of_freedom, float(likelihood.scale_var) ** 0.5
+    weights = weights * np.cos(nodes * np.pi / 2) ** (df - 1)
+    for node, weight in zip(nodes, weights / weights.sum(), strict=True):
+        y = f + scale * df**0.5 * float(np.tan(node * np.pi / 2))
+        yield y, torch.full(f.shape[:1], weight, dtype=f.dtype)
+
+
+def ordinal_support(likelihood: Ordinal, f: Tensor) -> Support:
+    for level in range(likelihood.num_levels):
+        y = torch.full(f.shape[:1], level)
+        yield y, likelihood.log_prob(f, y).exp()
 
 
 @dataclass(frozen=True)
@@ -99,13 +127,16 @@ CASES = {
     "categorical": Case(Categorical(), 3, categorical_support),
     "categorical probit": Case(Categorical(Probit()), 3, categorical_support),
     "two classes": Case(Categorical(MonteCarlo(1024, seed=5)), 2, categorical_support),
+    "poisson": Case(Poisson(), 1, count_support),
+    "poisson with exposure": Case(Poisson(exposure=2.5), 1, count_support),
+    "negative binomial": Case(NegativeBinomial(dispersion=0.4), 1, count_support),
+    "student t": Case(StudentT(scale_var=0.3, degrees_of_freedom=4.0), 1, student_support),
+    "ordinal": Case(Ordinal((-1.0, 0.2, 1.5)), 1, ordinal_support),
+    "ordinal probit": Case(Ordinal((-1.0, 0.2, 1.5), probit=True), 1, ordinal_support),
 }
 each = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-canonical = pytest.mark.parametrize(
-    "case",
-    [case for case in CASES.values() if not isinstance(case.likelihood, HeteroscedasticGaussian)],
-    ids=[name for name, case in CASES.items() if case.support is not heteroscedastic_support],
-)
+CANONICAL = {name: case for name, case in CASES.items() if case.likelihood.canonical}
+canonical = pytest.mark.parametrize("case", CANONICAL.values(), ids=CANONICAL.keys())
 
 
 def normal(mean: Tensor, covariance: Tensor) -> MultivariateNormal:
@@ -156,6 +187,16 @@ def test_the_curvature_is_the_negative_hessian_whatever_y_is(case: Case) -> None
     f = case.outputs()
     hessian = negative_hessian(case.likelihood, f, case.targets(f))
     torch.testing.assert_close(case.likelihood.curvature(f), hessian, rtol=1e-10, atol=1e-10)
+
+
+@each
+def test_whether_the_curvature_is_the_hessian_is_found_by_trying(case: Case) -> None:
+    class Undeclared:
+        log_prob, residual = case.likelihood.log_prob, case.likelihood.residual
+        curvature = case.likelihood.curvature
+
+    f = case.outputs()
+    assert is_canonical(Undeclared(), f, case.targets(f)) == case.likelihood.canonical  # type: ignore[arg-type]
 
 
 @each

@@ -3,14 +3,20 @@
 Each one knows its log density, the gradient and curvature of it in f, and how to integrate f out.
 """
 
+from net2gp.likelihoods.base import LawLikelihood
 from net2gp.likelihoods.bernoulli import Bernoulli
 from net2gp.likelihoods.categorical import Categorical
 from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
 from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian, LogVariance, SoftplusScale
 from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit, Quadrature
+from net2gp.likelihoods.negative_binomial import NegativeBinomial
+from net2gp.likelihoods.ordinal import Ordinal
+from net2gp.likelihoods.poisson import Poisson
+from net2gp.likelihoods.student_t import StudentT
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import of_points
+from net2gp.tags import savable
 
 __all__ = [
     "Bernoulli",
@@ -20,12 +26,18 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "LaplaceBridge",
+    "LawLikelihood",
     "LogVariance",
     "MonteCarlo",
+    "NegativeBinomial",
+    "Ordinal",
+    "Poisson",
     "Probit",
     "Quadrature",
     "SoftplusScale",
+    "StudentT",
     "expected_derivatives",
     "of_points",
+    "savable",
     "shape_targets",
 ]

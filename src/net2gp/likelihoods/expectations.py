@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from net2gp.likelihoods.base import LawLikelihood
 from net2gp.likelihoods.bernoulli import Bernoulli
 from net2gp.likelihoods.categorical import Categorical, logit_samples
 from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian, nodes_of_scale
-from net2gp.likelihoods.integrals import by_points, expected_softplus, psd_root
+from net2gp.likelihoods.integrals import by_points, expected_softplus, normal_rule, psd_root
 from net2gp.likelihoods.links import MonteCarlo, Quadrature
 from net2gp.likelihoods.targets import shape_targets
+from net2gp.types import Likelihood
 
 
 class ExpectedDerivatives(NamedTuple):
@@ -117,3 +119,35 @@ def _(
     information = torch.cat([precision @ weights, 2 * slope.square() @ weights], -1)
     values = ((log_prob @ weights).sum(-1), residual, torch.diag_embed(information))
     return ExpectedDerivatives(*(value.to(mean.dtype) for value in values))
+
+
+@expected_derivatives.register
+def _(
+    likelihood: LawLikelihood, mean: Tensor, covariance: Tensor, y: Tensor
+) -> ExpectedDerivatives:
+    return expected_by_outputs(likelihood, mean, covariance, y)
+
+
+def expected_by_outputs(
+    likelihood: Likelihood, mean: Tensor, covariance: Tensor, y: Tensor, num_points: int = 32
+) -> ExpectedDerivatives:
+    """The expectations where each target depends on one output alone: a Gauss rule for each output.
+
+    >>> mean, covariance = torch.zeros(1, 1), torch.ones(1, 1, 1)
+    >>> expected_by_outputs(Gaussian(0.5), mean, covariance, torch.ones(1)).residual
+    tensor([[2.]])
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    std = variance.clamp(min=torch.finfo(mean.dtype).tiny).double().sqrt()
+    z, weights = normal_rule(num_points, like=std)
+    nodes = ((mean.double() + std * node, weight) for node, weight in zip(z, weights, strict=True))
+    parts = [
+        (
+            weight * likelihood.log_prob(f, y),
+            weight * likelihood.residual(f, y),
+            weight * likelihood.curvature(f),
+        )
+        for f, weight in nodes
+    ]
+    sums = (torch.stack(values).sum(0).to(mean.dtype) for values in zip(*parts, strict=True))
+    return ExpectedDerivatives(*sums)

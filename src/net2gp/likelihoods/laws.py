@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -87,7 +87,7 @@ class Average(Distribution):
     tensor([2.])
     """
 
-    arg_constraints: dict[str, Any] = {}
+    arg_constraints: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, laws: Sequence[Distribution]) -> None:
         self.laws = tuple(laws)

@@ -71,6 +71,18 @@ def check_real_targets(f: Tensor, y: Any) -> None:
         )
 
 
+def check_counts(f: Tensor, y: Any) -> None:
+    """Raise unless `y` holds counts 0, 1, 2, … in the shape of `f`, or (N,) with one output."""
+    check_targets(f, y)
+    shape_targets(f, y)
+    wrong = (y < 0) | (y != y.round()) if y.is_floating_point() else y < 0
+    if bool(wrong.any()):
+        raise InputError(
+            f"counts must be 0, 1, 2, …, but y holds {y[wrong].reshape(-1)[0].item():g}. Pass y = y.round() "
+            "if it is rounding, or use Gaussian() for real numbers."
+        )
+
+
 def without_ignored(y: Tensor) -> str:
     """What to do about labels of -100, which losses of torch ignore; an empty text if there are none."""
     if y.dim() != 1 or not bool((y == IGNORED).any()):

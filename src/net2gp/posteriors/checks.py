@@ -58,8 +58,9 @@ def check_class_axis(linearized: Linearized, x: Inputs, likelihood: Likelihood) 
     if shapes and sum(size > 1 for size in shapes[0]) > 1:
         shape = ", ".join(["N", *map(str, shapes[0])])
         raise InputError(
-            f"{type(likelihood).__name__}() is of one label a point, from logits (N, C), but the network gives "
-            f"({shape}). If all are logits of one label, pass linearize(network, output=lambda out: out.flatten(1)); "
+            f"{type(likelihood).__name__}() is of one label a point, from logits (N, C), but the network "
+            f"gives ({shape}). "
+            "If all are logits of one label, pass linearize(network, output=lambda out: out.flatten(1)); "
             "for one place of an image, output=lambda out: out[:, :, 0, 0]."
         )
 

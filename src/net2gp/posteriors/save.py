@@ -45,6 +45,7 @@ from net2gp.posteriors import (
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.weight_gaussian import WeightGaussian, evaluating
 from net2gp.posteriors.weight_space import WeightPosterior
+from net2gp.tags import class_of, tag_of
 
 Saved = FunctionPosterior | WeightPosterior | WeightGaussian | codes.ClassPosterior
 
@@ -280,12 +281,14 @@ def _encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any
         return {"tuple": [_encode(item, tensors, seen) for item in value]}
     if isinstance(value, dict):
         return {"dict": {key: _encode(item, tensors, seen) for key, item in value.items()}}
-    if type(value) in _NAMES and is_dataclass(value):
+    name = _NAMES.get(type(value)) or tag_of(type(value))
+    if name is not None and is_dataclass(value):
         parts = {f.name: _encode_field(value, f.name, tensors, seen) for f in fields(value)}
-        return {"class": _NAMES[type(value)], "fields": parts}
+        return {"class": name, "fields": parts}
     raise InputError(
         f"a {type(value).__name__} cannot be saved without running code at load. Saved are posteriors whose "
-        "kernel, mean and likelihood are net2gp's own; use mean=linearized or None."
+        "kernel, mean and likelihood are net2gp's own, or registered with @net2gp.likelihoods.savable; use "
+        "mean=linearized or None."
     )
 
 
@@ -333,10 +336,11 @@ def _decode(
                 "this posterior was made with linearize(output=...): pass the same output= to load."
             )
         return output if tree["output"] else None
-    cls = _CLASSES.get(tree.get("class", ""))
+    cls = _CLASSES.get(tree.get("class", "")) or class_of(tree.get("class", ""))
     if cls is None:
         raise FileFormatError(
-            f"the file names {tree.get('class')!r}, which this version does not know."
+            f"the file names {tree.get('class')!r}, which this version does not know. If the class is your "
+            "own, import the module that registers it with @net2gp.likelihoods.savable before load."
         )
     return cls(**{name: again(part) for name, part in tree["fields"].items()})
 

@@ -1,0 +1,112 @@
+"""Counts without a bound, such as events in a time or a place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from net2gp.errors import InputError, check_positive
+from net2gp.likelihoods.base import LawLikelihood
+from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
+from net2gp.likelihoods.targets import check_counts, shape_targets
+from net2gp.tags import savable
+
+
+@savable("poisson.Poisson")
+@dataclass(frozen=True, eq=False)
+class Poisson(LawLikelihood):
+    """y_c ∈ {0, 1, 2, …} with rate μ_c = exposure · e^{f_c}, independent counts given the C outputs f.
+
+    log p(y | f) = Σ_c y_c log μ_c − μ_c − log y_c!; the residual is y − μ and the curvature diag(μ), which is
+    the negative Hessian: log p is concave. With f ~ N(m, v), E y = E μ = exposure · e^{m + v/2} and
+    Var y = E μ + (E μ)²(e^v − 1). Cost O(N·C).
+
+    Where the variance of counts clearly exceeds their mean, use `NegativeBinomial`.
+
+    Args:
+        exposure: the time, area or number of trials that counts belong to: one positive number, or a tensor
+            (C,) with one for each output, or (N, 1) or (N, C) with one for each point. Predictions then
+            need those of the new points: `predict(x, likelihood=Poisson(exposure))`.
+
+    Reference: McCullagh & Nelder (1989), Generalized Linear Models, chapter 6.
+
+    >>> Poisson(exposure=2.0).residual(torch.zeros(1, 1), torch.tensor([5]))
+    tensor([[3.]])
+    """
+
+    exposure: float | Tensor = 1.0
+    canonical: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self.exposure, "exposure")
+        if isinstance(self.exposure, Tensor) and self.exposure.dim() > 2:
+            raise InputError(
+                "exposure must be a number, (C,) for each output, or (N, 1) or (N, C) for each point, but "
+                f"has shape {tuple(self.exposure.shape)}. Pass e.g. exposure=1.0."
+            )
+
+    @property
+    def tied_points(self) -> int | None:
+        """N, where each point has an exposure of its own."""
+        per_point = isinstance(self.exposure, Tensor) and self.exposure.dim() == 2
+        return len(self.exposure) if per_point else None  # type: ignore[arg-type]
+
+    def of_points(self, part: Tensor | slice) -> Poisson:
+        """The exposures of some of the points."""
+        return self if self.tied_points is None else Poisson(self.exposure[part])  # type: ignore[index]
+
+    def log_exposure(self, f: Tensor) -> Tensor:
+        """log exposure, of a shape that fits to f (…, N, C)."""
+        exposure = torch.as_tensor(self.exposure, dtype=f.dtype, device=f.device)
+        if self.tied_points not in (None, f.shape[-2]):
+            raise InputError(
+                f"exposure holds numbers of {self.tied_points} points, but there are {f.shape[-2]} here. "
+                "Pass likelihood=Poisson(exposure=...) with those of the new points to posterior.predict."
+            )
+        if exposure.dim() and exposure.shape[-1] not in (1, f.shape[-1]):
+            raise InputError(
+                f"exposure of shape {tuple(exposure.shape)} does not fit to {f.shape[-1]} outputs. For one "
+                "exposure a point, pass exposure[:, None]."
+            )
+        return exposure.log()
+
+    def law(self, f: Tensor) -> Distribution:
+        """The Poisson law of rate exposure · e^f."""
+        rate = (f + self.log_exposure(f)).exp()
+        return torch.distributions.Poisson(rate, validate_args=False)
+
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless `y` holds counts 0, 1, 2, …, as (N, C), or (N,) with one output."""
+        check_counts(f, y)
+        self.log_exposure(f)
+
+    def log_density(self, f: Tensor, y: Tensor) -> Tensor:
+        """y log μ − μ − log y!, for each output."""
+        log_rate = f + self.log_exposure(f)
+        return y * log_rate - log_rate.exp() - torch.lgamma(y + 1)
+
+    def residual(self, f: Tensor, y: Tensor) -> Tensor:
+        """y − μ: (N, C)."""
+        return shape_targets(f, y).to(f) - self.information(f)
+
+    def information(self, f: Tensor) -> Tensor:
+        """μ, in the shape of f."""
+        return (f + self.log_exposure(f)).exp()
+
+    def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """E y and Var y for f ~ N(mean, variance), in closed form."""
+        rate = (mean + self.log_exposure(mean) + variance / 2).exp()
+        return rate, rate + rate.square() * torch.expm1(variance)
+
+
+@expected_derivatives.register
+def _(likelihood: Poisson, mean: Tensor, covariance: Tensor, y: Tensor) -> ExpectedDerivatives:
+    variance = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0)
+    y, offset = shape_targets(mean, y).to(mean), likelihood.log_exposure(mean)
+    rate = (mean + offset + variance / 2).exp()
+    log_prob = y * (mean + offset) - rate - torch.lgamma(y + 1)
+    return ExpectedDerivatives(log_prob.sum(-1), y - rate, torch.diag_embed(rate))
