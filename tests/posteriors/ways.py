@@ -25,6 +25,7 @@ from net2gp import (
     nngp,
     ntk,
 )
+from net2gp.likelihoods import NegativeBinomial, Ordinal, Poisson, StudentT
 from net2gp.links import LogVariance, MonteCarlo, Probit
 from net2gp.solvers import CG, Cholesky, Lanczos, Laplace, Nystrom, Variational, WeightCholesky
 from net2gp.tuning import spectrum
@@ -65,6 +66,14 @@ def real_targets(x: Tensor, outputs: int) -> Tensor:
 
 def binary_targets(x: Tensor, outputs: int) -> Tensor:
     return (real_targets(x, outputs) > 0.2).to(x.dtype)
+
+
+def count_targets(x: Tensor, outputs: int) -> Tensor:
+    return (2 * real_targets(x, outputs)).exp().floor()
+
+
+def level_targets(x: Tensor, outputs: int) -> Tensor:
+    return (real_targets(x, 1)[:, 0] > torch.tensor([[-0.4], [0.4]], dtype=x.dtype)).sum(0)
 
 
 def class_targets(x: Tensor, outputs: int) -> Tensor:
@@ -120,6 +129,7 @@ GAUSSIAN = Way(Gaussian(0.1))
 BERNOULLI = Way(Bernoulli(), targets=binary_targets)
 CATEGORICAL = Way(Categorical(MonteCarlo(256)), outputs=3, targets=class_targets)
 HETEROSCEDASTIC = Way(HeteroscedasticGaussian(LogVariance()))
+POISSON = Way(Poisson(), targets=count_targets)
 FEW = replace(  # L-BFGS over all sites takes hundreds of steps
     HETEROSCEDASTIC,
     kernel=lambda linearized: linearized.kernel(0.1),
@@ -195,6 +205,17 @@ WAYS: dict[str, Way] = {
     "heteroscedastic, variational": replace(FEW, solver=Cholesky()),
     "heteroscedastic, variational in weight space": replace(FEW, solver=WeightCholesky()),
     "heteroscedastic, rbf": replace(HETEROSCEDASTIC, kernel=lambda _: RBF(), with_mean=False),
+    "poisson by laplace": replace(POISSON, solver=Cholesky()),
+    "poisson, variational in weight space": replace(
+        POISSON, solver=WeightCholesky(), inference=SEARCH, tol=1e-6
+    ),
+    "negative binomial by laplace in weight space": replace(
+        POISSON, likelihood=NegativeBinomial(0.5), solver=WeightCholesky()
+    ),
+    "student t by laplace": Way(StudentT(0.1, 4.0), solver=Cholesky()),
+    "ordinal by laplace, rbf": Way(
+        Ordinal((-0.4, 0.4)), 1, targets=level_targets, kernel=lambda _: RBF(), with_mean=False
+    ),
 }
 
 

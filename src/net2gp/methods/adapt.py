@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from net2gp.errors import InputError, NotConverged, NothingToTune
 from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows
 from net2gp.likelihoods import Gaussian
-from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise
+from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise, of_points
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods.laplace_regression import (
@@ -228,14 +228,16 @@ def _open(likelihood: GaussianNoise) -> float | None:
     return float(likelihood.noise_var)
 
 
-def _subset(data: tuple[Inputs, Tensor], size: int) -> tuple[Inputs, Tensor]:
-    """All points, or a fixed random choice of `size` of them."""
+def _subset(
+    data: tuple[Inputs, Tensor], likelihood: Likelihood, size: int
+) -> tuple[tuple[Inputs, Tensor], Likelihood]:
+    """All points, or a fixed random choice of `size` of them, and their likelihood."""
     count = num_rows(data[0])
     if count <= size:
-        return data
+        return data, likelihood
     chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].sort().values
     chosen = chosen.to(data[1].device)
-    return rows(data[0], chosen), data[1][chosen]
+    return (rows(data[0], chosen), data[1][chosen]), of_points(likelihood, chosen)
 
 
 def _tuning_problem(
@@ -251,7 +253,7 @@ def _tuning_problem(
     size = (
         max(1, limit // outputs) if kernel.num_features > limit else max(limit, num_rows(data[0]))
     )
-    return make_problem(kernel, _subset(data, size), likelihood, mean)
+    return make_problem(kernel, *_subset(data, likelihood, size), mean)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,10 @@ def _with_say(task: Task, leave_out: float) -> Task:
     order = traces.argsort()
     below = traces[order].cumsum(0) < leave_out * traces.sum()
     part = order[~below].sort().values
-    return replace(task, x=rows(task.x, part), y=task.y[part], f=task.f[part])
+    likelihood = of_points(task.likelihood, part)
+    return replace(
+        task, x=rows(task.x, part), y=task.y[part], f=task.f[part], likelihood=likelihood
+    )
 
 
 def _chosen(
