@@ -158,6 +158,57 @@ def test_closed_derivatives_are_those_that_follow_from_the_law(name: str) -> Non
     torch.testing.assert_close(likelihood.information(f), information, rtol=1e-6, atol=1e-9)
 
 
+D = distributions
+LAWS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]]] = {
+    "exponential": (lambda f: D.Exponential(f.exp()), torch.ones_like),
+    "gamma": (lambda f: D.Gamma(2.5, f.exp()), lambda f: 2.5 * torch.ones_like(f)),
+    "geometric": (lambda f: D.Geometric(logits=f), lambda f: (-f).sigmoid()),
+    "binomial": (
+        lambda f: D.Binomial(torch.tensor(10.0, dtype=F64), logits=f),
+        lambda f: 10 * f.sigmoid() * (-f).sigmoid(),
+    ),
+    "laplace, whose divergence has a kink": (lambda f: D.Laplace(f, 0.5), lambda f: 4 + 0 * f),
+    "weibull, without a divergence": (lambda f: D.Weibull(f.exp(), 1.7), lambda f: 2.89 + 0 * f),
+    "weibull, infinite density at zero": (
+        lambda f: D.Weibull(f.exp(), 0.7 * torch.ones_like(f)),
+        lambda f: 0.49 + 0 * f,
+    ),
+    "student t, without a divergence": (lambda f: D.StudentT(5.0, f, 0.5), lambda f: 3 + 0 * f),
+    "negative binomial, without a divergence": (
+        lambda f: D.NegativeBinomial(2.0, logits=f),
+        lambda f: 2 * f.sigmoid(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_information_of_any_law_is_found(name: str) -> None:
+    law, expected = LAWS[name]
+
+    class Own(LawLikelihood):
+        def law(self, f: Tensor) -> Any:
+            return law(f)
+
+    f = column(-1.2, 0.0, 1.7)
+    torch.testing.assert_close(Own().information(f), expected(f), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("law", "text"),
+    [
+        (lambda f: D.StudentT(1.0, f), r"StudentT has no finite mean.*information\(f\)"),
+        (lambda f: D.NegativeBinomial(0.1, logits=f + 30), r"spreads over .* counts, too many"),
+    ],
+)
+def test_laws_whose_information_cannot_be_averaged_are_named(law: Any, text: str) -> None:
+    class Own(LawLikelihood):
+        def law(self, f: Tensor) -> Any:
+            return law(f)
+
+    with pytest.raises(InputError, match=text):
+        Own().information(column(0.0))
+
+
 @pytest.mark.parametrize("name", ["poisson", "negative binomial", "student t"])
 def test_samples_have_the_moments_of_the_prediction(name: str) -> None:
     torch.manual_seed(0)

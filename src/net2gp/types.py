@@ -101,7 +101,7 @@ class Likelihood(Protocol[Predicted]):
     def curvature(self, f: Tensor) -> Tensor:
         """Fisher information −E_y ∇²_f log p(y | f_n): (N, C, C), positive semi-definite.
 
-        For Gaussian, Bernoulli and Categorical it is the negative Hessian itself, whatever y is.
+        For Gaussian, Bernoulli, Categorical and Poisson it is the negative Hessian itself, whatever y is.
         """
 
     def predict(self, f: MultivariateNormal) -> Predicted:

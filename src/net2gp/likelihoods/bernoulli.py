@@ -41,6 +41,7 @@ class Bernoulli:
     link: Quadrature | Probit | MonteCarlo = field(default_factory=Quadrature)
     canonical: ClassVar[bool] = True
     classifier: ClassVar[bool] = True
+    matched_link: ClassVar[type[Probit]] = Probit
 
     def __post_init__(self) -> None:
         if not isinstance(self.link, Quadrature | Probit | MonteCarlo):
@@ -49,9 +50,9 @@ class Bernoulli:
             )
 
     @property
-    def open_link(self) -> type[Probit] | None:
-        """`Probit`, whose scale `laplace` chooses, as long as the link is the default."""
-        return Probit if self.link == Quadrature() else None
+    def open_link(self) -> bool:
+        """Whether the link is the default, in whose place `laplace` chooses a `Probit`."""
+        return self.link == Quadrature()
 
     def with_link(self, link: Quadrature | Probit | MonteCarlo) -> Bernoulli:
         """The same likelihood with this link."""

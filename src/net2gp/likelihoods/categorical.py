@@ -39,6 +39,7 @@ class Categorical:
     link: MonteCarlo | Probit | LaplaceBridge | Contrast = field(default_factory=MonteCarlo)
     canonical: ClassVar[bool] = True
     classifier: ClassVar[bool] = True
+    matched_link: ClassVar[type[Contrast]] = Contrast
     one_class: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -49,9 +50,9 @@ class Categorical:
             )
 
     @property
-    def open_link(self) -> type[Contrast] | None:
-        """`Contrast`, whose scale `laplace` chooses, as long as the link is the default."""
-        return Contrast if self.link == MonteCarlo() else None
+    def open_link(self) -> bool:
+        """Whether the link is the default, in whose place `laplace` chooses a `Contrast`."""
+        return self.link == MonteCarlo()
 
     def with_link(self, link: MonteCarlo | Probit | LaplaceBridge | Contrast) -> Categorical:
         """The same likelihood with this link."""

@@ -49,8 +49,12 @@ class Linked(Likelihood, Protocol):
         """How f is integrated out."""
 
     @property
-    def open_link(self) -> Any:
-        """The class of the link to choose, by its scale; None if a link was given."""
+    def matched_link(self) -> Any:
+        """The class of links of which one is chosen, by its scale."""
+
+    @property
+    def open_link(self) -> bool:
+        """Whether no link was given, so that one is to be chosen."""
 
     def with_link(self, link: Any) -> Likelihood:
         """The same likelihood with this link."""
@@ -70,7 +74,7 @@ def num_outputs(likelihood: Likelihood, y: Tensor) -> int:
     """
     own = getattr(likelihood, "num_outputs", None)
     if own is not None:
-        return int(own(y))
+        return int(own(y) if callable(own) else own)
     return y.shape[1] if y.dim() > 1 else 1
 
 
@@ -85,8 +89,8 @@ def has_open_noise(likelihood: object) -> TypeGuard[GaussianNoise]:
 
 
 def has_open_link(likelihood: object) -> TypeGuard[Linked]:
-    """Whether the link is at its default, to be chosen (`open_link`)."""
-    return isinstance(likelihood, Linked) and likelihood.open_link is not None
+    """Whether the link is at its default, to be chosen: it has the members of `Linked`, and `open_link`."""
+    return isinstance(likelihood, Linked) and likelihood.open_link
 
 
 def is_classifier(likelihood: object) -> bool:

@@ -212,6 +212,7 @@ def loss_flow(
 
     Cost: one eigendecomposition, O(N³), or O((NC)³) for linearized networks; see `LossFlow.path`.
 
+    >>> from net2gp.likelihoods import Categorical
     >>> from net2gp.linear import linearize
     >>> network = nn.Linear(1, 2).double().eval()
     >>> x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)

@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.likelihoods import Gaussian, shape_targets
+from net2gp.likelihoods import shape_targets
+from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linear import Linearized
 from net2gp.linear.linearized import PriorVar, expand_prior
 from net2gp.posteriors.structures import Structure
@@ -224,7 +225,9 @@ class Search:
         with torch.no_grad():
             evidence = self.evidence(point)
         noise = float(np.exp(logs[-1])) if self.task.open_noise else None
-        likelihood = self.task.likelihood if noise is None else Gaussian(noise)
+        likelihood = self.task.likelihood
+        if noise is not None and has_gaussian_noise(likelihood):
+            likelihood = likelihood.with_noise(noise)
         scale = 1.0 / self.temperature if noise is None else 1.0 / (self.temperature * noise)
         if self.prior_var is not None:
             return Tuned(self.prior_var, likelihood, scale, evidence)

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.inputs import map_inputs, num_rows, rows
-from net2gp.likelihoods.traits import Linked, has_open_link
+from net2gp.likelihoods.traits import Linked
 from net2gp.linalg import psd_root
 from net2gp.linear.curvature import ExactFisher
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
@@ -108,9 +108,8 @@ def match_link(posterior: WeightGaussian, x: Inputs) -> WeightGaussian:
     predictions surer than the network even where it was trained. Cost: one `marginal`.
     """
     likelihood = posterior.likelihood
-    assert has_open_link(likelihood)
-    link = likelihood.open_link
-    if link.needs == "contrasts" and not _is_exact(posterior):
+    assert isinstance(likelihood, Linked)
+    if likelihood.matched_link.needs == "contrasts" and not _is_exact(posterior):
         mean, variances = _contrasts(posterior, x)
         return replace(posterior, likelihood=_scaled(likelihood, mean, variances))
     return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
@@ -141,13 +140,13 @@ def _contrasts(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
 
 def _linked(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> Likelihood:
     """The likelihood with the link that fits these means (N, C) and covariances (N, C, C) of f."""
-    assert has_open_link(likelihood)
-    return _scaled(likelihood, mean, likelihood.open_link.variances(mean, covariance))
+    assert isinstance(likelihood, Linked)
+    return _scaled(likelihood, mean, likelihood.matched_link.variances(mean, covariance))
 
 
 def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
-    """The likelihood with the scale of its open link at which it is as sure as the network."""
-    link = likelihood.open_link
+    """The likelihood with the link of the scale at which it is as sure as the network."""
+    link = likelihood.matched_link
 
     def loss(scale: float) -> float:
         return float(likelihood.cross_entropy(mean, link(scale).shrink(mean, variances)))

@@ -116,6 +116,7 @@ def train_many(
     choose it so that their activations stay in cache. For small networks this is tens of times
     faster than one after the other.
 
+    >>> from net2gp.likelihoods import Gaussian
     >>> _ = torch.manual_seed(0)
     >>> x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
     >>> build = lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double().eval()

@@ -59,10 +59,17 @@ def nll(distribution: Distribution, y: Tensor) -> Tensor:
             f"y must have shape {tuple(shape)} for this {type(distribution).__name__}, "
             f"but has shape {tuple(y.shape)}. Pass the targets of the points that were predicted."
         )
-    if distribution.support is not None and distribution.support.is_discrete:
+    if not y.is_floating_point() or _is_discrete(distribution):
         y = y.to(distribution.mean.dtype)
     log_prob = distribution.log_prob(y)
     return -log_prob.reshape(log_prob.shape[0], -1).sum(-1).mean()
+
+
+def _is_discrete(distribution: Distribution) -> bool:
+    try:
+        return bool(distribution.support.is_discrete)  # type: ignore[union-attr]
+    except (NotImplementedError, AttributeError):  # a law without a stated support
+        return False
 
 
 def coverage(mean: Tensor, var: Tensor, y: Tensor, level: float | Tensor) -> Tensor:
