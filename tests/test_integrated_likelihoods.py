@@ -16,8 +16,8 @@ from torch import Tensor, distributions
 import net2gp as n2g
 from net2gp.errors import InputError
 from net2gp.likelihoods import LawLikelihood
-from net2gp.likelihoods.divergences import divergence
 from net2gp.likelihoods.laws import average, gaussian_law
+from net2gp.likelihoods.responses import divergence
 
 F64 = torch.float64
 CUTS = (-1.0, 0.2, 1.5)

@@ -1,6 +1,8 @@
 """The names that saved files give to classes, spelled out: they must outlive moves and new names."""
 
+import net2gp as n2g
 from net2gp.posteriors.save import _CLASSES
+from net2gp.tags import class_of, tag_of
 
 TAGS = [
     "linearized.Linearized",
@@ -89,3 +91,17 @@ def test_each_tag_means_one_class_of_its_name():
     names = [RENAMED.get(tag, tag.split(".")[1]) for tag in TAGS]
     assert [_CLASSES[tag].__name__ for tag in TAGS] == names
     assert len(set(_CLASSES.values())) == len(TAGS)
+
+
+REGISTERED = {
+    "poisson.Poisson": n2g.Poisson,
+    "negative_binomial.NegativeBinomial": n2g.NegativeBinomial,
+    "student_t.StudentT": n2g.StudentT,
+    "ordinal.Ordinal": n2g.Ordinal,
+}
+
+
+def test_classes_that_register_themselves_keep_their_tags():
+    assert {tag: class_of(tag) for tag in REGISTERED} == REGISTERED
+    assert [tag_of(cls) for cls in REGISTERED.values()] == list(REGISTERED)
+    assert not REGISTERED.keys() & _CLASSES.keys()

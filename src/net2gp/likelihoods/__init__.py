@@ -3,17 +3,19 @@
 Each one knows its log density, the gradient and curvature of it in f, and how to integrate f out.
 """
 
-from net2gp.likelihoods.base import LawLikelihood
 from net2gp.likelihoods.bernoulli import Bernoulli
+from net2gp.likelihoods.by_law import (
+    LawLikelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
 from net2gp.likelihoods.categorical import Categorical
 from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
 from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian, LogVariance, SoftplusScale
 from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit, Quadrature
-from net2gp.likelihoods.negative_binomial import NegativeBinomial
-from net2gp.likelihoods.ordinal import Ordinal
-from net2gp.likelihoods.poisson import Poisson
-from net2gp.likelihoods.student_t import StudentT
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import of_points
 from net2gp.tags import savable

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from net2gp.likelihoods.base import LawLikelihood
 from net2gp.likelihoods.bernoulli import Bernoulli
 from net2gp.likelihoods.categorical import Categorical, logit_samples
 from net2gp.likelihoods.gaussian import Gaussian
@@ -119,13 +118,6 @@ def _(
     information = torch.cat([precision @ weights, 2 * slope.square() @ weights], -1)
     values = ((log_prob @ weights).sum(-1), residual, torch.diag_embed(information))
     return ExpectedDerivatives(*(value.to(mean.dtype) for value in values))
-
-
-@expected_derivatives.register
-def _(
-    likelihood: LawLikelihood, mean: Tensor, covariance: Tensor, y: Tensor
-) -> ExpectedDerivatives:
-    return expected_by_outputs(likelihood, mean, covariance, y)
 
 
 def expected_by_outputs(

@@ -1,4 +1,4 @@
-"""How targets follow the outputs: the slope of E[y | f], and the variance that is left given f."""
+"""How targets follow the outputs: the slope of E[y | f], the variance given f, and how far laws are apart."""
 
 from __future__ import annotations
 
@@ -86,3 +86,43 @@ def _(likelihood: HeteroscedasticGaussian, f: Tensor) -> Response:
     num_targets = f.shape[1] // 2
     identity = torch.eye(f.shape[1])[:num_targets].to(f).expand(f.shape[0], -1, -1)
     return Response(identity, (2 * likelihood.scale.log_std(f[:, num_targets:])).exp())
+
+
+@singledispatch
+def divergence(likelihood: Any, f: Tensor, g: Tensor) -> Tensor:
+    """KL(p(y | f_n) ‖ p(y | g_n)) for each point: (N,).
+
+    By default it is its second-order expansion ½ (g − f)ᵀΛ(f)(g − f), whose error is of third order in g − f:
+    the Fisher information Λ is the Hessian of the divergence.
+
+    >>> divergence(Gaussian(0.5), torch.zeros(1, 1), torch.ones(1, 1))
+    tensor([1.])
+    """
+    step = g - f
+    return 0.5 * torch.einsum("nc,ncd,nd->n", step, likelihood.curvature(f), step)
+
+
+@divergence.register
+def _(likelihood: Gaussian, f: Tensor, g: Tensor) -> Tensor:
+    return ((f - g) ** 2 / likelihood.noise_variance(f)).sum(1) / 2
+
+
+@divergence.register
+def _(likelihood: Bernoulli, f: Tensor, g: Tensor) -> Tensor:
+    laws = distributions.Bernoulli(logits=f), distributions.Bernoulli(logits=g)
+    return distributions.kl_divergence(*laws).sum(1)
+
+
+@divergence.register
+def _(likelihood: Categorical, f: Tensor, g: Tensor) -> Tensor:
+    laws = distributions.Categorical(logits=f), distributions.Categorical(logits=g)
+    return distributions.kl_divergence(*laws)
+
+
+@divergence.register
+def _(likelihood: HeteroscedasticGaussian, f: Tensor, g: Tensor) -> Tensor:
+    laws = []
+    for outputs in (f, g):
+        mean, raw = outputs.chunk(2, -1)
+        laws.append(distributions.Normal(mean, likelihood.scale.log_std(raw).exp()))
+    return distributions.kl_divergence(*laws).sum(1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import check_inputs, num_rows, rows
-from net2gp.likelihoods.divergences import divergence
+from net2gp.likelihoods.responses import divergence
 from net2gp.likelihoods.traits import of_points
 from net2gp.linalg import block_matmul
 from net2gp.linear.linearized import Linearized

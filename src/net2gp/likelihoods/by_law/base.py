@@ -12,8 +12,13 @@ from torch.distributions import Distribution, kl_divergence
 from torch.func import grad
 
 from net2gp.errors import InputError
+from net2gp.likelihoods.by_law.integrated import Integrated, plain_average
+from net2gp.likelihoods.expectations import (
+    ExpectedDerivatives,
+    expected_by_outputs,
+    expected_derivatives,
+)
 from net2gp.likelihoods.integrals import mean_and_variance
-from net2gp.likelihoods.integrated import Integrated, plain_average
 from net2gp.likelihoods.targets import check_targets, shape_targets
 
 
@@ -98,6 +103,13 @@ class LawLikelihood(ABC):
     def predict(self, f: MultivariateNormal) -> Distribution:
         """The law of y_nc with f_nc integrated out, each output by itself: batch (N, C)."""
         return Integrated(self, *mean_and_variance(f))
+
+
+@expected_derivatives.register
+def _(
+    likelihood: LawLikelihood, mean: Tensor, covariance: Tensor, y: Tensor
+) -> ExpectedDerivatives:
+    return expected_by_outputs(likelihood, mean, covariance, y)
 
 
 LARGEST_COUNT = 100_000

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from net2gp.errors import InputError
-from net2gp.likelihoods.base import LawLikelihood
+from net2gp.likelihoods.by_law.base import LawLikelihood
 from net2gp.likelihoods.targets import check_counts, shape_targets
 from net2gp.tags import savable
 

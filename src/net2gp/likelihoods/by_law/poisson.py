@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, check_positive
-from net2gp.likelihoods.base import LawLikelihood
+from net2gp.likelihoods.by_law.base import LawLikelihood
 from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
 from net2gp.likelihoods.targets import check_counts, shape_targets
 from net2gp.tags import savable
