@@ -62,17 +62,19 @@ class Case:
 
 LEVELS = (0, 1, 2, 3)
 CASES = {
-    "poisson": Case(n2g.Poisson(exposure=2.5), poisson, (0.0, 3.0, 700.0)),
-    "negative binomial": Case(n2g.NegativeBinomial(0.4), negative_binomial, (0.0, 3.0, 700.0)),
-    "student t": Case(n2g.StudentT(0.3, 4.0), student_t, (-20.0, 0.1, 3.0)),
-    "ordinal": Case(n2g.Ordinal(CUTS), ordinal(stats.logistic), LEVELS),
-    "ordinal probit": Case(n2g.Ordinal(CUTS, probit=True), ordinal(stats.norm), LEVELS),
+    "poisson": Case(n2g.likelihoods.Poisson(exposure=2.5), poisson, (0.0, 3.0, 700.0)),
+    "negative binomial": Case(
+        n2g.likelihoods.NegativeBinomial(0.4), negative_binomial, (0.0, 3.0, 700.0)
+    ),
+    "student t": Case(n2g.likelihoods.StudentT(0.3, 4.0), student_t, (-20.0, 0.1, 3.0)),
+    "ordinal": Case(n2g.likelihoods.Ordinal(CUTS), ordinal(stats.logistic), LEVELS),
+    "ordinal probit": Case(n2g.likelihoods.Ordinal(CUTS, probit=True), ordinal(stats.norm), LEVELS),
 }
 each = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
 def as_targets(case: Case, y: float) -> Tensor:
-    levels = isinstance(case.likelihood, n2g.Ordinal)
+    levels = isinstance(case.likelihood, n2g.likelihoods.Ordinal)
     return torch.tensor([int(y)]) if levels else column(y)
 
 
@@ -95,7 +97,7 @@ def integral(case: Case, y: float, mean: float, std: float) -> float:
 @pytest.mark.parametrize(("mean", "std"), [(0.3, 0.02), (-0.5, 1.1), (2.0, 3.0)])
 def test_predictions_are_integrals_over_f(case: Case, mean: float, std: float) -> None:
     # the rules of the logistic function are right to 1e-6, all others to many digits
-    tol = 3e-6 if case.likelihood == n2g.Ordinal(CUTS) else 1e-8
+    tol = 3e-6 if case.likelihood == n2g.likelihoods.Ordinal(CUTS) else 1e-8
     for y in case.targets:
         expected = integral(case, y, mean, std)
         if expected > 1e-200:
@@ -107,7 +109,7 @@ def test_predictions_are_integrals_over_f(case: Case, mean: float, std: float) -
 def test_large_counts_are_not_missed_by_a_wide_prediction(count: float) -> None:
     """Of p(y | f) only a width of 1/√y counts: there it is nearly Gaussian, and the integral its mass."""
     mean, std = math.log(count) - 1.0, 2.0
-    found = n2g.Poisson().predict(law(mean, std**2)).log_prob(column(count))
+    found = n2g.likelihoods.Poisson().predict(law(mean, std**2)).log_prob(column(count))
     # ∫ e^{y f − e^f} df / y! = Γ(y)/y! = 1/y, and the normal density is constant over the peak
     expected = stats.norm.logpdf(math.log(count), mean, std) - math.log(count)
     assert float(found) == pytest.approx(expected, rel=1e-5)
@@ -130,10 +132,10 @@ def test_predictions_of_counts_sum_to_one_and_have_the_stated_moments(case: Case
 
 
 def test_the_variance_of_a_student_t_is_that_of_noise_and_function() -> None:
-    predicted = n2g.StudentT(0.3, 4.0).predict(law(0.7, 0.5))
+    predicted = n2g.likelihoods.StudentT(0.3, 4.0).predict(law(0.7, 0.5))
     assert float(predicted.mean) == pytest.approx(0.7)
     assert float(predicted.variance) == pytest.approx(0.5 + 0.3 * 4 / 2)
-    assert float(n2g.StudentT(0.3, 2.0).predict(law(0.7, 0.5)).variance) == math.inf
+    assert float(n2g.likelihoods.StudentT(0.3, 2.0).predict(law(0.7, 0.5)).variance) == math.inf
 
 
 @pytest.mark.parametrize("name", ["poisson", "negative binomial", "student t"])
@@ -221,7 +223,9 @@ def test_samples_have_the_moments_of_the_prediction(name: str) -> None:
 
 def test_predictions_have_gradients_in_the_law_of_f() -> None:
     def value(mean: Tensor, variance: Tensor) -> Tensor:
-        predicted = n2g.Poisson().predict(gaussian_law(mean, torch.diag_embed(variance)))
+        predicted = n2g.likelihoods.Poisson().predict(
+            gaussian_law(mean, torch.diag_embed(variance))
+        )
         return predicted.log_prob(column(3.0, 0.0)) + predicted.mean
 
     arguments = (column(0.2, 1.0).requires_grad_(), column(0.5, 0.1).requires_grad_())
@@ -230,7 +234,7 @@ def test_predictions_have_gradients_in_the_law_of_f() -> None:
 
 def test_two_levels_are_a_bernoulli() -> None:
     f, y = torch.linspace(-4, 4, 9, dtype=F64)[:, None], torch.arange(9) % 2
-    levels, binary = n2g.Ordinal((0.0,)), n2g.Bernoulli()
+    levels, binary = n2g.likelihoods.Ordinal((0.0,)), n2g.Bernoulli()
     torch.testing.assert_close(levels.log_prob(f, y), binary.log_prob(f, y))
     torch.testing.assert_close(levels.residual(f, y), binary.residual(f, y))
     torch.testing.assert_close(levels.curvature(f), binary.curvature(f))
@@ -242,9 +246,9 @@ def test_two_levels_are_a_bernoulli() -> None:
 
 def test_limits_are_the_simpler_laws() -> None:
     f, y = column(-1.0, 0.5, 2.0), column(0.0, 2.0, 9.0)
-    few = n2g.NegativeBinomial(dispersion=1e-6).log_prob(f, y)
-    torch.testing.assert_close(few, n2g.Poisson().log_prob(f, y), rtol=1e-4, atol=1e-4)
-    many = n2g.StudentT(0.5, 1e7).log_prob(f, y)
+    few = n2g.likelihoods.NegativeBinomial(dispersion=1e-6).log_prob(f, y)
+    torch.testing.assert_close(few, n2g.likelihoods.Poisson().log_prob(f, y), rtol=1e-4, atol=1e-4)
+    many = n2g.likelihoods.StudentT(0.5, 1e7).log_prob(f, y)
     torch.testing.assert_close(many, n2g.Gaussian(0.5).log_prob(f, y), rtol=1e-5, atol=1e-5)
 
 
@@ -253,7 +257,7 @@ def test_the_default_divergence_is_that_of_torch_to_second_order() -> None:
     laws = (distributions.Poisson((f + shift).exp()) for shift in (0.0, step))
     exact = distributions.kl_divergence(*laws).sum(-1)
     torch.testing.assert_close(
-        divergence(n2g.Poisson(), f, f + step), exact, rtol=3 * step, atol=0.0
+        divergence(n2g.likelihoods.Poisson(), f, f + step), exact, rtol=3 * step, atol=0.0
     )
 
 
@@ -273,17 +277,47 @@ def test_an_average_of_laws_is_their_mixture() -> None:
 
 ONE, TWO = torch.zeros(4, 1), torch.zeros(4, 2)
 WRONG = [
-    (n2g.Poisson(), ONE, torch.tensor([0, 1, -2, 3]), r"counts must be 0, 1, 2.*holds -2"),
-    (n2g.Poisson(), ONE, torch.tensor([0, 1, 0.5, 3]), r"holds 0.5.*use Gaussian\(\)"),
-    (n2g.Poisson(), TWO, torch.ones(4), r"must have shape \(4, 2\)"),
-    (n2g.Poisson(torch.ones(3, 1)), ONE, torch.ones(4), r"of 3 points, but there are 4"),
-    (n2g.Poisson(torch.ones(4)), ONE, torch.ones(4), r"pass exposure\[:, None\]"),
-    (n2g.NegativeBinomial(), ONE, torch.tensor([0, 1, -2, 3]), r"counts must be.*holds -2"),
-    (n2g.StudentT(), ONE, torch.tensor([0, 1, 2, 3]), r"floating tensor for a regression"),
-    (n2g.StudentT(torch.ones(3)), TWO, torch.ones(4, 2), r"but there are 2 outputs"),
-    (n2g.Ordinal(CUTS), TWO, torch.zeros(4).long(), r"one output, but the network has 2"),
-    (n2g.Ordinal(CUTS), ONE, torch.tensor([0, 1, 2, 4]), r"levels must be in 0..3.*holds 4"),
-    (n2g.Ordinal(CUTS), ONE, torch.ones(4), r"integer levels.*y.long\(\)"),
+    (
+        n2g.likelihoods.Poisson(),
+        ONE,
+        torch.tensor([0, 1, -2, 3]),
+        r"counts must be 0, 1, 2.*holds -2",
+    ),
+    (n2g.likelihoods.Poisson(), ONE, torch.tensor([0, 1, 0.5, 3]), r"holds 0.5.*use Gaussian\(\)"),
+    (n2g.likelihoods.Poisson(), TWO, torch.ones(4), r"must have shape \(4, 2\)"),
+    (
+        n2g.likelihoods.Poisson(torch.ones(3, 1)),
+        ONE,
+        torch.ones(4),
+        r"of 3 points, but there are 4",
+    ),
+    (n2g.likelihoods.Poisson(torch.ones(4)), ONE, torch.ones(4), r"pass exposure\[:, None\]"),
+    (
+        n2g.likelihoods.NegativeBinomial(),
+        ONE,
+        torch.tensor([0, 1, -2, 3]),
+        r"counts must be.*holds -2",
+    ),
+    (
+        n2g.likelihoods.StudentT(),
+        ONE,
+        torch.tensor([0, 1, 2, 3]),
+        r"floating tensor for a regression",
+    ),
+    (n2g.likelihoods.StudentT(torch.ones(3)), TWO, torch.ones(4, 2), r"but there are 2 outputs"),
+    (
+        n2g.likelihoods.Ordinal(CUTS),
+        TWO,
+        torch.zeros(4).long(),
+        r"one output, but the network has 2",
+    ),
+    (
+        n2g.likelihoods.Ordinal(CUTS),
+        ONE,
+        torch.tensor([0, 1, 2, 4]),
+        r"levels must be in 0..3.*holds 4",
+    ),
+    (n2g.likelihoods.Ordinal(CUTS), ONE, torch.ones(4), r"integer levels.*y.long\(\)"),
 ]
 
 
@@ -296,15 +330,24 @@ def test_wrong_targets_are_refused(likelihood: Any, f: Tensor, y: Tensor, text: 
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: n2g.Poisson(0.0), r"exposure must be positive"),
-        (lambda: n2g.Poisson(torch.ones(1, 1, 1)), r"exposure must be a number.*\(1, 1, 1\)"),
-        (lambda: n2g.NegativeBinomial(0.0), r"dispersion must be a number from 1e-6.*Poisson\(\)"),
-        (lambda: n2g.StudentT(-1.0), r"scale_var must be positive"),
-        (lambda: n2g.StudentT(torch.ones(2, 2)), r"scale_var must be a number.*\(2, 2\)"),
-        (lambda: n2g.StudentT(1.0, 0.0), r"degrees_of_freedom must be positive"),
-        (lambda: n2g.Ordinal(()), r"tuple of K − 1 numbers"),
-        (lambda: n2g.Ordinal((1.0, 0.0)), r"must be finite and increase"),
-        (lambda: n2g.Ordinal((0.0, math.inf)), r"must be finite and increase"),
+        (lambda: n2g.likelihoods.Poisson(0.0), r"exposure must be positive"),
+        (
+            lambda: n2g.likelihoods.Poisson(torch.ones(1, 1, 1)),
+            r"exposure must be a number.*\(1, 1, 1\)",
+        ),
+        (
+            lambda: n2g.likelihoods.NegativeBinomial(0.0),
+            r"dispersion must be a number from 1e-6.*Poisson\(\)",
+        ),
+        (lambda: n2g.likelihoods.StudentT(-1.0), r"scale_var must be positive"),
+        (
+            lambda: n2g.likelihoods.StudentT(torch.ones(2, 2)),
+            r"scale_var must be a number.*\(2, 2\)",
+        ),
+        (lambda: n2g.likelihoods.StudentT(1.0, 0.0), r"degrees_of_freedom must be positive"),
+        (lambda: n2g.likelihoods.Ordinal(()), r"tuple of K − 1 numbers"),
+        (lambda: n2g.likelihoods.Ordinal((1.0, 0.0)), r"must be finite and increase"),
+        (lambda: n2g.likelihoods.Ordinal((0.0, math.inf)), r"must be finite and increase"),
     ],
 )
 def test_wrong_settings_are_refused(build: Callable[[], Any], text: str) -> None:

@@ -18,8 +18,7 @@ from net2gp import metrics
 from net2gp.errors import FileFormatError, InputError, Net2GPWarning
 from net2gp.likelihoods import LawLikelihood, expected_derivatives, savable, traits
 from net2gp.likelihoods.responses import response
-from net2gp.posteriors import inference
-from net2gp.posteriors.weight_gaussian import WeightSamples
+from net2gp.posteriors import WeightSamples, inference
 from net2gp.tags import _CLASSES
 from net2gp.types import Likelihood
 
@@ -98,10 +97,10 @@ def levels() -> Tensor:
 CASES = {
     "own, five members": Case(Counts(), counts),
     "own, law": Case(Waiting(), times),
-    "poisson": Case(n2g.Poisson(), counts),
-    "negative binomial": Case(n2g.NegativeBinomial(0.3), counts),
-    "student t": Case(n2g.StudentT(0.01, 3.0), with_outliers),
-    "ordinal": Case(n2g.Ordinal(CUTS), levels),
+    "poisson": Case(n2g.likelihoods.Poisson(), counts),
+    "negative binomial": Case(n2g.likelihoods.NegativeBinomial(0.3), counts),
+    "student t": Case(n2g.likelihoods.StudentT(0.01, 3.0), with_outliers),
+    "ordinal": Case(n2g.likelihoods.Ordinal(CUTS), levels),
 }
 each = pytest.mark.parametrize("name", CASES)
 
@@ -136,7 +135,7 @@ def check(posterior: Any, y: Tensor, model: nn.Module, folder: Path) -> None:
     """It predicts, is split, saved and loaded, with finite numbers throughout."""
     law = posterior.predict(NEW)
     assert bool(law.log_prob(y[::8]).isfinite().all())
-    parts = n2g.split(posterior, NEW)
+    parts = n2g.explain.split(posterior, NEW)
     assert bool((parts.total > 0).all())
     assert bool((parts.epistemic >= 0).all())
     n2g.save(posterior, folder / "posterior")
@@ -146,10 +145,10 @@ def check(posterior: Any, y: Tensor, model: nn.Module, folder: Path) -> None:
 
 
 SOLVED: dict[str, Any] = {
-    "laplace by cholesky": {"solver": n2g.Cholesky()},
-    "laplace in weight space": {"solver": n2g.WeightSpace()},
-    "laplace by conjugate gradients": {"solver": n2g.CG()},
-    "variational": {"inference": n2g.Variational(tol=1e-6)},
+    "laplace by cholesky": {"solver": n2g.solvers.Cholesky()},
+    "laplace in weight space": {"solver": n2g.solvers.WeightCholesky()},
+    "laplace by conjugate gradients": {"solver": n2g.solvers.CG()},
+    "variational": {"inference": n2g.solvers.Variational(tol=1e-6)},
 }
 
 
@@ -170,18 +169,18 @@ def test_adapting_and_leaving_one_out(name: str, tmp_path: Path) -> None:
     likelihood, data = CASES[name].likelihood, CASES[name].data()
     posterior = quietly(lambda: n2g.adapt(network(name), data, likelihood))
     check(posterior, data[1], network(name), tmp_path)
-    assert bool(n2g.leave_one_out(posterior).mean.isfinite().all())
+    assert bool(n2g.explain.leave_one_out(posterior).mean.isfinite().all())
 
 
 STRUCTURES = {
     "full": n2g.Full(),
     "diagonal": n2g.Diagonal(),
     "kron": n2g.Kron(),
-    "low rank": n2g.LowRank(5),
+    "low rank": n2g.structures.LowRank(5),
     "last layer": n2g.LastLayer(),
-    "subnetwork": n2g.Subnetwork(10),
-    "functions": n2g.FunctionSpace(),
-    "sampled": n2g.Sampled(),
+    "subnetwork": n2g.structures.Subnetwork(10),
+    "functions": n2g.structures.FunctionSpace(),
+    "sampled": n2g.structures.Sampled(),
 }
 
 
@@ -197,7 +196,7 @@ def test_laplace_in_every_structure(name: str, structure: str, tmp_path: Path) -
 @each
 def test_laplace_with_samples_validation_and_dual(name: str) -> None:
     likelihood, (x, y) = CASES[name].likelihood, CASES[name].data()
-    model, tuning = network(name), n2g.Validation((x, y), grid=(0.1, 1.0))
+    model, tuning = network(name), n2g.tuning.Validation((x, y), grid=(0.1, 1.0))
     posterior = quietly(lambda: n2g.laplace(model, (x, y), likelihood, tuning=tuning))
     law = posterior.predict(x, how=WeightSamples(10))
     assert bool(metrics.nll(law, y).isfinite())
@@ -209,23 +208,23 @@ def test_laplace_with_samples_validation_and_dual(name: str) -> None:
 def test_training(name: str, tmp_path: Path) -> None:
     likelihood, (x, y) = CASES[name].likelihood, CASES[name].data()
     model = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1)).double().eval()
-    optimizer = n2g.VOGN(model, likelihood, len(x), prior_var=1.0, lr=0.01)
+    optimizer = n2g.training.VOGN(model, likelihood, len(x), prior_var=1.0, learning_rate=0.01)
     for _ in range(3):
         optimizer.step(x, y)
     check(optimizer.posterior((x, y)), y, model.eval(), tmp_path)
-    schedule = n2g.Schedule(num_epochs=10, learning_rate=0.01)
+    schedule = n2g.training.Schedule(num_epochs=10, learning_rate=0.01)
     found = quietly(
-        lambda: n2g.train_by_evidence(model.train(), (x, y), likelihood, schedule=schedule)
+        lambda: n2g.training.train_by_evidence(model.train(), (x, y), likelihood, schedule=schedule)
     )
     check(found, y, model, tmp_path)
-    flow = n2g.loss_flow(model.eval(), (x, y), likelihood, learning_rate=0.01)
+    flow = n2g.training.loss_flow(model.eval(), (x, y), likelihood, learning_rate=0.01)
     assert bool(flow.value(flow.path(20.0)) < flow.value(flow.path(0.0)))
 
 
 @each
 def test_finite_differences_are_products_with_the_fisher(name: str) -> None:
     linearized = n2g.linearize(network(name))
-    fisher = n2g.Fisher(linearized, X, CASES[name].likelihood)
+    fisher = n2g.linear.GaussNewton(linearized, X, CASES[name].likelihood)
     v = torch.linspace(-1, 1, linearized.num_params, dtype=F64)
     exact = fisher.matmul(v[:, None])[:, 0]
     error = (fisher.finite_difference(v, 1e-4) - exact).norm() / exact.norm()
@@ -237,7 +236,7 @@ def test_a_likelihood_of_five_members_gets_what_poisson_has() -> None:
     linearized = n2g.linearize(network("poisson"))
     own, ours = (
         n2g.condition(linearized.kernel(), (x, y), likelihood, mean=linearized)
-        for likelihood in (Counts(), n2g.Poisson())
+        for likelihood in (Counts(), n2g.likelihoods.Poisson())
     )
     f = own.marginal(NEW)
     torch.testing.assert_close(f.mean, ours.marginal(NEW).mean)
@@ -245,7 +244,7 @@ def test_a_likelihood_of_five_members_gets_what_poisson_has() -> None:
     followed = response(Counts(), f.mean)
     torch.testing.assert_close(followed.slope, torch.diag_embed(f.mean.exp()))
     torch.testing.assert_close(followed.variance, f.mean.exp())
-    expected = expected_derivatives(n2g.Poisson(), f.mean, f.covariance_matrix, y[::8])
+    expected = expected_derivatives(n2g.likelihoods.Poisson(), f.mean, f.covariance_matrix, y[::8])
     given = expected_derivatives(Counts(), f.mean, f.covariance_matrix, y[::8])
     for a, b in zip(given, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)

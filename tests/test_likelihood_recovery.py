@@ -47,12 +47,12 @@ def contaminated() -> Tensor:
 
 
 CASES: dict[str, tuple[Any, Tensor]] = {
-    "poisson": (n2g.Poisson(), drawn(lambda: torch.poisson(TRUTH.exp()))),
-    "negative binomial": (n2g.NegativeBinomial(0.3), drawn(dispersed)),
-    "student t": (n2g.StudentT(0.01, 3.0), drawn(contaminated)),
-    "ordinal": (n2g.Ordinal(CUTS), drawn(levels)),
+    "poisson": (n2g.likelihoods.Poisson(), drawn(lambda: torch.poisson(TRUTH.exp()))),
+    "negative binomial": (n2g.likelihoods.NegativeBinomial(0.3), drawn(dispersed)),
+    "student t": (n2g.likelihoods.StudentT(0.01, 3.0), drawn(contaminated)),
+    "ordinal": (n2g.likelihoods.Ordinal(CUTS), drawn(levels)),
     "ordinal probit": (
-        n2g.Ordinal(CUTS, probit=True),
+        n2g.likelihoods.Ordinal(CUTS, probit=True),
         drawn(lambda: (TRUTH + torch.randn_like(TRUTH) > torch.tensor(CUTS)).sum(1)),
     ),
 }
@@ -69,10 +69,10 @@ def check_recovered(posterior: Any, tol: float) -> None:
 
 
 @each
-@pytest.mark.parametrize("inference", [n2g.Laplace(), n2g.Variational(tol=1e-5)])
+@pytest.mark.parametrize("inference", [n2g.solvers.Laplace(), n2g.solvers.Variational(tol=1e-5)])
 def test_conditioning_finds_what_targets_were_drawn_from(name: str, inference: Any) -> None:
     likelihood, y = CASES[name]
-    if name == "student t" and isinstance(inference, n2g.Variational):
+    if name == "student t" and isinstance(inference, n2g.solvers.Variational):
         every = slice(None, None, 4)  # L-BFGS over all sites takes hundreds of steps
         posterior = n2g.condition(KERNEL, (X[every], y[every]), likelihood, inference=inference)
     else:
@@ -110,12 +110,12 @@ def test_networks_with_uncertainty_find_it_as_well(name: str) -> None:
 
 def test_exposures_belong_to_points() -> None:
     y = drawn(lambda: torch.poisson(EXPOSURE * TRUTH.exp()))
-    likelihood = n2g.Poisson(EXPOSURE)
+    likelihood = n2g.likelihoods.Poisson(EXPOSURE)
     posterior = n2g.condition(KERNEL, (X, y), likelihood)
     check_recovered(posterior, 0.3)
     with pytest.raises(InputError, match=r"numbers for each of 240 points.*Poisson\(...\)"):
         posterior.predict(X[NEW])
-    predicted = posterior.predict(X[NEW], likelihood=n2g.Poisson(2.0)).mean
+    predicted = posterior.predict(X[NEW], likelihood=n2g.likelihoods.Poisson(2.0)).mean
     law = posterior.marginal(X[NEW])
     torch.testing.assert_close(predicted, 2 * (law.mean + law.variance / 2).exp())
     part = likelihood.of_points(torch.tensor([3, 1]))
@@ -124,13 +124,13 @@ def test_exposures_belong_to_points() -> None:
 
 def test_exposures_go_with_the_points_that_are_tuned_on(monkeypatch: pytest.MonkeyPatch) -> None:
     y = drawn(lambda: torch.poisson(EXPOSURE * TRUTH.exp()))
-    likelihood = n2g.Poisson(EXPOSURE)
+    likelihood = n2g.likelihoods.Poisson(EXPOSURE)
     network = trained(likelihood, y)
     monkeypatch.setattr(sys.modules["net2gp.methods.adapt"], "NEWTON_ROWS", 30)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Net2GPWarning)
         check_recovered(n2g.adapt(network, (X, y), likelihood, zero_mean=True), 0.35)
-        for structure in (n2g.Full(), n2g.Kron(), n2g.LastLayer(), n2g.FunctionSpace()):
+        for structure in (n2g.Full(), n2g.Kron(), n2g.LastLayer(), n2g.structures.FunctionSpace()):
             found = n2g.laplace(network, (X, y), likelihood, structure=structure)
             assert bool(found.marginal(X[NEW]).mean.isfinite().all())
 
@@ -140,7 +140,7 @@ def test_outliers_move_a_student_t_little() -> None:
     _, y = CASES["student t"]
     robust, plain = (
         n2g.condition(KERNEL, (X, y), likelihood).marginal(X[NEW]).mean
-        for likelihood in (n2g.StudentT(0.01, 3.0), n2g.Gaussian(0.01))
+        for likelihood in (n2g.likelihoods.StudentT(0.01, 3.0), n2g.Gaussian(0.01))
     )
     assert float((robust - TRUTH[NEW]).abs().max()) < 0.15
     assert float((plain - TRUTH[NEW]).abs().mean()) > 1.0
@@ -148,12 +148,16 @@ def test_outliers_move_a_student_t_little() -> None:
 
 @pytest.mark.parametrize(
     ("degrees_of_freedom", "solver"),
-    [(1.0, n2g.Cholesky()), (3.0, n2g.Cholesky()), (3.0, n2g.CG(tol=1e-10))],
+    [
+        (1.0, n2g.solvers.Cholesky()),
+        (3.0, n2g.solvers.Cholesky()),
+        (3.0, n2g.solvers.CG(tol=1e-10)),
+    ],
 )
 def test_newton_ends_at_a_stationary_point_where_the_hessian_is_indefinite(
     degrees_of_freedom: float, solver: Any
 ) -> None:
-    likelihood = n2g.StudentT(0.01, degrees_of_freedom)
+    likelihood = n2g.likelihoods.StudentT(0.01, degrees_of_freedom)
     x, y = X[::3], CASES["student t"][1][::3]
     posterior = n2g.condition(KERNEL, (x, y), likelihood, solver=solver)
     f = posterior.marginal(x).mean
@@ -186,7 +190,7 @@ def test_the_evidence_prefers_the_law_that_counts_were_drawn_from() -> None:
             n2g.condition(KERNEL, (X, CASES[name][1]), likelihood).log_marginal_likelihood()
         )
         for name in ("poisson", "negative binomial")
-        for likelihood in (n2g.Poisson(), n2g.NegativeBinomial(0.3))
+        for likelihood in (n2g.likelihoods.Poisson(), n2g.likelihoods.NegativeBinomial(0.3))
     }
     assert evidence["poisson", "Poisson"] > evidence["poisson", "NegativeBinomial"]
     assert (

@@ -1,8 +1,8 @@
 """net2gp: hand over the PyTorch network you already have and get the Gaussian process it is.
 
-The commonest calls are here; the rest is one level down, in `likelihoods`, `structures`, `solvers`, `links`, `tuning`,
-`training`, `explain`, `tasks`, `limits`, `deep`, `metrics`, `plots`, `data` and `errors`. Nothing is loaded
-before it is used, so that `import net2gp` costs next to nothing beside torch.
+The commonest calls are here; the rest is one level down, in `likelihoods`, `structures`, `solvers`, `links`,
+`tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `metrics`, `plots`, `data` and `errors`. Nothing
+is loaded before it is used, so that `import net2gp` costs next to nothing beside torch.
 """
 
 import importlib

@@ -94,10 +94,10 @@ def test_each_tag_means_one_class_of_its_name():
 
 
 REGISTERED = {
-    "poisson.Poisson": n2g.Poisson,
-    "negative_binomial.NegativeBinomial": n2g.NegativeBinomial,
-    "student_t.StudentT": n2g.StudentT,
-    "ordinal.Ordinal": n2g.Ordinal,
+    "poisson.Poisson": n2g.likelihoods.Poisson,
+    "negative_binomial.NegativeBinomial": n2g.likelihoods.NegativeBinomial,
+    "student_t.StudentT": n2g.likelihoods.StudentT,
+    "ordinal.Ordinal": n2g.likelihoods.Ordinal,
 }
 
 
