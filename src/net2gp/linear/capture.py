@@ -13,7 +13,8 @@ from net2gp.linear.calls import forward, fresh_leaves
 from net2gp.linear.factors import Direct, Factor, Outer, jacobian, pulled
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.loops import leftover_jacobian
-from net2gp.linear.probe import Plan, demote, plan
+from net2gp.linear.plans import Plan
+from net2gp.linear.probe import demote, plan
 from net2gp.linear.proof import differing, random_like
 from net2gp.linear.proof import gradients as plain_gradients
 from net2gp.linear.uses import Uses, find_uses

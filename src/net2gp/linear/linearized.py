@@ -21,6 +21,7 @@ from net2gp.linear.evaluation import (
     pushforward,
 )
 from net2gp.linear.kinds import check_kind
+from net2gp.linear.plans import Plans
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -38,21 +39,25 @@ class Linearized:
 
     `params` are the chosen parameters θ*, `frozen` all other parameters and buffers; both are copies,
     so that training the network further does not change this value. Outputs are flattened to (N, C).
+    `plans` is what was found out about the network for inputs of each shape, which copies share.
     """
 
     network: nn.Module = field(repr=False)
     params: Params = field(repr=False)
     frozen: Params = field(repr=False)
     output: Output | None = field(default=None, repr=False)
+    plans: Plans = field(default_factory=Plans, repr=False)
 
     def __repr__(self) -> str:
         return f"Linearized({type(self.network).__name__}, {self.num_params} parameters)"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        from net2gp.linear.probe import trust
+        self.__dict__.update({"plans": Plans(), **state})
+        self.trust()
 
-        self.__dict__.update(state)
-        trust(self.network)
+    def trust(self) -> None:
+        """Take it that training points used all parameters: those of a posterior that was kept did."""
+        self.plans.reached.update(name for name, _ in self.network.named_parameters())
 
     @property
     def num_params(self) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,32 +11,17 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import chunks, num_rows, rows, tensors
-from net2gp.linear.calls import Call, Key, forward, fresh_leaves, run
+from net2gp.linear.calls import Call, forward, fresh_leaves, run
 from net2gp.linear.evaluation import accepts
 from net2gp.linear.layouts import Layout, find_layouts, is_structured, matched
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.loops import leave_out
+from net2gp.linear.plans import Known, Plan
 from net2gp.linear.proof import gradients
 from net2gp.linear.uses import find_uses
 from net2gp.types import Inputs, Params
 
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which parameters have structured gradients, and how their layers lay out the points.
-
-    `layers` are the calls in order, and `unreached` the parameters that no point looked at so far uses.
-    """
-
-    num_outputs: int
-    layouts: tuple[Layout | None, ...]
-    structured: tuple[str, ...]
-    leftover: tuple[str, ...]
-    bytes_per_point: int
-    layers: tuple[Key, ...] = ()
-    unreached: tuple[str, ...] = ()
 
 
 def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
@@ -48,129 +31,65 @@ def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
     edges that enter it in the autograd graph are as many as the calls of its layers), and if the rules
     then give what plain reverse mode does. Raises `NetworkError` if the network acts at random, couples
     the points of a batch, or is not finite; and, for points to be trained on, if it has chosen parameters
-    that none of them uses. The plan is remembered for inputs of the same shapes, until the network or its
-    parameters change; points that were not seen before are still looked at, in two passes over three.
+    that none of them uses. `linearized.plans` holds the plan for inputs of the same shapes, until the network
+    or its parameters change; points that were not seen before are still looked at, in two passes over three.
     """
     if torch.is_autocast_enabled(linearized.example.device.type):
         raise InputError(
             "autocast is on, where derivatives and kernels would have 8 bits. Call this outside of "
             "torch.autocast(...), or within torch.autocast(..., enabled=False)."
         )
-    known = _KNOWN.setdefault(linearized, _Known())
-    if (key := _key(linearized, x)) is None:
-        found = _probed(linearized, x)
-    else:
-        found = known.plans.get(key) or _probed(linearized, x)
-        if key in known.plans and not known.has_seen(x):
-            _check_points(linearized, x)
-        known.remember(key, found, x)
+    plans, key, values = linearized.plans, _key(linearized, x), _values_of(linearized)
+    known = None if key is None else plans.get(key, values)
+    if known is None:
+        known = Known.of(_probed(linearized, x), linearized.output, () if key is None else values)
+        if key is not None:
+            plans.remember(key, known)
+    elif not known.has_seen(x):
+        _check_points(linearized, x)
+    known.see(x)
     if training:
-        _check_reached(linearized, x, found.unreached)
-    return _demoted(found, known.demoted)
-
-
-NUM_KNOWN = 8
-"""Kinds of inputs, and inputs, of a network that are remembered: training and test points in two dtypes."""
-
-
-@dataclass(eq=False)
-class _Known:
-    """What was found out about a linearized network."""
-
-    plans: OrderedDict[tuple[Any, ...], Plan] = field(default_factory=OrderedDict)
-    seen: list[list[_Span]] = field(default_factory=list)
-    demoted: set[str] = field(default_factory=set)
-    ways: OrderedDict[tuple[Any, ...], Any] = field(default_factory=OrderedDict)
-
-    def has_seen(self, x: Inputs) -> bool:
-        spans = [_Span.of(value) for value in tensors(x)]
-        return any(
-            len(old) == len(spans) and all(o.covers(s) for o, s in zip(old, spans, strict=True))
-            for old in self.seen
-        )
-
-    def remember(self, key: tuple[Any, ...], plan: Plan, x: Inputs) -> None:
-        self.plans[key] = plan
-        self.plans.move_to_end(key)
-        if len(self.plans) > NUM_KNOWN:
-            self.plans.popitem(last=False)
-        if not any(value.is_inference() for value in tensors(x)) and not self.has_seen(x):
-            self.seen = [*self.seen, [_Span.of(value) for value in tensors(x)]][-NUM_KNOWN:]
-
-
-@dataclass(frozen=True, eq=False)
-class _Span:
-    """A part of a storage, at one version of its values: views of the same points are the same points."""
-
-    storage: weakref.ref[torch.UntypedStorage]
-    version: int
-    start: int
-    stop: int
-
-    @staticmethod
-    def of(value: Tensor) -> _Span:
-        reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-        start, version = int(value.storage_offset()), -1 if value.is_inference() else value._version
-        return _Span(weakref.ref(value.untyped_storage()), version, start, start + reach + 1)
-
-    def covers(self, other: _Span) -> bool:
-        own = self.storage()
-        return (
-            own is not None
-            and own is other.storage()
-            and self.version == other.version >= 0
-            and self.start <= other.start
-            and other.stop <= self.stop
-        )
-
-
-_KNOWN: weakref.WeakKeyDictionary[Linearized, _Known] = weakref.WeakKeyDictionary()
-_REACHED: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+        _check_reached(linearized, x, known.plan.unreached)
+    return known.plan.without(plans.demoted)
 
 
 def once(linearized: Linearized, x: Inputs, find: Callable[[Linearized, Inputs], Found]) -> Found:
-    """What `find` says of the first, the middle and the last point, remembered as plans are."""
-    key, ways = _key(linearized, x), _KNOWN.setdefault(linearized, _Known()).ways
-    if key is None:
+    """What `find` says of the first, the middle and the last point, remembered as the plan for `x` is."""
+    key = _key(linearized, x)
+    known = None if key is None else linearized.plans.get(key, _values_of(linearized))
+    if known is None:
         return find(linearized, _pick(x, *_looked_at(x)))
-    key = (find.__name__, *key)
-    if key not in ways:
-        ways[key] = find(linearized, _pick(x, *_looked_at(x)))
-        if len(ways) > NUM_KNOWN:
-            ways.popitem(last=False)
-    return ways[key]
-
-
-def _key(linearized: Linearized, x: Inputs) -> tuple[Any, ...] | None:
-    """What a plan depends on beside the values of `x`; None if that cannot be told."""
-    params = list(linearized.params.values())
-    if any(value.is_inference() for value in params):  # it does not tell whether it was changed
-        return None
-    return (*_shapes(x), *((id(p), p._version) for p in params), *_signature(linearized.network))
+    if find.__name__ not in known.found:
+        known.found[find.__name__] = find(linearized, _pick(x, *_looked_at(x)))
+    return known.found[find.__name__]
 
 
 def demote(linearized: Linearized, names: Sequence[str]) -> None:
     """Take the parameters `names` from the structured ones in later plans: some points use them otherwise."""
-    _KNOWN.setdefault(linearized, _Known()).demoted.update(names)
+    linearized.plans.demoted.update(names)
 
 
-def trust(network: nn.Module) -> None:
-    """Take it that training points used all of its parameters: those of a posterior that was kept did."""
-    names = [name for name, _ in network.named_parameters()]
-    _REACHED.setdefault(network, set()).update(names)
+def _key(linearized: Linearized, x: Inputs) -> tuple[Any, ...] | None:
+    """What a plan depends on beside values; None if that cannot be told."""
+    values = _values_of(linearized)
+    if any(value.is_inference() for value in values):  # it does not tell whether it was changed
+        return None
+    return (
+        *_shapes(x),
+        *linearized.params,
+        *map(id, values),
+        id(linearized.output),
+        *_signature(linearized.network),
+    )
 
 
-def _demoted(plan: Plan, names: set[str]) -> Plan:
-    if not names & set(plan.structured):
-        return plan
-    structured = tuple(name for name in plan.structured if name not in names)
-    moved = tuple(name for name in plan.structured if name in names)
-    return replace(plan, structured=structured, leftover=plan.leftover + moved)
+def _values_of(linearized: Linearized) -> list[Tensor]:
+    return [*linearized.params.values(), *linearized.frozen.values()]
 
 
 def _shapes(x: Inputs) -> tuple[Any, ...]:
     keys = tuple(x) if isinstance(x, dict) else ()
-    return (*keys, *((value.shape[1:], value.dtype) for value in tensors(x)))
+    return (*keys, *((value.shape[1:], value.dtype, value.device) for value in tensors(x)))
 
 
 def _signature(network: nn.Module) -> list[tuple[Any, ...]]:
@@ -179,6 +98,7 @@ def _signature(network: nn.Module) -> list[tuple[Any, ...]]:
     return [
         (
             id(module),
+            type(module),
             *module._forward_hooks,
             *module._forward_pre_hooks,
             *((k, v if isinstance(v, plain) else id(v)) for k, v in vars(module).items()),
@@ -294,7 +214,7 @@ def _rounding(linearized: Linearized, x: Inputs) -> float:
 
 def _check_reached(linearized: Linearized, x: Inputs, unreached: Sequence[str]) -> None:
     """Raise if no point of `x`, and none before, uses some of the parameters `unreached`."""
-    reached = _REACHED.setdefault(linearized.network, set())
+    reached = linearized.plans.reached
     reached.update(name for name in linearized.params if name not in unreached)
     if not set(unreached) <= reached:
         _look(linearized, x, unreached, reached)
@@ -304,7 +224,7 @@ def check_used(linearized: Linearized, x: Inputs) -> None:
     """Raise if no point of `x` uses some of the chosen parameters, whatever points came before."""
     reached: set[str] = set()
     _look(linearized, x, list(linearized.params), reached)
-    _REACHED.setdefault(linearized.network, set()).update(reached)
+    linearized.plans.reached.update(reached)
 
 
 def _look(linearized: Linearized, x: Inputs, names: Sequence[str], reached: set[str]) -> None:

@@ -15,7 +15,7 @@ from net2gp.inputs import chunks, num_rows
 from net2gp.linear.capture import capture, gradients_apart
 from net2gp.linear.factors import CHUNK_BYTES, Direct, Factor, Lookup, in_dtype
 from net2gp.linear.linearized import Linearized
-from net2gp.linear.probe import Plan
+from net2gp.linear.plans import Plan
 from net2gp.types import Inputs
 
 

@@ -196,7 +196,8 @@ class NaturalGradient(Optimizer):
     def _at_mean(self) -> Linearized:
         """The network linearized where it stands, with its buffers as they are now."""
         known = self._linearized
-        return linearize(known.network, only=list(known.params), output=known.output)
+        there = linearize(known.network, only=list(known.params), output=known.output)
+        return replace(there, plans=known.plans)
 
     def _state(self) -> NaturalState:
         params = self.param_groups[0]["params"]

@@ -99,10 +99,14 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     # a posterior is a value: editing the data in place later must not change it
     x, y = map_inputs(x, _copy), _copy(y)
     kernel = settled(kernel, x)
-    kernel.check(x)
-    first = kernel.diag(rows(x, slice(0, 1)))
-    C = len(first) if kernel.joint else _num_outputs(likelihood, mean, x, y)
-    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=first.dtype)
+    if isinstance(kernel, TangentKernel):
+        C, dtype = kernel.num_outputs(x), kernel.dtype
+    else:
+        kernel.check(x)
+        first = kernel.diag(rows(x, slice(0, 1)))
+        C = len(first) if kernel.joint else _num_outputs(likelihood, mean, x, y)
+        dtype = first.dtype
+    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype)
     if mean is not None:
         given = mean(x)
         if not isinstance(given, Tensor) or given.shape != offset.shape:
@@ -116,7 +120,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     if has_gaussian_noise(likelihood):
         _check_noise(problem)
         if isinstance(kernel, TangentKernel):
-            _check_ratio(problem, float(first.detach().max()))
+            _check_ratio(problem)
     return _with_joint_kernel(problem)
 
 
@@ -209,10 +213,14 @@ def _check_noise(problem: Problem) -> None:
         )
 
 
-def _check_ratio(problem: Problem, prior: float) -> None:
-    """Raise where the noise is lost in the rounding of the prior variance of f."""
+def _check_ratio(problem: Problem) -> None:
+    """Raise where the noise is lost in the rounding of the prior variance of f at the first point."""
     noise = float(problem.noise.min())
-    if 0.0 < noise < prior * torch.finfo(torch.float64).eps:
+    if noise <= 0.0:
+        return
+    with torch.no_grad():
+        prior = float(problem.kernel.diag(rows(problem.x, slice(0, 1))).max())
+    if noise < prior * torch.finfo(torch.float64).eps:
         raise InputError(
             f"the prior variance of the outputs is {prior:.3g} and the noise {noise:.3g}: beside the one the "
             "other is lost in rounding, and no variance would be right. Pass a smaller prior_var, or "

@@ -25,7 +25,7 @@ from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.linear import curvature
 from net2gp.linear.linearized import Linearized, Output
-from net2gp.linear.probe import trust
+from net2gp.linear.plans import Plans
 from net2gp.linear.tangent import TangentKernel
 from net2gp.linear.trace import TraceKernel
 from net2gp.posteriors import (
@@ -218,8 +218,6 @@ def load(
     if not isinstance(posterior, Saved):
         raise FileFormatError(f"{path} does not hold a posterior.")
     _check_value(posterior, tensors.get(VALUE))
-    if network is not None:
-        trust(network)
     return posterior
 
 
@@ -281,10 +279,11 @@ def _encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any
         return {"tuple": [_encode(item, tensors, seen) for item in value]}
     if isinstance(value, dict):
         return {"dict": {key: _encode(item, tensors, seen) for key, item in value.items()}}
-    name = _NAMES.get(type(value)) or tag_of(type(value))
-    if name is not None and is_dataclass(value):
-        parts = {f.name: _encode_field(value, f.name, tensors, seen) for f in fields(value)}
-        return {"class": name, "fields": parts}
+    tag = _NAMES.get(type(value)) or tag_of(type(value))
+    if tag is not None and is_dataclass(value):
+        names = [f.name for f in fields(value) if not isinstance(getattr(value, f.name), Plans)]
+        parts = {name: _encode_field(value, name, tensors, seen) for name in names}
+        return {"class": tag, "fields": parts}
     raise InputError(
         f"a {type(value).__name__} cannot be saved without running code at load. Saved are posteriors whose "
         "kernel, mean and likelihood are net2gp's own, or registered with @net2gp.likelihoods.savable; use "
@@ -342,7 +341,10 @@ def _decode(
             f"the file names {tree.get('class')!r}, which this version does not know. If the class is your "
             "own, import the module that registers it with @net2gp.likelihoods.savable before load."
         )
-    return cls(**{name: again(part) for name, part in tree["fields"].items()})
+    value = cls(**{name: again(part) for name, part in tree["fields"].items()})
+    if isinstance(value, Linearized):
+        value.trust()
+    return value
 
 
 def _check_network(body: str, network: nn.Module | None, tensors: dict[str, Tensor]) -> None:

@@ -172,21 +172,24 @@ class WeightGaussian(Generic[Own]):
             variances = self._sigma.variances(self.linearized, x)
             return chosen.predict(Variances(self.linearized(x), variances))
         if needed == "contrasts":
-            return chosen.predict(Contrasts(self.linearized(x), self.contrast(x)))
+            mean = self.linearized(x)
+            return chosen.predict(Contrasts(mean, self._contrast(x, mean)))
         return chosen.predict(self.marginal(x))
 
     @_evaluated
     def contrast(self, x: Inputs) -> Tensor:
         """Var[f_c − f_t] for the class t of the largest mean, at each point: (N, C)."""
         check_batch(x, self.x)
+        return self._contrast(x, self.linearized(x))
+
+    def _contrast(self, x: Inputs, mean: Tensor) -> Tensor:
         if isinstance(self.covariance, LastLayerKron):
-            top = self.linearized(x).argmax(-1)
-            return self.covariance.differences(self.linearized, x, top)
-        size = max(1, BLOCK_NUMBERS // self.num_outputs**2)
-        parts = []
-        for part in chunks(x, size):
-            law = self.marginal(part)
-            parts.append(contrasts(law))
+            return self.covariance.differences(self.linearized, x, mean.argmax(-1))
+        size = max(1, BLOCK_NUMBERS // mean.shape[1] ** 2)
+        parts = [
+            Contrast.variances(own, self._sigma.blocks(self.linearized, part))
+            for part, own in zip(chunks(x, size), mean.split(size), strict=True)
+        ]
         return torch.cat(parts)
 
     @_evaluated

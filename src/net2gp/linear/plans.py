@@ -1,0 +1,155 @@
+"""What is known of a network for inputs of one shape: a value that its linearization holds."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from net2gp.inputs import tensors
+from net2gp.types import Inputs
+
+if TYPE_CHECKING:
+    from net2gp.linear.calls import Key
+    from net2gp.linear.layouts import Layout
+
+NUM_KNOWN = 8
+"""Shapes of inputs, and inputs of each shape, that are remembered: training and test points in two dtypes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which parameters have structured gradients, and how their layers lay out the points.
+
+    `layers` are the calls in order, and `unreached` the parameters that no point looked at so far uses.
+    """
+
+    num_outputs: int
+    layouts: tuple[Layout | None, ...]
+    structured: tuple[str, ...]
+    leftover: tuple[str, ...]
+    bytes_per_point: int
+    layers: tuple[Key, ...] = ()
+    unreached: tuple[str, ...] = ()
+
+    def without(self, names: set[str]) -> Plan:
+        """The same plan, with the parameters `names` among those that are left over."""
+        if not names & set(self.structured):
+            return self
+        structured = tuple(name for name in self.structured if name not in names)
+        moved = tuple(name for name in self.structured if name in names)
+        return replace(self, structured=structured, leftover=self.leftover + moved)
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """A part of a storage, at one version of its values: views of the same points are the same points."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    version: int
+    start: int
+    stop: int
+
+    @staticmethod
+    def of(value: Tensor) -> Span:
+        """The part that a tensor is a view of."""
+        reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+        start, version = int(value.storage_offset()), -1 if value.is_inference() else value._version
+        return Span(weakref.ref(value.untyped_storage()), version, start, start + reach + 1)
+
+    def covers(self, other: Span) -> bool:
+        """Whether the other is a part of this one."""
+        own = self.storage()
+        return (
+            own is not None
+            and own is other.storage()
+            and self.version == other.version >= 0
+            and self.start <= other.start
+            and other.stop <= self.stop
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """The plan for inputs of one shape, the points that were checked, and what else was found out there.
+
+    `values` are the parameters and buffers that it was found with: with others nothing of it counts.
+    `output` is held so that no other function takes its place in memory, by which it is known.
+    """
+
+    plan: Plan
+    output: Any
+    values: tuple[tuple[weakref.ref[Tensor], int], ...]
+    found: dict[str, Any] = field(default_factory=dict)
+    seen: deque[list[Span]] = field(default_factory=lambda: deque(maxlen=NUM_KNOWN))
+
+    @staticmethod
+    def of(plan: Plan, output: Any, values: Iterable[Tensor]) -> Known:
+        """What is known where nothing but the plan is."""
+        versions = tuple((weakref.ref(value), value._version) for value in values)
+        return Known(plan, output, versions)
+
+    def counts_for(self, values: Iterable[Tensor]) -> bool:
+        """Whether these are the very parameters and buffers of the plan, as they were."""
+        return all(
+            known() is value and version == value._version
+            for (known, version), value in zip(self.values, values, strict=True)
+        )
+
+    def has_seen(self, x: Inputs) -> bool:
+        """Whether `x` are points, or a part of points, that were checked."""
+        spans = [Span.of(value) for value in tensors(x)]
+        # another thread may add to them meanwhile
+        old = tuple(self.seen)
+        return any(all(o.covers(s) for o, s in zip(each, spans, strict=True)) for each in old)
+
+    def see(self, x: Inputs) -> None:
+        """Remember that `x` was checked. A tensor of inference mode does not say when it is changed."""
+        if not any(value.is_inference() for value in tensors(x)) and not self.has_seen(x):
+            self.seen.append([Span.of(value) for value in tensors(x)])
+
+
+class Plans:
+    """All that was found out about a network: `Linearized.plans`, which copies by `replace` share.
+
+    A plan is found once for inputs of one shape. `demoted` are parameters that some points use in another
+    way than their layers' rules say, and `reached` those that some training point uses: facts about the
+    network, whatever the shape. A copy by pickle or `deepcopy` starts with no plans.
+    """
+
+    def __init__(self, demoted: Iterable[str] = (), reached: Iterable[str] = ()) -> None:
+        self.demoted = set(demoted)
+        self.reached = set(reached)
+        self._known: dict[tuple[Any, ...], Known] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plans, (sorted(self.demoted), sorted(self.reached))
+
+    def __len__(self) -> int:
+        """How many shapes are known."""
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Known]:
+        """What is known of each shape, the one that was asked for last at the end."""
+        return iter(list(self._known.values()))
+
+    def get(self, key: tuple[Any, ...], values: Iterable[Tensor]) -> Known | None:
+        """What is known under `key` for these parameters and buffers."""
+        # taken out and put back at the end: another thread may have taken it out meanwhile
+        known = self._known.pop(key, None)
+        if known is None or not known.counts_for(values):
+            return None
+        self._known[key] = known
+        return known
+
+    def remember(self, key: tuple[Any, ...], known: Known) -> None:
+        """Keep `known`, and of all others those that were asked for last."""
+        self._known.pop(key, None)
+        self._known[key] = known
+        for old in list(self._known)[:-NUM_KNOWN]:
+            self._known.pop(old, None)
