@@ -14,6 +14,7 @@ from architectures import Apply
 from net2gp.errors import NetworkError
 from net2gp.linear import linearize, probe
 from net2gp.linear.capture import capture
+from net2gp.linear.passes import capacity
 from net2gp.linear.plans import NUM_KNOWN, Plans
 from net2gp.linear.probe import check_used, demote, once, plan
 from reference.jacobians import brute_force_jacobian, flat
@@ -207,3 +208,24 @@ def test_nothing_is_kept_alive_by_what_is_known() -> None:
     del moved
     newest = list(linearized.plans)[-1]
     assert all(ref() is None for ref, _ in newest.values)
+
+
+def test_what_a_point_takes_is_measured_once_and_the_same_in_inference_mode() -> None:
+    sizes: list[int] = []
+
+    def forward(self, x):
+        sizes.append(len(x))
+        return self.layer(x).repeat(1, 100).sin().unflatten(1, (100, 2)).sum(1)
+
+    torch.manual_seed(0)
+    module = Apply(forward, layer=nn.Linear(2, 2)).double().eval()
+    linearized, x = linearize(module), inputs()
+    with torch.inference_mode():
+        there = capacity(linearized, inputs(), 2**20)
+    plan(linearized, x)
+    assert there == capacity(linearized, x, 2**20)
+    # 200 numbers that the sine keeps, less the six parameters, and the layer's input
+    assert there == 2**20 // (4 * 8 * (200 - 6 + 2))
+    sizes.clear()
+    assert capacity(linearized, inputs(seed=1), 2**20) == there
+    assert sizes == []

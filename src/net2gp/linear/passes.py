@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from net2gp.errors import InputError, available_memory
+from net2gp.errors import InputError, NetworkError, available_memory
 from net2gp.inputs import (
     chunks,
     describe,
@@ -24,8 +24,8 @@ from net2gp.inputs import (
     rows,
     tensors,
 )
+from net2gp.linear.calls import fresh_leaves, run
 from net2gp.linear.evaluation import (
-    accepts,
     is_wrapped,
     pullback,
     pushforward,
@@ -209,11 +209,15 @@ def memory_budget(device: torch.device) -> int:
 
 
 def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
-    """How many points times columns fit into the memory budget in one forward-mode or backward pass.
-
-    Measured on one point: the bytes that autograd keeps for it.
-    """
+    """How many points times columns fit into the memory budget in one forward-mode or backward pass."""
     linearized.check(x)
+    wrapped = any(is_wrapped(value) for value in tensors(x))
+    kept = _kept_bytes(linearized, x) if wrapped else once(linearized, x, _kept_bytes)
+    return max(1, memory_budget // (4 * max(kept, 1)))
+
+
+def _kept_bytes(linearized: Linearized, x: Inputs) -> int:
+    """What autograd keeps for one point, measured on the first of `x`."""
     total = 0
 
     def count(saved: Tensor) -> Tensor:
@@ -221,22 +225,21 @@ def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
         total += saved.numel() * saved.element_size()
         return saved
 
-    leaves = {name: value.detach().requires_grad_() for name, value in linearized.params.items()}
+    leaves = fresh_leaves(linearized, tuple(linearized.params))
     own = sum(value.numel() * value.element_size() for value in leaves.values())
     hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved)
     point = rows(x, slice(0, 1))
-    with torch.enable_grad(), accepts(x):
-        try:
-            with hooks:
-                linearized.evaluate(leaves, point)
-        except RuntimeError as error:
-            if "saved tensor hooks" not in str(error):
-                raise
-            # torch.func inside a network does not let them be counted: all that is computed, then
-            with _Computed() as computed:
-                linearized.evaluate(leaves, point)
-            total = own + computed.total
-    return max(1, memory_budget // (4 * max(total - own, 1)))
+    try:
+        with hooks:
+            run(linearized, leaves, point, x)
+    except NetworkError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        # torch.func inside a network does not let them be counted: all that is computed, then
+        with _Computed() as computed:
+            run(linearized, leaves, point, x)
+        total = own + computed.total
+    return total - own
 
 
 class _Computed(TorchFunctionMode):

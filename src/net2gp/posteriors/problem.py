@@ -215,7 +215,7 @@ def _check_noise(problem: Problem) -> None:
 
 def _check_ratio(problem: Problem) -> None:
     """Raise where the noise is lost in the rounding of the prior variance of f at the first point."""
-    noise = float(problem.noise.min())
+    noise = float(problem.noise.detach().min())
     if noise <= 0.0:
         return
     with torch.no_grad():
