@@ -350,3 +350,18 @@ def test_products_with_factors_are_those_with_their_jacobians():
         accumulate(cross, chosen, factor, 1, 3)
         expected = jacobian(chosen)[:, 0] @ J.flatten(0, 1).mT
         torch.testing.assert_close(cross, expected)
+
+
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_blocks_and_products_from_one_pass_are_those_of_two(name: str, precise: bool) -> None:
+    network, x = ARCHITECTURES[name]()
+    kernel = linearize(network).kernel(0.7)
+    kernel = kernel.precise() if precise else kernel
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(kernel.num_features, 3, generator=generator, dtype=kernel.dtype)
+    blocks, products = kernel.blocks_and_products(x, w)
+    torch.testing.assert_close(blocks, kernel.blocks(x))
+    torch.testing.assert_close(products, kernel.features(x) @ w)
+    small = replace(kernel, memory_budget=1)  # a point at a time
+    torch.testing.assert_close(small.blocks_and_products(x, w), (blocks, products))

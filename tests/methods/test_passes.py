@@ -14,8 +14,25 @@ from net2gp.linear import linearize
 from net2gp.methods import adapt, laplace
 from net2gp.posteriors import condition
 from net2gp.solvers import CG, Cholesky, WeightCholesky
-from net2gp.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
+from net2gp.structures import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kron,
+    LastLayer,
+    LowRank,
+    Subnetwork,
+)
 
+STRUCTURES = (
+    Full(),
+    Kron(),
+    Diagonal(),
+    LastLayer(),
+    FunctionSpace(),
+    LowRank(5),
+    Subnetwork(10),
+)
 Fit = Callable[[nn.Module, tuple[Tensor, Tensor]], Any]
 
 
@@ -65,7 +82,7 @@ def test_a_prediction_of_adapt_with_all_settings_open_runs_the_network_at_most_f
 
 @pytest.mark.filterwarnings("ignore")  # the network is not trained
 @pytest.mark.parametrize("classes", [False, True])
-@pytest.mark.parametrize("structure", [Full(), Kron(), Diagonal(), LastLayer(), FunctionSpace()])
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda s: type(s).__name__)
 def test_a_prediction_of_laplace_runs_the_network_at_most_four_times(
     structure, classes: bool
 ) -> None:

@@ -110,7 +110,7 @@ class Known:
 
     def see(self, x: Inputs) -> None:
         """Remember that `x` was checked. A tensor of inference mode does not say when it is changed."""
-        if not any(value.is_inference() for value in tensors(x)) and not self.has_seen(x):
+        if not any(value.is_inference() for value in tensors(x)):
             self.seen.append([Span.of(value) for value in tensors(x)])
 
 

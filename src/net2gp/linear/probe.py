@@ -39,15 +39,17 @@ def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
             "autocast is on, where derivatives and kernels would have 8 bits. Call this outside of "
             "torch.autocast(...), or within torch.autocast(..., enabled=False)."
         )
-    plans, key, values = linearized.plans, _key(linearized, x), _values_of(linearized)
+    plans, values = linearized.plans, _values_of(linearized)
+    key = _key(linearized, x, values)
     known = None if key is None else plans.get(key, values)
     if known is None:
         known = Known.of(_probed(linearized, x), linearized.output, () if key is None else values)
+        known.see(x)
         if key is not None:
             plans.remember(key, known)
     elif not known.has_seen(x):
         _check_points(linearized, x)
-    known.see(x)
+        known.see(x)
     if training:
         _check_reached(linearized, x, known.plan.unreached)
     return known.plan.without(plans.demoted)
@@ -55,8 +57,9 @@ def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
 
 def once(linearized: Linearized, x: Inputs, find: Callable[[Linearized, Inputs], Found]) -> Found:
     """What `find` says of the first, the middle and the last point, remembered as the plan for `x` is."""
-    key = _key(linearized, x)
-    known = None if key is None else linearized.plans.get(key, _values_of(linearized))
+    values = _values_of(linearized)
+    key = _key(linearized, x, values)
+    known = None if key is None else linearized.plans.get(key, values)
     if known is None:
         return find(linearized, _pick(x, *_looked_at(x)))
     if find.__name__ not in known.found:
@@ -69,9 +72,8 @@ def demote(linearized: Linearized, names: Sequence[str]) -> None:
     linearized.plans.demoted.update(names)
 
 
-def _key(linearized: Linearized, x: Inputs) -> tuple[Any, ...] | None:
-    """What a plan depends on beside values; None if that cannot be told."""
-    values = _values_of(linearized)
+def _key(linearized: Linearized, x: Inputs, values: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """What a plan depends on beside numbers; None if that cannot be told."""
     if any(value.is_inference() for value in values):  # it does not tell whether it was changed
         return None
     return (

@@ -25,13 +25,19 @@ def jacobian_times(
     """J(x) w for w of shape (P, k), in the dtype of w: (N·C, k), `points` points at a time."""
     parts = []
     for part in chunks(x, points):
-        total = w.new_zeros(num_rows(part), layout.num_outputs, w.shape[1])
-        for factor, piece in zip(
-            _factors(linearized, part, layout, w), _split(linearized, w), strict=True
-        ):
-            total += _times(factor, piece)
-        parts.append(total.flatten(0, 1))
+        factors = _factors(linearized, part, layout, w)
+        parts.append(factors_times(linearized, factors, w).flatten(0, 1))
     return torch.cat(parts)
+
+
+def factors_times(linearized: Linearized, factors: Sequence[Factor], w: Tensor) -> Tensor:
+    """J w for w of shape (P, k): (B, C, k), from a factor for each chosen parameter, in order."""
+    total: Tensor | None = None
+    for factor, piece in zip(factors, _split(linearized, w), strict=True):
+        product = _times(factor, piece)
+        total = product if total is None else total + product
+    assert total is not None
+    return total
 
 
 def jacobian_transposed_times(

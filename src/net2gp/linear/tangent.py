@@ -23,7 +23,11 @@ from net2gp.linear.passes import (
     column_pullbacks,
 )
 from net2gp.linear.pieces import Pieces, add_tile, common_plans, row_shapes
-from net2gp.linear.products import jacobian_times, jacobian_transposed_times
+from net2gp.linear.products import (
+    factors_times,
+    jacobian_times,
+    jacobian_transposed_times,
+)
 from net2gp.progress import progress
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs, Params
@@ -120,6 +124,23 @@ class TangentKernel:
     def diag(self, x: Inputs) -> Tensor:
         """The diagonal of k(x, x): (N·C,)."""
         return self.blocks(x).diagonal(dim1=1, dim2=2).reshape(-1)
+
+    def blocks_and_products(self, x: Inputs, w: Tensor) -> tuple[Tensor, Tensor]:
+        """k(x_n, x_n) for each point, (N, C, C), and Φ(x) w, (N, C, k) for w (P, k), from one pass."""
+        check_height(w, self.num_features, "w", "parameters")
+        layout = self._plan(x, training=False)
+        if layout.leftover:  # whose Jacobians are made a few parameters at a time
+            return self.blocks(x), self.apply(x, w).unflatten(0, (num_rows(x), -1))
+        names, w = self.linearized.params, (w * self._roots[:, None]).to(self.dtype)
+        blocks, products = [], []
+        for part in chunks(x, self._points(layout)):
+            pieces = self._pieces(part, layout, traced=False)
+            blocks.append(self._zeros(num_rows(part), layout.num_outputs, layout.num_outputs))
+            for factor in pieces.factors.values():
+                add_blocks(blocks[-1], factor)
+            ordered = [pieces.captured[name] for name in names]
+            products.append(factors_times(self.linearized, ordered, w))
+        return torch.cat(blocks), torch.cat(products)
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """k(x, y) @ v by a backward pass over y and a forward-mode pass over x, for each column of v."""

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from net2gp.inputs import num_rows
 from net2gp.linear.factors import Direct, Factor, jacobian, scaled
 from net2gp.linear.linearized import Linearized
+from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.rooted import (
     entry_shape,
     example,
@@ -25,7 +25,7 @@ from net2gp.posteriors.rooted import (
     rooted_variances,
     times,
 )
-from net2gp.types import FeatureKernel, Inputs
+from net2gp.types import Inputs
 
 
 class Covariance(Protocol):
@@ -117,29 +117,30 @@ class Subtracted:
 
     def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J_n Σ J_nᵀ for each point: (N, C, C)."""
-        prior, less = self._parts(x, linearized)
-        return (prior.blocks(x) - less @ less.mT).to(linearized.example.dtype)
+        prior, root = self._prior(linearized)
+        own, less = prior.blocks_and_products(x, root)
+        return (own - less @ less.mT).to(linearized.example.dtype)
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
         """The diagonals of the blocks: (N, C)."""
-        prior, less = self._parts(x, linearized)
-        squares = less.square().sum(-1)
-        difference = prior.diag(x).reshape(squares.shape) - squares
+        prior, root = self._prior(linearized)
+        own, less = prior.blocks_and_products(x, root)
+        difference = own.diagonal(dim1=1, dim2=2) - less.square().sum(-1)
         return difference.clamp(min=0).to(linearized.example.dtype)
 
     def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J Σ Jᵀ over all points: (N·C, N·C)."""
-        prior, less = self._parts(x, linearized)
-        return prior(x) - less.flatten(0, 1) @ less.flatten(0, 1).mT
+        prior, root = self._prior(linearized)
+        less = prior.apply(x, root)
+        return prior(x) - less @ less.mT
 
-    def _parts(self, x: Inputs, linearized: Linearized) -> tuple[FeatureKernel, Tensor]:
-        """The prior's kernel and J U shrink^{1/2}, (N, C, k): both in float64, from the same gradients.
+    def _prior(self, linearized: Linearized) -> tuple[TangentKernel, Tensor]:
+        """The prior's kernel, and V^{-1/2} U shrink^{1/2}: products in float64, from the same gradients.
 
         Where data are many or exact the two nearly cancel, and float32 would leave nothing but its rounding.
         """
         prior = linearized.kernel(linearized.unflatten(self.prior)).precise()
-        root = self.U / self.prior.sqrt()[:, None] * self.shrink.sqrt()
-        return prior, prior.apply(x, root).reshape(num_rows(x), -1, root.shape[1])
+        return prior, self.U / self.prior.sqrt()[:, None] * self.shrink.sqrt()
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """V^{1/2} (I − Q diag(1 − √(1 − shrink)) Qᵀ) z with Q = V^{-1/2} U."""
