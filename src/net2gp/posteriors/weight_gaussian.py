@@ -15,7 +15,8 @@ from torch.distributions import Distribution
 
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import check_batch, chunks, describe, follows, num_rows
-from net2gp.likelihoods.laws import Contrasts, Variances, contrasts, gaussian_law
+from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
+from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.traits import needs
 from net2gp.linear.evaluation import LOCK
