@@ -122,7 +122,7 @@ def test_matmul_is_the_dense_product(name):
 @EACH
 def test_matmul_in_tiles_is_the_dense_product(name, monkeypatch):
     monkeypatch.setattr("net2gp.kernels.TILE_BYTES", 100)
-    monkeypatch.setattr("net2gp.linear.tangent.available_memory", lambda device: 4000)
+    monkeypatch.setattr("net2gp.linear.jacobians.tangent.available_memory", lambda device: 4000)
     kernel, x = kernel_of(name), points(7)
     v = torch.randn(kernel.diag(x).shape[0], 2, generator=seeded(0), dtype=torch.float64)
     assert_close(kernel.matmul(x, x, v), kernel_of(name)(x) @ v)

@@ -57,7 +57,7 @@ def test_every_block_and_wrap_is_drawn() -> None:
 
 
 def test_the_referee_finds_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    from net2gp.linear.tangent import TangentKernel
+    from net2gp.linear.jacobians.tangent import TangentKernel
 
     right = TangentKernel.diag
     monkeypatch.setattr(TangentKernel, "diag", lambda self, x: right(self, x) * (1 + 1e-7))

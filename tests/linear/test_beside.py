@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import net2gp as n2g
 from architectures import Apply
 from net2gp.errors import NetworkError
-from net2gp.linear.head import features_and_outputs, last_linearized
+from net2gp.linear.curvatures.head import features_and_outputs, last_linearized
 from reference.jacobians import brute_force_jacobian, flat
 
 N = 12

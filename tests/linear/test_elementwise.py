@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from architectures import Apply, parameter
 from net2gp.linear import linearize
-from net2gp.linear.probe import plan
+from net2gp.linear.planning.probe import plan
 from reference.jacobians import brute_force_jacobian, flat
 
 

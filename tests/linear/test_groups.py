@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import linearize
-from net2gp.linear.factors import Outer, accumulate, add_blocks, jacobian, mirror, pulled, pushed
+from net2gp.linear.forward.factors import (
+    Outer,
+    accumulate,
+    add_blocks,
+    jacobian,
+    mirror,
+    pulled,
+    pushed,
+)
 from net2gp.methods import laplace
 from net2gp.posteriors import Kron
 from reference.jacobians import brute_force_jacobian, flat

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.errors import NetworkError, NotStationary
-from net2gp.linear.head import features_and_outputs, has_features, last_linearized
+from net2gp.linear.curvatures.head import features_and_outputs, has_features, last_linearized
 
 N, C = 9, 3
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from architectures import Apply
 from net2gp.errors import NetworkError
-from net2gp.linear import linearize, probe
-from net2gp.linear.capture import capture
-from net2gp.linear.passes import capacity
-from net2gp.linear.plans import NUM_KNOWN, Plans
-from net2gp.linear.probe import check_used, demote, once, plan
+from net2gp.linear import linearize
+from net2gp.linear.jacobians.capture import capture
+from net2gp.linear.jacobians.passes import capacity
+from net2gp.linear.planning import probe
+from net2gp.linear.planning.plans import NUM_KNOWN, Plans
+from net2gp.linear.planning.probe import check_used, demote, once, plan
 from reference.jacobians import brute_force_jacobian, flat
 
 

@@ -8,10 +8,11 @@ from torch import nn
 
 from architectures import ARCHITECTURES, OUTPUTS, Apply, N, parameter, points
 from net2gp.errors import NetworkError
-from net2gp.linear import linearize, probe
-from net2gp.linear.layers import RULES, Scale, Shift
-from net2gp.linear.plans import Plan
-from net2gp.linear.probe import plan
+from net2gp.linear import linearize
+from net2gp.linear.forward.layers import RULES, Scale, Shift
+from net2gp.linear.planning import probe
+from net2gp.linear.planning.plans import Plan
+from net2gp.linear.planning.probe import plan
 from reference.jacobians import brute_force_jacobian, flat
 
 ATTENTION = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")

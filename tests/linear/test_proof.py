@@ -14,8 +14,8 @@ from architectures import Apply, parameter
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Gaussian
 from net2gp.linear import linearize
-from net2gp.linear.layers import RULES, Rule
-from net2gp.linear.probe import plan
+from net2gp.linear.forward.layers import RULES, Rule
+from net2gp.linear.planning.probe import plan
 from net2gp.methods import adapt, laplace
 from net2gp.posteriors import Full, FunctionSpace, load, save
 from reference.jacobians import brute_force_jacobian, flat

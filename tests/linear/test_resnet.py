@@ -6,7 +6,7 @@ import torch
 
 from net2gp import data
 from net2gp.linear import linearize
-from net2gp.linear.probe import plan
+from net2gp.linear.planning.probe import plan
 from reference.jacobians import brute_force_jacobian, flat
 from shared_data import shared_data
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import net2gp.linear.curvature
+import net2gp.linear.curvatures.curvature
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.linear import (
@@ -114,7 +114,7 @@ def test_repeating_or_reordering_the_data_changes_nothing() -> None:
 def test_chunks_of_one_point_give_the_same(monkeypatch) -> None:
     network, x = convolutional(), images()
     expected = task_embedding(network, x, Categorical()).vector
-    monkeypatch.setattr(net2gp.linear.curvature, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(net2gp.linear.curvatures.curvature, "CHUNK_BYTES", 1)
     found = task_embedding(network, x, Categorical()).vector
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 

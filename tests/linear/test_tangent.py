@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from architectures import ARCHITECTURES, Apply, points
 from net2gp import errors
 from net2gp.errors import InputError, TooLarge
-from net2gp.linear import TangentKernel, factors, linearize
-from net2gp.linear.factors import (
+from net2gp.linear import TangentKernel, linearize
+from net2gp.linear.forward import factors
+from net2gp.linear.forward.factors import (
     Direct,
     Lookup,
     Outer,

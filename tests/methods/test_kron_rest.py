@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.errors import InputError, Net2GPWarning, NetworkError
-from net2gp.linear import curvature, kron_blocks
-from net2gp.linear.capture import capture
-from net2gp.linear.curvature import Source, diagonal_curvature, kron_curvature
-from net2gp.linear.factors import Direct, Lookup, jacobian, sum_of_squares
+from net2gp.linear.curvatures import curvature, kron_blocks
+from net2gp.linear.curvatures.curvature import Source, diagonal_curvature, kron_curvature
+from net2gp.linear.forward.factors import Direct, Lookup, jacobian, sum_of_squares
+from net2gp.linear.jacobians.capture import capture
 from net2gp.linear.linearized import expand_prior
-from net2gp.linear.probe import demote
+from net2gp.linear.planning.probe import demote
 from net2gp.posteriors.precision import log_det
 
 N = 10

@@ -40,8 +40,8 @@ def found(noise, structure, prior_var=0.7):
 
 def in_small_chunks(monkeypatch) -> None:
     """Few points at a time: in curvatures, in products, and in tuning by Kronecker factors."""
-    monkeypatch.setattr("net2gp.linear.curvature.CHUNK_BYTES", 5000)
-    monkeypatch.setattr("net2gp.linear.last_layer.CHUNK_NUMBERS", 200)
+    monkeypatch.setattr("net2gp.linear.curvatures.curvature.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("net2gp.linear.curvatures.last_layer.CHUNK_NUMBERS", 200)
     monkeypatch.setattr("net2gp.methods.laplace_functions.SPECTRUM_ROWS", 1)
 
 
@@ -99,7 +99,7 @@ def test_the_root_of_a_chunk_has_the_noise_of_its_points(name, fisher):
 @EACH
 @pytest.mark.parametrize("some", [None, torch.tensor([1, 4, 5, 17, 29])], ids=["all", "some"])
 def test_products_with_the_precision_take_the_noise_of_their_points(name, some, monkeypatch):
-    monkeypatch.setattr("net2gp.linear.ggn.memory_budget", lambda device: 50)
+    monkeypatch.setattr("net2gp.linear.curvatures.ggn.memory_budget", lambda device: 50)
     monkeypatch.setattr("net2gp.methods.laplace_sampled.memory_budget", lambda device: 50)
     noise = NOISES[name]
     data = (X, labels(n2g.Gaussian(), outputs=2))
@@ -117,7 +117,7 @@ def test_products_with_the_precision_take_the_noise_of_their_points(name, some, 
 @EACH
 def test_draws_have_the_covariance_of_the_whole_precision(name, monkeypatch):
     # so little that a pass with this many columns takes 16 of the 30 points
-    monkeypatch.setattr("net2gp.linear.ggn.memory_budget", lambda device: 2**16)
+    monkeypatch.setattr("net2gp.linear.curvatures.ggn.memory_budget", lambda device: 2**16)
     monkeypatch.setattr("net2gp.methods.laplace_sampled.memory_budget", lambda device: 2**16)
     in_small_chunks(monkeypatch)
     many = n2g.structures.Sampled(num_samples=2000, tol=1e-9, num_probes=0, rank=2, num_points=8)

@@ -14,9 +14,9 @@ from net2gp.errors import InputError
 from net2gp.inputs import map_inputs, num_rows
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from net2gp.linear import linearize
-from net2gp.linear.capture import plan
-from net2gp.linear.curvature import EmpiricalFisher, ExactFisher
-from net2gp.linear.factors import Lookup, Outer, jacobian
+from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
+from net2gp.linear.forward.factors import Lookup, Outer, jacobian
+from net2gp.linear.jacobians.capture import plan
 from net2gp.methods.per_example import BatchSums, batch_sums, sum_of_squares
 from net2gp.types import Likelihood
 from reference.jacobians import brute_force_jacobian, flat
@@ -157,7 +157,7 @@ def test_squares_of_an_outer_product_are_those_of_its_jacobian(places, groups, m
     )
     expected = jacobian(factor).square().sum((0, 1))
     # pieces of the layer's outputs at a time, as for a layer that is too large
-    monkeypatch.setattr("net2gp.linear.factors.CHUNK_BYTES", 5 * 2 * groups * 4 * 8 * 2)
+    monkeypatch.setattr("net2gp.linear.forward.factors.CHUNK_BYTES", 5 * 2 * groups * 4 * 8 * 2)
     torch.testing.assert_close(sum_of_squares(factor), expected, rtol=1e-12, atol=1e-12)
 
 

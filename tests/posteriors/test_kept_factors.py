@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import net2gp.linear.tangent
+import net2gp.linear.jacobians.tangent
 from net2gp.likelihoods import Gaussian
 from net2gp.methods import adapt, laplace
 
@@ -28,7 +28,7 @@ def data(num_outputs: int):
 def test_held_factors_give_the_same_law_and_gradient(method, num_outputs, monkeypatch):
     points, found = data(num_outputs), []
     for size in (2**26, 0):
-        monkeypatch.setattr(net2gp.linear.tangent, "KEPT_BYTES", size)
+        monkeypatch.setattr(net2gp.linear.jacobians.tangent, "KEPT_BYTES", size)
         posterior = method(network(num_outputs), points, Gaussian(0.1), prior_var=1.0)
         for num_points in (3, 20, 1):
             x = torch.linspace(-1, 1, 3 * num_points, dtype=torch.float64)

@@ -1,7 +1,9 @@
 """Finite width, at θ: the linearized network and its tangent kernel."""
 
-from net2gp.linear.curvature import EmpiricalFisher, ExactFisher, MonteCarloFisher
-from net2gp.linear.ggn import GaussNewton
+from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher, MonteCarloFisher
+from net2gp.linear.curvatures.ggn import GaussNewton
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.linear.similarity import (
     PerFilter,
@@ -13,8 +15,6 @@ from net2gp.linear.similarity import (
     task_distance,
     task_embedding,
 )
-from net2gp.linear.tangent import TangentKernel
-from net2gp.linear.trace import TraceKernel
 
 __all__ = [
     "EmpiricalFisher",

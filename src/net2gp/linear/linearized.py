@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +13,20 @@ from torch.func import jvp
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
 from net2gp.inputs import check_inputs, describe, follows, map_inputs, num_rows, tensors
-from net2gp.linear.evaluation import (
+from net2gp.linear.forward.evaluation import (
     accepts,
     call,
     check_eval_mode,
     differentiable,
     pushforward,
 )
-from net2gp.linear.kinds import check_kind
-from net2gp.linear.plans import Plans
+from net2gp.linear.forward.kinds import check_kind
+from net2gp.linear.jacobians.jacobian import jacobian
+from net2gp.linear.jacobians.passes import pulling, pushed
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.linear.jacobians.trace import TraceKernel
+from net2gp.linear.planning.plans import Plans
 from net2gp.types import Inputs, Params
-
-if TYPE_CHECKING:
-    from net2gp.linear.tangent import TangentKernel
-    from net2gp.linear.trace import TraceKernel
 
 Output = Callable[[Any], Tensor]
 Patterns = str | Sequence[str]
@@ -121,8 +121,6 @@ class Linearized:
                 [3.],
                 [3.]])
         """
-        from net2gp.linear.passes import pushed
-
         self.check(x)
         self._check_tangent(v)
         with accepts(x):
@@ -130,8 +128,6 @@ class Linearized:
 
     def vjp(self, x: Inputs, u: Tensor) -> Params:
         """J(x)ᵀ u for u of shape (N, C): a value for each chosen parameter, one backward pass."""
-        from net2gp.linear.passes import pulling
-
         self.check(x)
         with accepts(x):
             out, pull = pulling(self, x)
@@ -143,8 +139,6 @@ class Linearized:
 
     def jacobian(self, x: Inputs) -> Tensor:
         """J(x): (N, C, P), columns in the order of `params`. Costs N·C·P memory: see `kernel` instead."""
-        from net2gp.linear.jacobian import jacobian
-
         return jacobian(self, x)
 
     def taylor(self, x: Inputs, params: Params, order: int = 1) -> Tensor:
@@ -153,8 +147,6 @@ class Linearized:
         Σ_k dᵏf/dtᵏ f(x; θ* + t(θ − θ*))|₀ / k!, by nested forward-mode; order 1 is the linearized
         network itself, whose error is O(‖θ − θ*‖²).
         """
-        from net2gp.linear.passes import pushed
-
         self.check(x)
         self._check_tangent(params)
         if order < 0:
@@ -175,8 +167,6 @@ class Linearized:
         `prior_var` is a number, or maps parameter names or patterns to numbers or to tensors of the
         parameter's shape: `{"*": 1.0, "*.bias": 0.1}`; of several patterns that match, the last counts.
         """
-        from net2gp.linear.tangent import TangentKernel
-
         return TangentKernel(self, expand_prior(prior_var, self.params))
 
     def trace_kernel(self, prior_var: PriorVar = 1.0) -> TraceKernel:
@@ -184,8 +174,6 @@ class Linearized:
 
         For tasks with another number of outputs than the network.
         """
-        from net2gp.linear.trace import TraceKernel
-
         return TraceKernel(self.kernel(prior_var))
 
     def to(

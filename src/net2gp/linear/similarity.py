@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import check_inputs, describe, gather, num_rows, tensors
 from net2gp.likelihoods import Gaussian
-from net2gp.linear.curvature import Source, diagonal_curvature
+from net2gp.linear.curvatures.curvature import Source, diagonal_curvature
 from net2gp.linear.linearized import Linearized, Patterns, linearize
 from net2gp.types import Data, Inputs, Likelihood, Params
 

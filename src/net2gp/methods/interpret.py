@@ -12,8 +12,8 @@ from torch import Tensor
 from net2gp.errors import InputError, check_count
 from net2gp.inputs import check_inputs, describe, num_rows, rows
 from net2gp.kernels import settled
-from net2gp.linear.tangent import TangentKernel
-from net2gp.linear.trace import TraceKernel
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.types import Inputs, Kernel
 
 

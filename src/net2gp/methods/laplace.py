@@ -16,7 +16,7 @@ from net2gp.inputs import check_made, chunks, describe, gather, map_inputs, num_
 from net2gp.likelihoods.traits import has_one_class, has_open_noise, of_points
 from net2gp.linalg import psd_root
 from net2gp.linear import Linearized, linearize
-from net2gp.linear.curvature import (
+from net2gp.linear.curvatures.curvature import (
     Curvature,
     Source,
     SubsetCurvature,
@@ -26,16 +26,16 @@ from net2gp.linear.curvature import (
     low_rank_curvature,
     subset_curvature,
 )
-from net2gp.linear.evaluation import pullback
-from net2gp.linear.head import has_features, last_linearized
-from net2gp.linear.last_layer import (
+from net2gp.linear.curvatures.head import has_features, last_linearized
+from net2gp.linear.curvatures.last_layer import (
     LastLayerCurvature,
     last_layer_diagonal,
     last_layer_full,
     last_layer_kron,
 )
+from net2gp.linear.forward.evaluation import pullback
 from net2gp.linear.linearized import Patterns, PriorVar, example_of, expand_prior
-from net2gp.linear.probe import check_used
+from net2gp.linear.planning.probe import check_used
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import by_factors, function_space, with_own_link
 from net2gp.methods.laplace_regression import is_regression

@@ -13,15 +13,15 @@ from net2gp.errors import NetworkError, check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import has_open_link, is_classifier, of_points
 from net2gp.linalg import block_matmul, psd_root, symmetric_eigen
-from net2gp.linear.curvature import (
+from net2gp.linear.curvatures.curvature import (
     DiagonalCurvature,
     KronCurvature,
     Source,
     diagonal_curvature,
     kron_curvature,
 )
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import PriorVar, expand_prior
-from net2gp.linear.tangent import TangentKernel
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_tuning import Evidence, LogDet, Matched, Task, Tuned, Tuning

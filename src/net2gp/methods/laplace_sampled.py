@@ -24,11 +24,11 @@ from net2gp.linalg import (
     log_det_quadrature,
     nystrom,
 )
-from net2gp.linear.capture import plan
-from net2gp.linear.curvature import ExactFisher
-from net2gp.linear.ggn import GaussNewton
+from net2gp.linear.curvatures.curvature import ExactFisher
+from net2gp.linear.curvatures.ggn import GaussNewton
+from net2gp.linear.jacobians.capture import plan
+from net2gp.linear.jacobians.passes import capacity, column_pullbacks, memory_budget, points_at_once
 from net2gp.linear.linearized import PriorVar, expand_prior
-from net2gp.linear.passes import capacity, column_pullbacks, memory_budget, points_at_once
 from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_functions import by_factors, no_determinant
 from net2gp.methods.laplace_regression import is_regression

@@ -14,7 +14,7 @@ from torch import Tensor
 from net2gp.inputs import map_inputs, num_rows, rows
 from net2gp.likelihoods.traits import Linked
 from net2gp.linalg import psd_root
-from net2gp.linear.curvature import ExactFisher
+from net2gp.linear.curvatures.curvature import ExactFisher
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
 from net2gp.posteriors.conditioned import as_covariance
 from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer

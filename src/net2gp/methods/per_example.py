@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from net2gp.linear.capture import Plan, capture, gradients_apart
-from net2gp.linear.curvature import EmpiricalFisher, ExactFisher
-from net2gp.linear.factors import Direct, Factor, Lookup
+from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
+from net2gp.linear.forward.factors import Direct, Factor, Lookup
+from net2gp.linear.jacobians.capture import Plan, capture, gradients_apart
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Likelihood
 
@@ -44,7 +44,7 @@ def batch_sums(
     and two matrix products a weight. `layout` comes from `plan(linearized, x)`, once for all batches.
 
     >>> from net2gp.likelihoods import Gaussian
-    >>> from net2gp.linear.capture import plan
+    >>> from net2gp.linear.jacobians.capture import plan
     >>> from net2gp.linear.linearized import linearize
     >>> zero = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
     >>> linearized = linearize(torch.nn.Linear(1, 1).eval(), zero)

@@ -18,7 +18,7 @@ from net2gp.errors import InputError, NetworkError, check_count, check_finite, c
 from net2gp.inputs import describe, gather
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
 from net2gp.linear import linearize
-from net2gp.linear.evaluation import check_eval_mode, differentiable
+from net2gp.linear.forward.evaluation import check_eval_mode, differentiable
 from net2gp.progress import progress
 from net2gp.types import Likelihood, Params
 

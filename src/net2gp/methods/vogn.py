@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from net2gp.errors import InputError, check_finite, check_positive
 from net2gp.inputs import gather, num_rows
-from net2gp.linear.capture import Plan, plan
-from net2gp.linear.curvature import EmpiricalFisher, ExactFisher
+from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
+from net2gp.linear.jacobians.capture import Plan, plan
 from net2gp.linear.linearized import Linearized, PriorVar, linearize
 from net2gp.methods.natural_gradient import (
     NaturalState,

@@ -14,7 +14,7 @@ from net2gp.inputs import describe, gather, join, num_rows, ordinary_tensors, te
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import cholesky
-from net2gp.linear.tangent import TangentKernel
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.posteriors.function_space import FunctionPosterior, NoiseFactor, SpectralFactor
 from net2gp.posteriors.gaussian import (
     assemble,

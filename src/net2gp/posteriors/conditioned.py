@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
-from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.covariances import Covariance
 from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.precision import prior_vector

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from net2gp.linear.factors import Direct, Factor, jacobian, scaled
+from net2gp.linear.forward.factors import Direct, Factor, jacobian, scaled
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
-from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.rooted import (
     entry_shape,
     example,

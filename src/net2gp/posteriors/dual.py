@@ -10,8 +10,8 @@ from torch import Tensor
 from net2gp.errors import InputError, available_memory, check_memory
 from net2gp.inputs import gather, num_rows
 from net2gp.likelihoods.traits import has_gaussian_noise, inverse_curvature
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
-from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.checks import check_class_axis, check_prior_var
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.function_space import FunctionPosterior

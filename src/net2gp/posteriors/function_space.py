@@ -15,7 +15,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import check_batch, chunks, num_rows, rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
-from net2gp.linear.tangent import Kept, TangentKernel
+from net2gp.linear.jacobians.tangent import Kept, TangentKernel
 from net2gp.posteriors.problem import check_points, predictive, prior_mean, process_facts
 from net2gp.posteriors.samples import FunctionSamples, check_count, draw_from
 from net2gp.posteriors.solvers import CG, Inference, Solver

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from net2gp.linear.factors import Direct, Factor, Outer, jacobian, scaled
-from net2gp.linear.kron_blocks import inputs_with_bias
+from net2gp.linear.curvatures.kron_blocks import inputs_with_bias
+from net2gp.linear.forward.factors import Direct, Factor, Outer, jacobian, scaled
 from net2gp.posteriors.rooted import normal, rooted_blocks, rooted_joint, rooted_variances
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import num_rows, ordinary_tensors, rows
-from net2gp.linear.head import features
+from net2gp.linear.curvatures.head import features
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.kron import KronRoot
 from net2gp.posteriors.rooted import normal

@@ -12,9 +12,9 @@ from torch import Tensor
 from net2gp.errors import available_memory
 from net2gp.inputs import chunks, follows, num_rows, ordinary_tensors, rows
 from net2gp.linalg import block_matmul, cholesky, lanczos, pivots
-from net2gp.linear.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
+from net2gp.linear.forward.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
-from net2gp.linear.tangent import TangentKernel
 from net2gp.posteriors.precision import prior_vector
 from net2gp.posteriors.rooted import normal
 from net2gp.types import Inputs

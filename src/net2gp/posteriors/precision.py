@@ -14,16 +14,16 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.linalg import cholesky
-from net2gp.linear.curvature import (
+from net2gp.linear.curvatures.curvature import (
     DiagonalCurvature,
     FullCurvature,
     KronCurvature,
     LowRankCurvature,
     SubsetCurvature,
 )
-from net2gp.linear.head import weights_of
-from net2gp.linear.kron_blocks import DenseBlock, DiagonalBlock, KronBlock
-from net2gp.linear.last_layer import LastLayerCurvature
+from net2gp.linear.curvatures.head import weights_of
+from net2gp.linear.curvatures.kron_blocks import DenseBlock, DiagonalBlock, KronBlock
+from net2gp.linear.curvatures.last_layer import LastLayerCurvature
 from net2gp.posteriors.covariances import (
     Covariance,
     DiagonalCovariance,

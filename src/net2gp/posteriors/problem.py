@@ -22,7 +22,7 @@ from net2gp.inputs import (
 )
 from net2gp.kernels import IndependentOutputs, settled
 from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
-from net2gp.linear.tangent import TangentKernel
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightCholesky
 from net2gp.show import likelihood_name, number
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import follows, num_rows, rows
-from net2gp.linear.capture import Plan, capture, gradients_apart, plan
-from net2gp.linear.curvature import chunk_size
-from net2gp.linear.factors import (
+from net2gp.linear.curvatures.curvature import chunk_size
+from net2gp.linear.forward.factors import (
     Direct,
     Factor,
     Outer,
@@ -25,6 +24,7 @@ from net2gp.linear.factors import (
     jacobian,
     mirror,
 )
+from net2gp.linear.jacobians.capture import Plan, capture, gradients_apart, plan
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs
 

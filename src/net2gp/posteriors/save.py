@@ -23,11 +23,11 @@ from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
-from net2gp.linear import curvature
+from net2gp.linear.curvatures import curvature
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.linear.linearized import Linearized, Output
-from net2gp.linear.plans import Plans
-from net2gp.linear.tangent import TangentKernel
-from net2gp.linear.trace import TraceKernel
+from net2gp.linear.planning.plans import Plans
 from net2gp.posteriors import (
     codes,
     conditioned,

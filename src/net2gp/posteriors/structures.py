@@ -9,7 +9,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import describe
-from net2gp.linear.curvature import ExactFisher, Fisher
+from net2gp.linear.curvatures.curvature import ExactFisher, Fisher
 
 
 @dataclass(frozen=True)

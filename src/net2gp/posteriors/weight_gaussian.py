@@ -19,7 +19,7 @@ from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.traits import needs
-from net2gp.linear.evaluation import LOCK
+from net2gp.linear.forward.evaluation import LOCK
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.posteriors.conditioned import as_covariance
 from net2gp.posteriors.covariances import Covariance, ScaledCovariance

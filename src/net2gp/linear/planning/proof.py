@@ -7,14 +7,17 @@ torch.autograd through one ordinary forward pass: no torch.func, no vmap, no lay
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from net2gp.linear.calls import fresh_leaves, recording, run
-from net2gp.linear.evaluation import differentiates
-from net2gp.linear.linearized import Linearized
+from net2gp.linear.forward.calls import fresh_leaves, recording, run
+from net2gp.linear.forward.evaluation import differentiates
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 1e-5)}
 """Errors that rounding may cause, relative to the parameter's own gradient and to the largest of all."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from net2gp.errors import check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import of_points, summed_curvature
-from net2gp.linear.curvature import DiagonalCurvature, ExactFisher, FullCurvature, Source
-from net2gp.linear.head import features_and_outputs, weights_of
-from net2gp.linear.kron_blocks import KronBlock
+from net2gp.linear.curvatures.curvature import DiagonalCurvature, ExactFisher, FullCurvature, Source
+from net2gp.linear.curvatures.head import features_and_outputs, weights_of
+from net2gp.linear.curvatures.kron_blocks import KronBlock
 
 CHUNK_NUMBERS = 2**24
 """Numbers of a chunk's outer products and curvatures."""

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from net2gp.linear.evaluation import is_wrapped
-from net2gp.linear.layers import Scale, Shift
+from net2gp.linear.forward.evaluation import is_wrapped
+from net2gp.linear.forward.layers import Scale, Shift
 from net2gp.types import Params
 
 Add = Callable[[nn.Module, dict[str, str], Tensor, Tensor], Tensor]

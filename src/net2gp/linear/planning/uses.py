@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from net2gp.linear.calls import Call, Key
-from net2gp.linear.evaluation import differentiates
-from net2gp.linear.factors import Direct, Factor, Lookup, Outer, pulled
-from net2gp.linear.layouts import Layout, matched
-from net2gp.linear.proof import differing, gradients, random_like
+from net2gp.linear.forward.calls import Call, Key
+from net2gp.linear.forward.evaluation import differentiates
+from net2gp.linear.forward.factors import Direct, Factor, Lookup, Outer, pulled
+from net2gp.linear.planning.layouts import Layout, matched
+from net2gp.linear.planning.proof import differing, gradients, random_like
 from net2gp.types import Params
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
 from net2gp.inputs import check_inputs, chunks, follows, num_rows, ordinary_tensors, rows
-from net2gp.linear.capture import Plan, capture, plan
-from net2gp.linear.factors import Factor, add_blocks, in_dtype, mixed
-from net2gp.linear.jacobian import jacobian
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.passes import (
+from net2gp.linear.forward.factors import Factor, add_blocks, in_dtype, mixed
+from net2gp.linear.jacobians.capture import Plan, capture, plan
+from net2gp.linear.jacobians.jacobian import jacobian
+from net2gp.linear.jacobians.passes import (
     capacity,
     check_device,
     check_height,
     column_products,
     column_pullbacks,
 )
-from net2gp.linear.pieces import Pieces, add_tile, common_plans, row_shapes
-from net2gp.linear.products import (
+from net2gp.linear.jacobians.pieces import Pieces, add_tile, common_plans, row_shapes
+from net2gp.linear.jacobians.products import (
     factors_times,
     jacobian_times,
     jacobian_transposed_times,
@@ -31,6 +31,9 @@ from net2gp.linear.products import (
 from net2gp.progress import progress
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 KEPT_BYTES = 2**26
 """What the factors of training points may take to be held from one prediction to the next."""

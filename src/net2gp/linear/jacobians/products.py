@@ -7,16 +7,19 @@ one precision and multiplied in another, products with its features must come fr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from net2gp.inputs import chunks, num_rows
-from net2gp.linear.capture import capture, gradients_apart
-from net2gp.linear.factors import CHUNK_BYTES, Direct, Factor, Lookup, in_dtype
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.plans import Plan
+from net2gp.linear.forward.factors import CHUNK_BYTES, Direct, Factor, Lookup, in_dtype
+from net2gp.linear.jacobians.capture import capture, gradients_apart
+from net2gp.linear.planning.plans import Plan
 from net2gp.types import Inputs
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 
 def jacobian_times(

@@ -9,16 +9,19 @@ f(x) = Σ_t w_t (W h_t + b) = W φ + b s with φ = Σ_t w_t h_t and s = Σ_t w_t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import NetworkError
 from net2gp.inputs import follows, map_inputs, num_rows, rows, tensors
-from net2gp.linear.beside import check_alone, check_columns
-from net2gp.linear.evaluation import LOCK, accepts
-from net2gp.linear.linearized import Linearized
+from net2gp.linear.curvatures.beside import check_alone, check_columns
+from net2gp.linear.forward.evaluation import LOCK, accepts
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 CHECKED_POINTS = 8
 """Points at which the output is compared with what a head would give."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch.func import jacrev, vmap
 
 from net2gp.errors import NetworkError
 from net2gp.inputs import follows, map_inputs, num_rows, rows
-from net2gp.linear.calls import fresh_leaves, recording, run
-from net2gp.linear.evaluation import differentiates, without_vmap_warnings
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.proof import COUPLED, differing, plain_pullback
+from net2gp.linear.forward.calls import fresh_leaves, recording, run
+from net2gp.linear.forward.evaluation import differentiates, without_vmap_warnings
+from net2gp.linear.planning.proof import COUPLED, differing, plain_pullback
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 
 def leftover_jacobian(

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from net2gp.inputs import ordinary_tensors, tensors
-from net2gp.linear.capture import Plan, leftover_jacobian
-from net2gp.linear.factors import Direct, Factor, Outer, accumulate, mirror, scaled, with_bias
-from net2gp.linear.linearized import Linearized
+from net2gp.linear.forward.factors import (
+    Direct,
+    Factor,
+    Outer,
+    accumulate,
+    mirror,
+    scaled,
+    with_bias,
+)
+from net2gp.linear.jacobians.capture import Plan, leftover_jacobian
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 
 @dataclass(frozen=True, eq=False)

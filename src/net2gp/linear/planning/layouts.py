@@ -10,8 +10,8 @@ from itertools import repeat
 import torch
 from torch import Tensor, nn
 
-from net2gp.linear.calls import Call, Key
-from net2gp.linear.evaluation import differentiates
+from net2gp.linear.forward.calls import Call, Key
+from net2gp.linear.forward.evaluation import differentiates
 
 
 @dataclass(frozen=True)

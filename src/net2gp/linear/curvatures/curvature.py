@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,13 +17,15 @@ from torch import Tensor
 from net2gp.errors import InputError, available_memory, check_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import curvature_root, of_points
-from net2gp.linear.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
-from net2gp.linear.factors import Direct, Factor, Outer, jacobian, sum_of_squares
-from net2gp.linear.ggn import GaussNewton
-from net2gp.linear.kron_blocks import Block, check_factors, layers, make_block
-from net2gp.linear.linearized import Linearized
+from net2gp.linear.curvatures.ggn import GaussNewton
+from net2gp.linear.curvatures.kron_blocks import Block, check_factors, layers, make_block
+from net2gp.linear.forward.factors import Direct, Factor, Outer, jacobian, sum_of_squares
+from net2gp.linear.jacobians.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 CHUNK_BYTES = 2**28
 """What the gradients of one chunk of points may take."""

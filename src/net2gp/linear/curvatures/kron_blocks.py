@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError
-from net2gp.linear.factors import Direct, Factor, Lookup, Outer, jacobian, sum_of_squares
+from net2gp.linear.forward.factors import Direct, Factor, Lookup, Outer, jacobian, sum_of_squares
 
 DENSE_BLOCK = 4096
 """Entries of a parameter without Kronecker factors up to which its block is kept as a matrix."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import chunks, num_rows, rows, tensors
-from net2gp.linear.calls import Call, forward, fresh_leaves, run
-from net2gp.linear.evaluation import accepts
-from net2gp.linear.layouts import Layout, find_layouts, is_structured, matched
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.loops import leave_out
-from net2gp.linear.plans import Known, Plan
-from net2gp.linear.proof import gradients
-from net2gp.linear.uses import find_uses
+from net2gp.linear.forward.calls import Call, forward, fresh_leaves, run
+from net2gp.linear.forward.evaluation import accepts
+from net2gp.linear.planning.layouts import Layout, find_layouts, is_structured, matched
+from net2gp.linear.planning.loops import leave_out
+from net2gp.linear.planning.plans import Known, Plan
+from net2gp.linear.planning.proof import gradients
+from net2gp.linear.planning.uses import find_uses
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 Found = TypeVar("Found")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,8 +13,7 @@ from net2gp.inputs import check_inputs, num_rows, rows
 from net2gp.likelihoods.responses import divergence
 from net2gp.likelihoods.traits import of_points
 from net2gp.linalg import block_matmul
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.passes import (
+from net2gp.linear.jacobians.passes import (
     capacity,
     column_products,
     column_pullbacks,
@@ -21,6 +21,9 @@ from net2gp.linear.passes import (
     points_at_once,
 )
 from net2gp.types import Inputs, Likelihood
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 
 @dataclass(frozen=True, eq=False)

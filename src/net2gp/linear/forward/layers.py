@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from net2gp.linear.factors import Direct, Factor, Lookup, Outer
+from net2gp.linear.forward.factors import Direct, Factor, Lookup, Outer
 
 Prepare = Callable[[nn.Module, Tensor], Tensor]
 Factors = Callable[[nn.Module, Tensor, Tensor], dict[str, Factor]]

@@ -6,18 +6,20 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from net2gp.inputs import map_inputs
-from net2gp.linear.evaluation import LOCK, accepts
-from net2gp.linear.functional import Functions
-from net2gp.linear.layers import Rule, find_rule
-from net2gp.linear.linearized import Linearized
+from net2gp.linear.forward.evaluation import LOCK, accepts
+from net2gp.linear.forward.functional import Functions
+from net2gp.linear.forward.layers import Rule, find_rule
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 Key = tuple[str, ...]
 """A layer by its kind and the network's names of its chosen parameters."""

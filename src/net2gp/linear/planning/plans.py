@@ -15,8 +15,8 @@ from net2gp.inputs import tensors
 from net2gp.types import Inputs
 
 if TYPE_CHECKING:
-    from net2gp.linear.calls import Key
-    from net2gp.linear.layouts import Layout
+    from net2gp.linear.forward.calls import Key
+    from net2gp.linear.planning.layouts import Layout
 
 NUM_KNOWN = 8
 """Shapes of inputs, and inputs of each shape, that are remembered: training and test points in two dtypes."""

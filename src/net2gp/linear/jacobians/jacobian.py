@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from net2gp.errors import check_memory
 from net2gp.inputs import check_inputs, follows, num_rows, rows
-from net2gp.linear.capture import capture, gradients_apart, plan
-from net2gp.linear.factors import jacobian as factor_jacobian
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.passes import check_device
+from net2gp.linear.forward.factors import jacobian as factor_jacobian
+from net2gp.linear.jacobians.capture import capture, gradients_apart, plan
+from net2gp.linear.jacobians.passes import check_device
 from net2gp.types import Inputs
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 
 def jacobian(linearized: Linearized, x: Inputs, *, training: bool = True) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import chunks, num_rows, rows
-from net2gp.linear.tangent import TangentKernel
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.types import Inputs
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,18 +24,20 @@ from net2gp.inputs import (
     rows,
     tensors,
 )
-from net2gp.linear.calls import fresh_leaves, run
-from net2gp.linear.evaluation import (
+from net2gp.linear.forward.calls import fresh_leaves, run
+from net2gp.linear.forward.evaluation import (
     is_wrapped,
     pullback,
     pushforward,
     without_vmap_warnings,
 )
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.probe import once, plan
-from net2gp.linear.products import jacobian_times
-from net2gp.linear.proof import differing, plain_pullback, random_like
+from net2gp.linear.jacobians.products import jacobian_times
+from net2gp.linear.planning.probe import once, plan
+from net2gp.linear.planning.proof import differing, plain_pullback, random_like
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 FEWEST_POINTS = 16
 """Points of a pass, as far as the memory allows, before columns are taken one after the other."""

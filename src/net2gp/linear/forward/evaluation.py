@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import Net2GPError, NetworkError
 from net2gp.inputs import describe
-from net2gp.linear.norms import PlainNorms
+from net2gp.linear.forward.norms import PlainNorms
 from net2gp.types import Inputs, Params
 
 LOCK = threading.RLock()

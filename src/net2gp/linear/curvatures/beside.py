@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import NetworkError
 from net2gp.inputs import chunks
-from net2gp.linear.calls import fresh_leaves, run
-from net2gp.linear.evaluation import LOCK
-from net2gp.linear.linearized import Linearized
+from net2gp.linear.forward.calls import fresh_leaves, run
+from net2gp.linear.forward.evaluation import LOCK
 from net2gp.types import Inputs
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 POINTS_PER_LOOK = 64
 """Points of a pass that looks for parameters."""

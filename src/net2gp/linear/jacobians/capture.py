@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from net2gp.inputs import follows, num_rows
-from net2gp.linear.calls import forward, fresh_leaves
-from net2gp.linear.factors import Direct, Factor, Outer, jacobian, pulled
-from net2gp.linear.linearized import Linearized
-from net2gp.linear.loops import leftover_jacobian
-from net2gp.linear.plans import Plan
-from net2gp.linear.probe import demote, plan
-from net2gp.linear.proof import differing, random_like
-from net2gp.linear.proof import gradients as plain_gradients
-from net2gp.linear.uses import Uses, find_uses
+from net2gp.linear.forward.calls import forward, fresh_leaves
+from net2gp.linear.forward.factors import Direct, Factor, Outer, jacobian, pulled
+from net2gp.linear.planning.loops import leftover_jacobian
+from net2gp.linear.planning.plans import Plan
+from net2gp.linear.planning.probe import demote, plan
+from net2gp.linear.planning.proof import differing, random_like
+from net2gp.linear.planning.proof import gradients as plain_gradients
+from net2gp.linear.planning.uses import Uses, find_uses
 from net2gp.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 __all__ = [
     "Plan",
