@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in FILES})
 
 LARGEST = 12  # files of a folder beside its __init__.py
-EXEMPT = {"linear", "methods", "posteriors"}
+EXEMPT = {"methods", "posteriors"}
 """Folders that hold more, and are to be divided: names leave this set, none comes in."""
 
 
