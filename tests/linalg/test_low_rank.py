@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.linalg import LowRankPlusIdentity, nystrom, pivoted_cholesky, pivots
+from net2gp.linalg import LowRankPlusIdentity, nystrom, pivoted_cholesky, pivots, psd_eigen
 from net2gp.linalg.low_rank import orthonormal
 
 NUM = 120
@@ -266,3 +266,17 @@ def test_a_block_of_pivots_needs_few_more_than_the_greedy_rule() -> None:
         for b in (1, 32)
     ]
     assert sizes[1] <= 1.15 * sizes[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 7, 20, 60])
+def test_eigenvectors_of_low_rank_are_those_of_the_matrix(rank, monkeypatch):
+    monkeypatch.setattr("net2gp.linalg.low_rank.LARGE", 16)
+    n, generator = 64, torch.Generator().manual_seed(rank)
+    root = torch.randn(n, rank, generator=generator, dtype=torch.float64)
+    root = root * torch.logspace(0, -6, max(rank, 1), dtype=torch.float64)[:rank]
+    A = root @ root.mT
+    values, Q = psd_eigen(A)
+    assert bool((values.diff() >= 0).all())
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(A), rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(Q.mT @ Q, torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(Q @ torch.diag(values) @ Q.mT, A, rtol=0, atol=1e-12)

@@ -14,7 +14,14 @@ from net2gp.linalg.cg import Preconditioner, Solution, block_cg
 from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.linalg.cholesky import Cholesky, cholesky
 from net2gp.linalg.lanczos import Tridiagonal, inverse_root, lanczos, log_det_quadrature
-from net2gp.linalg.low_rank import LowRankPlusIdentity, Pivots, nystrom, pivoted_cholesky, pivots
+from net2gp.linalg.low_rank import (
+    LowRankPlusIdentity,
+    Pivots,
+    nystrom,
+    pivoted_cholesky,
+    pivots,
+    psd_eigen,
+)
 
 __all__ = [
     "Checkpoint",
@@ -36,6 +43,7 @@ __all__ = [
     "nystrom",
     "pivoted_cholesky",
     "pivots",
+    "psd_eigen",
     "psd_root",
     "softmax_root",
     "symmetric_eigen",

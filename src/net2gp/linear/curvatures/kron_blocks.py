@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError
+from net2gp.linalg import psd_eigen
 from net2gp.linear.forward.factors import Direct, Factor, Lookup, Outer, jacobian, sum_of_squares
 
 DENSE_BLOCK = 4096
@@ -33,7 +34,7 @@ class KronBlock:
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Eigenvalues, none negative, and eigenvectors of A and of G."""
-        (A, QA), (G, QG) = torch.linalg.eigh(self.A), torch.linalg.eigh(self.G)
+        (A, QA), (G, QG) = psd_eigen(self.A), psd_eigen(self.G)
         return A.clamp(min=0), QA, G.clamp(min=0), QG
 
     def plus(self, other: Block) -> KronBlock:
