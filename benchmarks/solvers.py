@@ -167,7 +167,9 @@ def _solve(name, linearized, x, y, K, noise, preconditioner, relative) -> str:
         posterior = n2g.condition(linearized.kernel(), (x, y), n2g.Gaussian(noise), solver=solver)
         seconds = time.perf_counter() - start
     t = y.double().reshape(-1, 1)
-    residual = float((t - K @ posterior.alpha - noise * posterior.alpha).norm() / t.norm())
+    residual = float(
+        (t - K @ posterior.process.alpha - noise * posterior.process.alpha).norm() / t.norm()
+    )
     said = any(issubclass(w.category, NotConverged) for w in caught)
     label = "none" if preconditioner is None else type(preconditioner).__name__
     return (

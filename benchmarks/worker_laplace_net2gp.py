@@ -44,7 +44,7 @@ def stage(
 
 def prior_variance(posterior: Any) -> float:
     """The one prior variance of all parameters."""
-    if isinstance(posterior, n2g.posteriors.WeightGaussian):
+    if hasattr(posterior, "covariance"):
         return float(torch.as_tensor(posterior.prior_var).mean())
     return float(next(iter(posterior.kernel.prior_var.values())).mean())
 

@@ -30,7 +30,7 @@ def main(out: Path) -> None:
     exact_std = exact.marginal(x_test).variance.sqrt()
 
     def residual(posterior):
-        (x, y), alpha = (posterior.x, posterior.y), posterior.alpha
+        (x, y), alpha = (posterior.x, posterior.y), posterior.process.alpha
         left = y - kernel.matmul(x, x, alpha) - noise_var * alpha
         return float(left.norm() / y.norm())
 

@@ -198,7 +198,7 @@ def test_laplace_with_samples_validation_and_dual(name: str) -> None:
     likelihood, (x, y) = CASES[name].likelihood, CASES[name].data()
     model, tuning = network(name), n2g.tuning.Validation((x, y), grid=(0.1, 1.0))
     posterior = quietly(lambda: n2g.laplace(model, (x, y), likelihood, tuning=tuning))
-    law = posterior.predict(x, how=WeightSamples(10))
+    law = posterior.predict(x, samples=WeightSamples(10))
     assert bool(metrics.nll(law, y).isfinite())
     assert bool(metrics.nll(posterior.predict(x), y).isfinite())
     assert bool(posterior.dual().targets.isfinite().all())

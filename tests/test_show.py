@@ -37,7 +37,7 @@ def laplace(**settings):
 def test_posteriors_say_what_they_are_of() -> None:
     text = repr(laplace(structure=n2g.Diagonal()))
     assert text.startswith(
-        "WeightGaussian(Linearized(Sequential, 13 parameters), structure=Diagonal(fisher=ExactFisher()), "
+        "Posterior(Linearized(Sequential, 13 parameters), structure=Diagonal(fisher=ExactFisher()), "
         "likelihood=Gaussian(noise_var=0.25), prior_var=0.5, N=12, C=1, P=13, log_evidence="
     )
     text = repr(n2g.adapt(regressor(), (X, X.sin()), n2g.Gaussian(0.25), prior_var=0.5))

@@ -22,7 +22,7 @@ labels = (x[:, 0] > 0).long()
 network, classifier = nn.Linear(1, 1).eval(), nn.Linear(1, 2).eval()
 
 regression = n2g.laplace(network, (x, x), n2g.Gaussian())
-assert_type(regression, n2g.posteriors.WeightGaussian[n2g.Gaussian])
+assert_type(regression, n2g.Posterior[n2g.Gaussian])
 assert_type(regression.likelihood.noise_var, float | Tensor | None)
 regression.predict(x).mean, regression.predict(x).stddev
 
@@ -40,7 +40,7 @@ assert_type(binary.predict(x), distributions.Bernoulli)
 regression.predict(x, likelihood=n2g.Categorical()).entropy()
 assert_type(n2g.adapt_classes(network, (x, labels)).predict(x).probs, Tensor)
 
-posterior: n2g.posteriors.WeightGaussian = classes
+posterior: n2g.Posterior = classes
 classes.predict(x).probabilities  # WRONG
 classes.likelihood.noise_var  # WRONG
 """

@@ -149,7 +149,7 @@ def means(view: View) -> Row:
     return row(view.name, "mean_argmax_accuracy", found)
 
 
-def uncertainty(view: View, digits: Digits) -> tuple[n2g.posteriors.WeightGaussian, list[Row]]:
+def uncertainty(view: View, digits: Digits) -> tuple[n2g.Posterior, list[Row]]:
     """Epistemic and aleatoric variance, summed over classes, under a diagonal Laplace approximation."""
     some = digits.train[0][:LAPLACE_DIGITS], digits.train[1][:LAPLACE_DIGITS]
     with warnings.catch_warnings():
@@ -162,7 +162,7 @@ def uncertainty(view: View, digits: Digits) -> tuple[n2g.posteriors.WeightGaussi
             prior_var=LAPLACE_PRIOR_VAR,
             structure=n2g.Diagonal(),
         )
-    assert isinstance(posterior, n2g.posteriors.WeightGaussian)
+    assert isinstance(posterior, n2g.Posterior)
     parts = split(posterior, digits.some[0])
     return posterior, [
         row(view.name, "epistemic", parts.epistemic.double().sum(1).mean(), "variance"),

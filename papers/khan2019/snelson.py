@@ -76,10 +76,10 @@ def train(seed: int = 0, training: AdamSettings = TRAINING) -> Snelson:
     return Snelson(x, y, network)
 
 
-def rbf_process(x: Tensor, y: Tensor) -> n2g.types.Posterior:
+def rbf_process(x: Tensor, y: Tensor) -> n2g.Posterior:
     """Gaussian process regression with a squared exponential kernel, tuned by its evidence."""
 
-    def build(lengthscale: float, output_var: float, noise_var: float) -> n2g.types.Posterior:
+    def build(lengthscale: float, output_var: float, noise_var: float) -> n2g.Posterior:
         kernel = n2g.RBF(lengthscale=lengthscale, output_var=output_var)
         return n2g.condition(kernel, (x, y), n2g.Gaussian(noise_var=noise_var))
 

@@ -18,8 +18,8 @@ from net2gp.methods.natural_gradient import (
     natural_step,
 )
 from net2gp.methods.selection import EVIDENCE, Selection
+from net2gp.posteriors.around_network import around_network
 from net2gp.posteriors.covariances import DiagonalCovariance
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 
 sys.path.append(str(Path(__file__).parent))
 from toy import NOISE, SEED, Problem, network
@@ -60,7 +60,7 @@ class Variational:
     mean: Tensor
     precision: Tensor
 
-    def posterior(self, index: int) -> WeightGaussian:
+    def posterior(self, index: int) -> n2g.Posterior:
         """One of them, at the network of its mean."""
         delta = self.deltas[index // len(self.problems)]
         problem = self.problems[index % len(self.problems)]
@@ -68,7 +68,7 @@ class Variational:
         nn.utils.vector_to_parameters(self.mean[index].double(), one.parameters())
         covariance = DiagonalCovariance(self.precision[index].double().reciprocal())
         linearized = n2g.linearize(one)
-        return WeightGaussian(linearized, NOISE, covariance, problem.x, problem.y, 1 / delta)
+        return around_network(linearized, covariance, 1 / delta, NOISE, (problem.x, problem.y))
 
     def selection(self, num_samples: int = 250, num_draws: int = 10) -> Selection:
         """Evidence and losses of all of them; losses are those of the mean prediction of `num_samples` draws.
@@ -95,7 +95,7 @@ class Variational:
 
 
 def evidences(
-    posterior: WeightGaussian, num_draws: int, generator: torch.Generator
+    posterior: n2g.Posterior, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """The converged evidence and that of a step, with J and f taken at draws of the parameters.
 
@@ -103,7 +103,7 @@ def evidences(
     β = 1, or the law from which a step starts and β = `STEP`. At a draw, as inference takes them, the units
     that the data do not need have features too; at the mean μ they have none.
     """
-    x, y, center = posterior.x, posterior.y, posterior.linearized
+    (x, y), center = posterior.data, posterior.linearized
     mu = center.flatten(center.params)
     s, delta = _precision(posterior), 1 / float(posterior.prior_var)
     start = (1 - STEP) * s + STEP * delta
@@ -119,7 +119,7 @@ def evidences(
     return converged, step
 
 
-def _precision(posterior: WeightGaussian) -> Tensor:
+def _precision(posterior: n2g.Posterior) -> Tensor:
     assert isinstance(posterior.covariance, DiagonalCovariance)
     return posterior.covariance.variance.reciprocal()
 

@@ -28,11 +28,10 @@ from torch import Tensor, nn
 from torch.distributions import Categorical as Classes
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from net2gp import Categorical, metrics
+from net2gp import Categorical, Posterior, metrics
 from net2gp.data import LeNet5, fashion_mnist, mnist
 from net2gp.methods.vogn import VOGN
 from net2gp.plots import COLORS
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 
 sys.path.append(str(Path(__file__).parents[1]))
 from studies import Row, panels, print_table, save
@@ -86,7 +85,7 @@ def train_adam(x: Tensor, y: Tensor, steps: int) -> nn.Module:
     return network
 
 
-def train_vogn(x: Tensor, y: Tensor, steps: int) -> WeightGaussian:
+def train_vogn(x: Tensor, y: Tensor, steps: int) -> Posterior:
     """The posterior; its evidence, an ELBO, is estimated on ten thousand digits."""
     torch.manual_seed(0)
     network = LeNet5().eval()
@@ -110,7 +109,7 @@ def point(network: Callable[[Tensor], Tensor]) -> Predict:
     return predict
 
 
-def averaged(posterior: WeightGaussian, draws: int) -> Predict:
+def averaged(posterior: Posterior, draws: int) -> Predict:
     """The average of the probabilities of networks drawn from the posterior."""
 
     def predict(x: Tensor) -> Classes:
@@ -125,7 +124,7 @@ def averaged(posterior: WeightGaussian, draws: int) -> Predict:
     return predict
 
 
-def linearized(posterior: WeightGaussian) -> Predict:
+def linearized(posterior: Posterior) -> Predict:
     """The network linearized at the mean, with its weights integrated out."""
 
     def predict(x: Tensor) -> Classes:
@@ -209,7 +208,7 @@ def study(size: Size) -> tuple[dict[str, Scores], dict[str, float]]:
     adam = timed(seconds, "AdamSettings", train_adam, x, y, size.steps)
     posterior = timed(seconds, "VOGN", train_vogn, x, y, size.steps)
     assert isinstance(adam, nn.Module)
-    assert isinstance(posterior, WeightGaussian)
+    assert isinstance(posterior, Posterior)
     print(f"ELBO of VOGN: {float(posterior.log_marginal_likelihood()) / len(x):.4f} a digit")
     digits = x_test[: size.digits], y_test[: size.digits]
     few = x_test[: size.linearized], y_test[: size.linearized]

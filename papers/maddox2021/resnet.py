@@ -127,7 +127,7 @@ def posterior_of(
     return predictor(posterior)
 
 
-def tempered(posterior: n2g.posteriors.WeightGaussian, held_out: Data) -> Predict:
+def tempered(posterior: n2g.Posterior, held_out: Data) -> Predict:
     """The posterior with its covariance times the factor of the smallest loss on held-out images."""
     x, y = held_out
     link = n2g.links.Contrast()
@@ -167,7 +167,7 @@ def all_parameters(
     return tempered(posterior, held_out)
 
 
-def predictor(posterior: n2g.posteriors.WeightGaussian) -> Predict:
+def predictor(posterior: n2g.Posterior) -> Predict:
     """Class probabilities, some hundred images at a time."""
 
     @torch.no_grad()

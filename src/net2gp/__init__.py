@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from net2gp.linear import Linearized, linearize
     from net2gp.methods import adapt, adapt_classes, adapt_tasks, gradient_flow, laplace
     from net2gp.posteriors.condition import condition
+    from net2gp.posteriors.posterior import Posterior
     from net2gp.posteriors.save import load, save
     from net2gp.posteriors.structures import Diagonal, Full, Kron, LastLayer
     from net2gp.posteriors.tune import tune
@@ -48,6 +49,7 @@ __all__ = [
     "Kron",
     "LastLayer",
     "Linearized",
+    "Posterior",
     "__version__",
     "adapt",
     "adapt_classes",
@@ -89,6 +91,7 @@ _HOMES = {
         "Full",
         "Kron",
         "LastLayer",
+        "Posterior",
         "condition",
         "load",
         "save",

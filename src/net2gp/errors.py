@@ -19,6 +19,13 @@ class InputError(Net2GPError, ValueError):
     """Data, labels or hyper-parameters that cannot be used as they are."""
 
 
+class NotAvailable(InputError, AttributeError):
+    """Something that this kind of posterior does not have; the message says why and what to use instead.
+
+    It is an AttributeError too, so that `hasattr(posterior, "linearized")` is False where there is none.
+    """
+
+
 class NetworkError(Net2GPError, ValueError):
     """A network that cannot be linearized as it is."""
 

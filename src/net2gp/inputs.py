@@ -76,6 +76,15 @@ def join(parts: list[Inputs]) -> Inputs:
     return tuple(torch.cat(values) for values in zip(*cast(list[tuple], parts), strict=True))
 
 
+def same_inputs(a: Inputs, b: Inputs) -> bool:
+    """Whether `a` and `b` are the very same points."""
+    pairs = list(zip(tensors(a), tensors(b), strict=False))
+    return len(tensors(a)) == len(tensors(b)) and all(
+        u is v or (u.shape == v.shape and u.dtype == v.dtype and torch.equal(u, v))
+        for u, v in pairs
+    )
+
+
 def chunks(x: Inputs, size: int) -> Iterator[Inputs]:
     """`x` in pieces of at most `size` points."""
     for start in range(0, num_rows(x), size):

@@ -116,25 +116,3 @@ Observed = TypeVar("Observed", bound=Likelihood)
 
 Outcome = TypeVar("Outcome", bound=Distribution)
 """The law of y that a posterior predicts."""
-
-
-@runtime_checkable
-class Posterior(Protocol):
-    """A Gaussian process conditioned on data: the same from outside, whatever space it was solved in."""
-
-    def marginal(self, x: Inputs) -> MultivariateNormal:
-        """f(x_n) for each point by itself: batch N, event C."""
-
-    def joint(self, x: Inputs) -> MultivariateNormal:
-        """f at all points together: event N·C, index n·C + c."""
-
-    def predict(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Distribution:
-        """y(x_n) for each point, f integrated out."""
-
-    def sample(
-        self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(S, N, C) values at `x` of functions drawn from the posterior."""
-
-    def log_marginal_likelihood(self) -> Tensor:
-        """The evidence log p(y), or the approximation that the inference makes of it."""

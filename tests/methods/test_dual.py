@@ -14,8 +14,9 @@ from torch.func import functional_call, grad, hessian, jacrev
 import net2gp as n2g
 from net2gp.errors import InputError, TooLarge
 from net2gp.methods.dual import AroundZero, dual
-from net2gp.posteriors import FunctionPosterior, WeightPosterior
-from net2gp.types import Posterior
+from net2gp.posteriors import Posterior
+from net2gp.posteriors.conditioned import Conditioned
+from net2gp.posteriors.whitened import Whitened
 from shared_data import shared_reference
 
 LIKELIHOODS = {
@@ -118,7 +119,7 @@ def test_the_linear_model_is_the_textbook_posterior(name, where):
     m, S, _, _ = textbook(found)
     posterior = found.linear_model()
     roots = prior_vector(found.linearized).sqrt()
-    assert torch.allclose(posterior.weights[:, 0] * roots, m, atol=1e-9)
+    assert torch.allclose(posterior.process.weights[:, 0] * roots, m, atol=1e-9)
     J = dense_jacobian(found.linearized, NEW).flatten(0, 1)
     assert torch.allclose(posterior.joint(NEW).covariance_matrix, J @ S @ J.T, atol=1e-9)
 
@@ -143,7 +144,7 @@ def test_the_linear_model_is_the_gaussian_process(name, where):
 def test_the_mean_at_a_stationary_point_is_the_network(name):
     found = at_optimum(name)
     theta = found.linearized.flatten(found.linearized.params)
-    weights = found.linear_model().weights[:, 0] * prior_vector(found.linearized).sqrt()
+    weights = found.linear_model().process.weights[:, 0] * prior_vector(found.linearized).sqrt()
     assert torch.allclose(weights, theta, atol=1e-7)
     for posterior in (found.linear_model(), found.gaussian_process()):
         assert torch.allclose(posterior.marginal(NEW).mean, found.linearized(NEW), atol=1e-7)
@@ -297,9 +298,9 @@ def test_cached_variances_of_full_rank_are_exact():
 
 def test_the_smaller_system_is_solved():
     network, x, y, likelihood = problem("categorical")
-    assert isinstance(dual(network, (x, y), likelihood, 1.0).condition(), WeightPosterior)
+    assert isinstance(dual(network, (x, y), likelihood, 1.0).condition().process, Whitened)
     few = dual(network, (x[:3], y[:3]), likelihood, 1.0)
-    assert isinstance(few.condition(), FunctionPosterior)
+    assert isinstance(few.condition().process, Conditioned)
 
 
 def test_chosen_parameters_give_the_dual_of_the_last_layer():

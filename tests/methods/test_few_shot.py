@@ -14,7 +14,8 @@ from torch.nn.functional import one_hot
 import net2gp as n2g
 from net2gp.errors import InputError
 from net2gp.methods.few_shot import CAUTION, NOISE_SHARE, SPREAD
-from net2gp.types import Kernel, Posterior
+from net2gp.posteriors import Posterior
+from net2gp.types import Kernel
 from posteriors.ways import network, points, seeded
 
 DOUBLE = torch.float64
@@ -109,7 +110,7 @@ def test_the_codes_are_regressed_by_the_formula():
     x, y = task()
     z = points(5)
     posterior = n2g.adapt_classes(network(4), (x, y))
-    kernel, noise = posterior.process.kernel, posterior.noise_var
+    kernel, noise = posterior.process.kernel, posterior.likelihood.noise_var
     A = kernel(x) + noise * torch.eye(len(x), dtype=DOUBLE)
     codes = one_hot(y, 3).to(DOUBLE) - 1 / 3
     law = posterior.marginal(z)
@@ -117,7 +118,7 @@ def test_the_codes_are_regressed_by_the_formula():
     explained = kernel(z, x) @ torch.linalg.solve(A, kernel(x, z))
     variance = (kernel(z) - explained).diagonal()
     assert_close(law.variance, variance[:, None].expand(-1, 3))
-    logits = law.mean / (posterior.temperature * (variance + noise)[:, None])
+    logits = law.mean / (posterior.likelihood.temperature * (variance + noise)[:, None])
     doubt = 1 / (len(x) + 2)
     assert_close(posterior.predict(z).probs, (1 - doubt) * logits.softmax(1) + doubt / 3)
 
@@ -137,7 +138,9 @@ def test_few_labels_leave_some_doubt_where_they_can_be_fitted():
 def test_the_evidence_is_the_density_of_the_codes_where_they_differ():
     x, y = task()
     posterior = n2g.adapt_classes(network(4), (x, y))
-    A = posterior.process.kernel(x) + posterior.noise_var * torch.eye(len(x), dtype=DOUBLE)
+    A = posterior.process.kernel(x) + posterior.likelihood.noise_var * torch.eye(
+        len(x), dtype=DOUBLE
+    )
     # the whole density of C columns, of which one direction is always zero
     law = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=DOUBLE), A)
     codes = one_hot(y, 3).to(DOUBLE) - 1 / 3
@@ -149,7 +152,7 @@ def test_no_nearby_noise_or_scale_has_more_evidence_and_prior():
     x, y = task(apart=0.8)
     posterior = n2g.adapt_classes(network(4), (x, y))
     K = posterior.process.kernel(x)
-    scale, noise = float(K[0, 0]), posterior.noise_var
+    scale, noise = float(K[0, 0]), posterior.likelihood.noise_var
     codes = one_hot(y, 3).to(DOUBLE) - 1 / 3
 
     def objective(scale: float, noise: float, share: Tensor) -> float:
@@ -168,19 +171,19 @@ def test_no_nearby_noise_or_scale_has_more_evidence_and_prior():
 def test_the_temperature_is_that_of_labels_left_out_one_by_one():
     x, y = task(shots=4, apart=0.5)
     posterior = n2g.adapt_classes(network(4), (x, y))
-    kernel, likelihood = posterior.process.kernel, n2g.Gaussian(posterior.noise_var)
+    kernel, likelihood = posterior.process.kernel, n2g.Gaussian(posterior.likelihood.noise_var)
     codes = one_hot(y, 3).to(DOUBLE) - 1 / 3
     logits = []
     for n in range(len(y)):
         others = torch.arange(len(y)) != n
         left = n2g.condition(kernel, (x[others], codes[others]), likelihood).marginal(x[n : n + 1])
-        logits.append(left.mean / (left.variance + posterior.noise_var))
+        logits.append(left.mean / (left.variance + posterior.likelihood.noise_var))
     tried = torch.linspace(0, 4, 4001, dtype=DOUBLE)
     tempered = (torch.cat(logits) / tried.exp()[:, None, None]).log_softmax(-1)
     fits = tempered[:, torch.arange(len(y)), y].sum(1) - 0.5 * (tried / CAUTION) ** 2
     best = float(tried[fits.argmax()])
     assert best > 0.02  # the clusters overlap, so that it is not at its least
-    assert math.log(posterior.temperature) == pytest.approx(best, abs=2e-3)
+    assert math.log(posterior.likelihood.temperature) == pytest.approx(best, abs=2e-3)
 
 
 def test_one_point_of_each_class_leaves_the_temperature_at_one():
@@ -276,7 +279,7 @@ def test_a_classifier_is_saved_whole(way, tmp_path):
     fresh = copy.deepcopy(network(4))
     nn.utils.vector_to_parameters(torch.randn(10_000, dtype=DOUBLE), fresh.parameters())
     again = n2g.load(tmp_path / "classes.safetensors", fresh if way == "network" else None)
-    assert isinstance(again, n2g.posteriors.ClassPosterior)
+    assert isinstance(again, n2g.Posterior)
     z = points(7, seed=5)
     assert torch.equal(again.predict(z).probs, posterior.predict(z).probs)
     assert torch.equal(again.log_marginal_likelihood(), posterior.log_marginal_likelihood())
@@ -312,5 +315,5 @@ def test_classes_without_labels_are_said_unless_they_are_meant():
 def test_codes_are_not_split():
     posterior = n2g.adapt_classes(network(4), task())
     for likelihood in (None, n2g.Categorical()):
-        with pytest.raises(InputError, match="a ClassPosterior is of one-hot codes"):
+        with pytest.raises(InputError, match="this posterior is of one-hot codes"):
             n2g.explain.split(posterior, points(3), likelihood=likelihood)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cache
 
 import matplotlib
@@ -215,18 +216,18 @@ def test_a_tuned_posterior_leaves_points_out_as_the_same_one_conditioned():
 
 
 class OnlyTheProtocol:
-    """A posterior of which nothing is known but the protocol and the data."""
+    """A process of which nothing is known but the protocol."""
 
-    def __init__(self, posterior):
-        self.x, self.y, self.likelihood = posterior.x, posterior.y, posterior.likelihood
-        self.marginal, self.joint = posterior.marginal, posterior.joint
+    def __init__(self, process):
+        for name in ("num_outputs", "check", "mean", "moments", "joint"):
+            setattr(self, name, getattr(process, name))
 
 
 @pytest.mark.parametrize("way", ["cholesky", "weights", "dual"])
 def test_any_posterior_that_knows_its_data_can_leave_them_out(way):
     x, y, ways = regressions()
     posterior = ways[way](x, y)
-    plain = OnlyTheProtocol(posterior)
+    plain = replace(posterior, process=OnlyTheProtocol(posterior.process))
     assert torch.allclose(removal_effects(plain, NEW), removal_effects(posterior, NEW), atol=1e-8)
     one, other = leave_one_out(plain), leave_one_out(posterior)
     assert torch.allclose(one.mean, other.mean, atol=1e-8)
@@ -256,7 +257,9 @@ def test_removing_a_label_removes_its_site_from_the_posterior(way):
 
     def solve(keep):
         """w of the sites that are kept, by an explicit inverse."""
-        sites = Sites(posterior.sites.natural[keep], posterior.sites.curvature[keep])
+        sites = Sites(
+            posterior.process.sites.natural[keep], posterior.process.sites.curvature[keep]
+        )
         precision = torch.einsum("ncp,ncd,ndq->pq", Phi[keep], sites.curvature, Phi[keep])
         S = torch.linalg.inv(torch.eye(Phi.shape[2]).double() + precision)
         return S @ torch.einsum("ncp,nc->p", Phi[keep], sites.natural), S
@@ -411,7 +414,7 @@ def test_mistakes_say_what_to_pass():
     with pytest.raises(InputError, match=r"points must hold indices of the 9 training points"):
         removal_effects(posterior, NEW, points=torch.tensor([9]))
     with pytest.raises(InputError, match=r"contributions are those of a kernel.*removal_effects"):
-        contributions(OnlyTheProtocol(posterior), NEW)
+        contributions(replace(posterior, process=OnlyTheProtocol(posterior.process)), NEW)
     with pytest.raises(InputError, match=r"has no likelihood. Pass likelihood=Categorical\(\)"):
         split(law(None, *random_law(1, 1.0)), NEW)
     with pytest.raises(InputError, match=r"no slope of E.* is known for int"):

@@ -20,7 +20,6 @@ from methods.laplace_cases import (
 )
 from net2gp.errors import EmptyClass, InputError, NetworkError, NotStationary
 from net2gp.linalg import diagonal_blocks
-from net2gp.posteriors.conditioned import as_covariance
 
 PRIORS = [0.7, {"*": 1.0, "*.bias": 0.3}]
 
@@ -211,7 +210,7 @@ def test_marginals_are_blocks_of_the_joint_and_samples_have_its_covariance(struc
     spread = draws - joint.mean
     error = spread.T @ spread / 20_000 - joint.covariance_matrix
     assert float(error.abs().max() / joint.covariance_matrix.abs().max()) < 0.05
-    variances = as_covariance(posterior.covariance).variances(posterior.linearized, NEW)
+    variances = posterior.covariance.variances(posterior.linearized, NEW)
     torch.testing.assert_close(variances, law.covariance_matrix.diagonal(dim1=1, dim2=2))
 
 
@@ -436,7 +435,7 @@ def test_predictions_by_weight_samples_approach_the_linearized_for_small_varianc
     data = (X, labels(n2g.Categorical()))
     posterior = quietly(mlp(), data, n2g.Categorical(), prior_var=1e-4, structure=n2g.Kron())
     linear = posterior.predict(NEW).probs
-    sampled = posterior.predict(NEW, how=n2g.posteriors.WeightSamples(2000)).probs
+    sampled = posterior.predict(NEW, samples=n2g.posteriors.WeightSamples(2000)).probs
     assert float((linear - sampled).abs().max()) < 2e-3
 
 
@@ -483,7 +482,7 @@ def test_saved_and_moved_posteriors_predict_the_same(structure, tmp_path):
 def test_averages_over_draws_are_laws_of_the_targets(likelihood):
     data = (X, labels(likelihood))
     posterior = quietly(mlp(), data, likelihood, prior_var=1e-4, structure=n2g.Kron())
-    sampled = posterior.predict(NEW, how=n2g.posteriors.WeightSamples(1000))
+    sampled = posterior.predict(NEW, samples=n2g.posteriors.WeightSamples(1000))
     y = labels(likelihood, 6)
     linear = posterior.predict(NEW)
     y = y.double() if isinstance(likelihood, n2g.Bernoulli) else y

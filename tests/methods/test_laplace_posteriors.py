@@ -6,7 +6,7 @@ from torch import nn
 
 import net2gp as n2g
 from methods.laplace_cases import NEW, STRUCTURES, X, labels, mlp, quietly, trained_linear
-from net2gp.errors import InputError
+from net2gp.errors import InputError, NotAvailable
 from net2gp.explain import contributions, leave_one_out, removal_effects
 from net2gp.methods import aggregate, nearest, output_blocks, similarity
 from net2gp.methods.matching import match_link
@@ -126,7 +126,7 @@ def test_networks_of_drawn_weights_are_averaged_in_every_space(structure):
     likelihood = n2g.Categorical()
     data = (X, labels(likelihood))
     posterior = quietly(mlp(), data, likelihood, prior_var=1e-4, structure=structure)
-    sampled = posterior.predict(NEW, how=n2g.posteriors.WeightSamples(2000)).probs
+    sampled = posterior.predict(NEW, samples=n2g.posteriors.WeightSamples(2000)).probs
     assert float((posterior.predict(NEW).probs - sampled).abs().max()) < 2e-3
 
 
@@ -156,7 +156,10 @@ def test_function_space_has_the_network_as_its_mean_and_no_representers():
         structure=n2g.structures.FunctionSpace(),
     )
     assert torch.equal(posterior.marginal(NEW).mean, network(NEW).detach())
-    assert not hasattr(posterior, "update")
+    with pytest.raises(
+        NotAvailable, match=r"update is for a Gaussian process.*dual\(\).condition\(\)"
+    ):
+        posterior.update((X, labels(likelihood)))
     with pytest.raises(InputError, match=r"contributions are those of a kernel.*gaussian_process"):
         contributions(posterior, NEW)
     process = posterior.dual().gaussian_process()
@@ -179,7 +182,7 @@ def test_training_the_network_further_changes_no_posterior(structure):
             posterior.marginal(NEW).covariance_matrix,
             posterior.joint(NEW).mean,
             posterior.predict(NEW).probs,
-            posterior.predict(NEW, how=n2g.posteriors.WeightSamples(5)).probs,
+            posterior.predict(NEW, samples=n2g.posteriors.WeightSamples(5)).probs,
             posterior.sample(NEW, 3, generator=seeds()),
             posterior.contrast(NEW),
             posterior.dual().natural,
@@ -307,18 +310,18 @@ def test_a_schedule_or_a_way_to_predict_of_another_kind_is_refused():
         train_by_evidence(mlp(), data, n2g.Gaussian(), structure=n2g.structures.LowRank(3))
     for structure in EXACT:
         posterior = quietly(mlp(), data, n2g.Gaussian(0.3), prior_var=0.7, structure=structure)
-        with pytest.raises(InputError, match=r"how must be WeightSamples\(100\) or None"):
-            posterior.predict(NEW, how="mc")
+        with pytest.raises(InputError, match=r"samples must be WeightSamples\(100\) or None"):
+            posterior.predict(NEW, samples="mc")
 
 
 def test_kernels_that_are_posteriors_or_networks_are_refused_with_the_kernel_to_pass():
     posterior = quietly(mlp(), (X, labels(n2g.Gaussian())), n2g.Gaussian(0.3), prior_var=0.7)
     for compare in (nearest, similarity, aggregate, output_blocks):
-        with pytest.raises(InputError, match=r"kernel must be .*Pass posterior.dual\(\).kernel"):
+        with pytest.raises(InputError, match=r"kernel must be .*Pass posterior.kernel"):
             compare(posterior, NEW, X)
         with pytest.raises(InputError, match=r"Pass linearize\(network\).kernel\(\)"):
             compare(mlp(), NEW, X)
-    kernel = posterior.dual().kernel
+    kernel = posterior.kernel
     assert nearest(kernel, NEW, X).index.shape == (6, 5)
     with pytest.raises(InputError, match="candidates must be a tensor"):
         nearest(kernel, NEW, X.tolist())

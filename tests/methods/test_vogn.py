@@ -25,8 +25,9 @@ from net2gp.methods.natural_gradient import (
     natural_step,
 )
 from net2gp.methods.vogn import OGGN, VOGGN, VOGN
+from net2gp.posteriors import Posterior
+from net2gp.posteriors.around_network import around_network
 from net2gp.posteriors.covariances import DiagonalCovariance
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Params
 from shared_data import shared_reference
 
@@ -276,21 +277,15 @@ def test_steps_are_pure_and_run_many_at_once():
     assert all(torch.equal(a, b) for a, b in zip(states, before, strict=True))
 
 
-def diagonal_posterior(likelihood, y: Tensor, outputs: int) -> WeightGaussian:
+def diagonal_posterior(likelihood, y: Tensor, outputs: int) -> Posterior:
     network, x = small_network(outputs), random(len(y), 2, seed=3)
     linearized = linearize(network)
     variance = 0.1 * random(linearized.num_params, seed=4).exp()
-    return WeightGaussian(
-        linearized=linearized,
-        likelihood=likelihood,
-        covariance=DiagonalCovariance(variance),
-        x=x,
-        y=y,
-        prior_var={"*": 0.7, "*.bias": 1.3},
-    )
+    covariance, prior_var = DiagonalCovariance(variance), {"*": 0.7, "*.bias": 1.3}
+    return around_network(linearized, covariance, prior_var, likelihood, (x, y))
 
 
-def dense_evidence(posterior: WeightGaussian, rate: float, weights: Params | None = None) -> Tensor:
+def dense_evidence(posterior: Posterior, rate: float, weights: Params | None = None) -> Tensor:
     """log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate), from the definitions, with J at `weights`."""
     linearized, x, y = posterior.linearized, posterior.x, posterior.y
     mu = linearized.flatten(linearized.params)

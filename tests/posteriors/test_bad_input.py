@@ -204,7 +204,7 @@ def test_inference_is_one_of_two_values(inference):
 
 
 def test_variational_inference_by_iteration_is_refused_before_it_runs(monkeypatch):
-    monkeypatch.setattr(import_module("net2gp.posteriors.condition"), "infer", None)
+    monkeypatch.setattr(import_module("net2gp.posteriors.solve"), "infer", None)
     with pytest.raises(InputError, match=r"Variational\(\) needs .* Pass solver=Cholesky\(\)"):
         n2g.condition(
             kernel(3),

@@ -20,8 +20,9 @@ from net2gp import (
     tune,
 )
 from net2gp.errors import InputError, NotPositiveDefinite
+from net2gp.inputs import same_inputs
 from net2gp.links import LogVariance, MonteCarlo, SoftplusScale
-from net2gp.posteriors.spectrum import same_inputs, share_spectrum
+from net2gp.posteriors.spectrum import share_spectrum
 from net2gp.posteriors.tune import tune_spectra
 from net2gp.solvers import CG, Cholesky, Laplace, Variational, WeightCholesky
 from net2gp.tuning import spectrum

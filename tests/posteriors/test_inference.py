@@ -192,7 +192,7 @@ def test_no_gaussian_nearby_has_a_larger_bound(name):
     joint = found.joint(case.x)
     best = bound_of(case, joint.mean, joint.covariance_matrix)
     inverse = torch.linalg.inv(case.law(case.x))
-    Lam = found.sites.curvature
+    Lam = found.process.sites.curvature
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         mean = joint.mean + 0.03 * torch.randn(

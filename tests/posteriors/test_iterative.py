@@ -40,7 +40,7 @@ def test_conjugate_gradients_reach_the_cholesky_solution(preconditioner, store):
     exact, test = solve(Cholesky()), points(5, seed=5)
     solver = CG(tol=1e-10, preconditioner=preconditioner, variance=Exact(), store_gram=store)
     iterative = solve(solver)
-    assert_close(iterative.alpha, exact.alpha, 1e-7)
+    assert_close(iterative.process.alpha, exact.process.alpha, 1e-7)
     assert_close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-8)
     assert_close(iterative.joint(test).covariance_matrix, exact.joint(test).covariance_matrix, 1e-7)
 
@@ -51,14 +51,14 @@ def test_the_residual_is_within_the_tolerance(preconditioner):
     posterior = solve(solver)
     A = posterior.kernel(posterior.x) + 0.05 * torch.eye(80, dtype=torch.float64)
     t = posterior.y.reshape(-1, 1)
-    assert (A @ posterior.alpha - t).norm() <= 1e-4 * t.norm()
+    assert (A @ posterior.process.alpha - t).norm() <= 1e-4 * t.norm()
 
 
 @NAMED
 def test_the_evidence_is_estimated_within_its_standard_error(preconditioner):
     exact = solve(Cholesky())
     posterior = solve(CG(tol=1e-10, preconditioner=preconditioner, num_probes=64))
-    factor = posterior.factor
+    factor = posterior.process.factor
     M = factor.preconditioner
     inner = factor.inner if M is None else lambda v: M.inverse_sqrt(factor.inner(M.inverse_sqrt(v)))
     _, error = log_det_quadrature(
@@ -105,7 +105,7 @@ def test_an_update_starts_from_the_present_solution(monkeypatch):
     updated = before.update((x[-1:], y[-1:]))
     anew = condition(kernel, (x, y), Gaussian(1.0), solver=solver)
     assert counts[0] < counts[1]
-    assert_close(updated.alpha, anew.alpha, 1e-4)
+    assert_close(updated.process.alpha, anew.process.alpha, 1e-4)
 
 
 def test_it_says_when_the_iterations_run_out():
@@ -119,7 +119,7 @@ def test_newton_on_conjugate_gradients_reaches_the_mode_beyond_the_solver_s_tole
     build = lambda solver: condition(linearized.kernel(30.0), (x, y), Categorical(), solver=solver)
     iterative, exact = build(CG(preconditioner=None)), build(Cholesky())
     test = points(5, seed=5)
-    assert_close(iterative.alpha, exact.alpha, 1e-9)
+    assert_close(iterative.process.alpha, exact.process.alpha, 1e-9)
     assert_close(iterative.marginal(test).mean, exact.marginal(test).mean, 1e-9)
 
 
@@ -135,7 +135,7 @@ def test_cached_variances_fall_towards_the_exact_ones_as_the_rank_grows(kernel):
         assert bool((cached.diagonal() <= previous + 1e-9).all())
         previous = cached.diagonal()
     rows = 80 if kernel is None else 40
-    assert solve(Cholesky(Lanczos(rows)), kernel=kernel).cache.shape[1] == rows
+    assert solve(Cholesky(Lanczos(rows)), kernel=kernel).process.cache.shape[1] == rows
     assert_close(cached, exact, 1e-8)
 
 
@@ -161,7 +161,8 @@ def test_a_cached_prediction_does_not_touch_the_training_points(likelihood):
             linearized.kernel(), data, Categorical(), solver=CG(variance=Lanczos())
         )
     expected = posterior.marginal(test)
-    forgetful = replace(posterior, x=None, y=None, factor=None, gram=None, sites=None)
+    process = replace(posterior.process, x=None, factor=None, gram=None, sites=None)
+    forgetful = replace(posterior, x=None, y=None, process=process)
     again = forgetful.marginal(test)
     assert torch.equal(again.mean, expected.mean)
     assert torch.equal(again.covariance_matrix, expected.covariance_matrix)
@@ -172,14 +173,15 @@ def test_the_mean_of_a_network_s_posterior_does_not_touch_the_training_points():
     posterior = condition(
         linearized.kernel(), (x, real_targets(x, 1)), Gaussian(0.1), solver=Cholesky()
     )
-    forgetful = replace(posterior, x=None, y=None, factor=None, alpha=None)
+    process = replace(posterior.process, x=None, factor=None, alpha=None)
+    forgetful = replace(posterior, x=None, y=None, process=process)
     assert torch.equal(forgetful.centered(test), posterior.centered(test))
 
 
 def test_seeds_make_conjugate_gradients_deterministic():
     solver = CG(preconditioner=Nystrom(10))
     one, other = solve(solver), solve(solver)
-    assert torch.equal(one.alpha, other.alpha)
+    assert torch.equal(one.process.alpha, other.process.alpha)
     assert torch.equal(one.log_marginal_likelihood(), other.log_marginal_likelihood())
     different = solve(replace(solver, seed=1))
     assert not torch.equal(one.log_marginal_likelihood(), different.log_marginal_likelihood())
@@ -210,7 +212,7 @@ def test_variances_that_are_a_small_part_of_the_prior_are_solved_for_more_closel
     rough = condition(kernel, data, noise, solver=solver)
     torch.testing.assert_close(rough.marginal(test).variance, exact.variance, rtol=0.01, atol=0)
     cross, prior = kernel(x, test), kernel.diag(test)
-    plain = prior - (cross * rough.factor.solve(cross)).sum(0)
+    plain = prior - (cross * rough.process.factor.solve(cross)).sum(0)
     assert float((plain / exact.variance.flatten()).max()) > 2
 
 
@@ -224,7 +226,7 @@ def test_a_default_cache_that_is_too_wide_is_told_of():
     smooth = condition(RBF(3.0), data, Gaussian(1e-2), solver=solver)
     exact = condition(RBF(3.0), data, Gaussian(1e-2), solver=Cholesky())
     test = points(5, seed=5)
-    assert smooth.cache is not None
+    assert smooth.process.cache is not None
     torch.testing.assert_close(
         smooth.marginal(test).variance, exact.marginal(test).variance, rtol=0.1, atol=0
     )

@@ -150,7 +150,7 @@ def test_moving_leaves_the_original_and_its_network_alone():
 
 def test_solves_stay_in_float64_after_a_move():
     moved = built("gaussian by cholesky").to(dtype=torch.float32)
-    assert moved.alpha.dtype == moved.factor.cholesky.L.dtype == torch.float64
+    assert moved.process.alpha.dtype == moved.process.factor.cholesky.L.dtype == torch.float64
     assert moved.x.dtype == moved.y.dtype == torch.float32
 
 

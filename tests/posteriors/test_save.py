@@ -16,6 +16,7 @@ from torch import nn
 
 from net2gp import RBF, Categorical, Full, Gaussian, condition, laplace, linearize, load, nngp, save
 from net2gp.errors import FileFormatError, InputError
+from net2gp.posteriors.files import write
 from net2gp.solvers import Cholesky, WeightCholesky
 from posteriors.ways import WAYS, built, network, points, real_targets, seeded, unseen_points
 
@@ -246,7 +247,8 @@ def test_nothing_is_pickled(tmp_path, monkeypatch):
         monkeypatch.setattr(pickle, name, None)
     save(with_network(), tmp_path / "file")
     load(tmp_path / "file", network(1))
-    source = Path(load.__code__.co_filename).read_text()
+    files = (load, write)
+    source = "".join(Path(f.__code__.co_filename).read_text() for f in files)
     assert "torch.load" not in source
     assert "torch.save" not in source
 
@@ -290,7 +292,9 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     header, body = read_header(path)
     header["__metadata__"]["format"] = "999"
     write_header(path, header, body)
-    with pytest.raises(FileFormatError, match=r"has format 999 .* reads format 1. Save it again"):
+    with pytest.raises(
+        FileFormatError, match=r"has format 999 .* reads formats 1 and 2. Save it again"
+    ):
         load(path)
 
 
@@ -298,7 +302,7 @@ def test_a_class_that_is_not_known_is_refused(tmp_path, monkeypatch):
     """Nothing but the listed classes is ever called, whatever a file with a right checksum says."""
     path = tmp_path / "file"
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules["net2gp.posteriors.save"]._NAMES, RBF, "os.system")
+        patch.setitem(sys.modules["net2gp.posteriors.files"].NAMES, RBF, "os.system")
         save(small(), path)
     with pytest.raises(
         FileFormatError, match=r"names 'os\.system', which this version does not know"
@@ -328,7 +332,7 @@ def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path):
 
 @pytest.mark.parametrize("where", ["save_file", "replace"])
 def test_an_interrupted_save_leaves_the_old_file_whole(where, tmp_path, monkeypatch):
-    module = sys.modules["net2gp.posteriors.save"]
+    module = sys.modules["net2gp.posteriors.files"]
     path = tmp_path / "file"
     save(small(), path)
     content = path.read_bytes()

@@ -1,6 +1,7 @@
 """The names that saved files give to classes, spelled out: they must outlive moves and new names."""
 
 import net2gp as n2g
+from net2gp.posteriors.format1 import FORMAT_1
 from net2gp.posteriors.save import _CLASSES
 from net2gp.tags import class_of, tag_of
 
@@ -48,7 +49,6 @@ TAGS = [
     "kron.KronCovariance",
     "drawn.DrawnCovariance",
     "covariances.ScaledCovariance",
-    "conditioned.Conditioned",
     "pivoted.Pivoted",
     "last_layer.LastLayerFull",
     "last_layer.LastLayerDiagonal",
@@ -69,12 +69,34 @@ TAGS = [
     "systems.IterativeFactor",
     "function_space.NoiseFactor",
     "function_space.SpectralFactor",
+    "codes.Standardized",
+    "codes.OneHotCodes",
+    "covariances.ConditionedCovariance",
+    "process.Conditioned",
+    "process.Whitened",
+    "process.AroundNetwork",
+    "recipe.ByConditioning",
+    "recipe.ByExpansion",
+    "recipe.ByTraining",
+    "recipe.ByLaplace",
+    "recipe.ByCodes",
+    "posterior.Posterior",
+]
+
+OF_FORMAT_1 = [
+    "conditioned.Conditioned",
     "function_space.FunctionPosterior",
     "weight_space.WeightPosterior",
     "weight_gaussian.WeightGaussian",
-    "codes.Standardized",
     "codes.ClassPosterior",
+    "dual.AroundZero",
 ]
+"""Those that mean something else, or nothing, in files of format 2."""
+
+
+def test_the_tags_of_format_1_are_still_read():
+    assert sorted(FORMAT_1) == sorted(OF_FORMAT_1)
+    assert set(OF_FORMAT_1) & set(TAGS) == {"dual.AroundZero"}
 
 
 def test_no_tag_goes_or_changes():
@@ -84,12 +106,12 @@ def test_no_tag_goes_or_changes():
 
 
 RENAMED = {"curvature.GGN": "ExactFisher", "solvers.WeightSpace": "WeightCholesky"}
-"""Classes whose names have changed since: files keep the tag."""
+"""Classes that have another name than in files."""
 
 
 def test_each_tag_means_one_class_of_its_name():
-    names = [RENAMED.get(tag, tag.split(".")[1]) for tag in TAGS]
-    assert [_CLASSES[tag].__name__ for tag in TAGS] == names
+    names = {tag: RENAMED.get(tag, tag.split(".")[1]) for tag in TAGS}
+    assert {tag: _CLASSES[tag].__name__ for tag in TAGS} == names
     assert len(set(_CLASSES.values())) == len(TAGS)
 
 

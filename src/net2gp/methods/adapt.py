@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NotConverged, NothingToTune
-from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows
+from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows, same_inputs
 from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise, of_points
 from net2gp.linear import Linearized, TangentKernel, linearize
@@ -26,15 +26,14 @@ from net2gp.methods.laplace_regression import (
     warn_of_scales,
 )
 from net2gp.posteriors.condition import condition
-from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.gaussian import as_rows, feature_system
 from net2gp.posteriors.inference import infer
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.problem import Problem, make_problem
 from net2gp.posteriors.solvers import Inference, Laplace, Solver
-from net2gp.posteriors.spectrum import Spectrum, decompose, same_inputs, share_spectrum
+from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.posteriors.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.tune import tune_spectra
-from net2gp.posteriors.weight_space import WeightPosterior
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Observed
 
@@ -63,7 +62,7 @@ def adapt(
     zero_mean: bool = False,
     solver: Solver | None = None,
     inference: Inference | None = None,
-) -> FunctionPosterior[Observed] | WeightPosterior[Observed]:
+) -> Posterior[Observed]:
     """The Gaussian process posterior of a trained network on a task, from all of its parameters.
 
     f(x) = f(x; θ*) + J(x)(θ − θ*) with θ − θ* ~ N(0, prior_var): linearize, tune the prior variance
@@ -105,7 +104,7 @@ def adapt(
     """
     with ordinary_tensors():
         found = _adapted(network, data, likelihood, prior_var, zero_mean, solver, inference)
-    return cast("FunctionPosterior[Observed] | WeightPosterior[Observed]", found)
+    return cast("Posterior[Observed]", found)
 
 
 def _adapted(
@@ -116,7 +115,7 @@ def _adapted(
     zero_mean: bool,
     solver: Solver | None,
     inference: Inference | None,
-) -> FunctionPosterior | WeightPosterior:
+) -> Posterior:
     linearized = network if isinstance(network, Linearized) else linearize(network)
     mean = None if zero_mean else linearized
     data = gather(data, linearized.example)
@@ -145,7 +144,7 @@ def _adapted(
 
 def _around_network(
     tuning: Spectrum, data: tuple[Inputs, Tensor], found: _Choice, solver: Solver | None
-) -> FunctionPosterior | WeightPosterior:
+) -> Posterior:
     """Conditioned on what the network says of the points: its mean stays, here and after an update.
 
     The evidence is that of y.
@@ -174,7 +173,7 @@ def adapt_tasks(
     *,
     prior_var: PriorVar | None = None,
     zero_mean: bool = False,
-) -> dict[str, FunctionPosterior | WeightPosterior]:
+) -> dict[str, Posterior]:
     """Adapt one network to several regression tasks: a posterior for each, by name.
 
     Shared are the linearization, the prior variance and noise (tuned on the sum of all evidences, so

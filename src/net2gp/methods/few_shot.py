@@ -17,8 +17,9 @@ from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.likelihoods.targets import without_ignored
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.linearized import PriorVar, example_of
-from net2gp.posteriors.codes import ClassPosterior, Standardized
-from net2gp.posteriors.function_space import FunctionPosterior, SpectralFactor
+from net2gp.posteriors.codes import ByCodes, OneHotCodes, Standardized
+from net2gp.posteriors.conditioned import Conditioned, SpectralFactor
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.problem import make_problem
 from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.types import Data, Inputs, Kernel
@@ -36,7 +37,7 @@ def adapt_classes(
     *,
     num_classes: int | None = None,
     prior_var: PriorVar = 1.0,
-) -> ClassPosterior:
+) -> Posterior[OneHotCodes]:
     """A classifier of new classes from a trained network and a few labeled points, without training.
 
     The network gives the kernel alone: J diag(prior_var) Jᵀ averaged over its outputs, so that the classes
@@ -93,11 +94,12 @@ def adapt_classes(
     offset = torch.zeros_like(contrasts)
     seen = share_spectrum(fixed, replace(problem, y=contrasts, offset=offset))
     noise, scale = _tune(seen)
-    process = fixed.condition(noise, scale)
-    assert isinstance(process, FunctionPosterior)
+    process = fixed.condition(noise, scale).process
+    assert isinstance(process, Conditioned)
     temperature = _temperature(process, codes, frequencies)
+    likelihood = OneHotCodes(noise, frequencies, temperature, len(y))
     evidence = seen.log_marginal_likelihood(noise, scale)
-    return ClassPosterior(process, frequencies, temperature, evidence)
+    return Posterior(process, likelihood, problem.x, y.long(), evidence, ByCodes())
 
 
 def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
@@ -163,7 +165,7 @@ def _tune(seen: Spectrum) -> tuple[float, float]:
     return float(noise), float(scale)
 
 
-def _temperature(process: FunctionPosterior, codes: Tensor, frequencies: Tensor) -> float:
+def _temperature(process: Conditioned, codes: Tensor, frequencies: Tensor) -> float:
     """At least one, of the largest likelihood of each label given all others.
 
     Without point n, the mean of its code is t_n − α_n / d_n and the variance with noise 1 / d_n, where α

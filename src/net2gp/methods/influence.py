@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.errors import InputError, check_memory
-from net2gp.inputs import describe, join, num_rows, rows
+from net2gp.errors import InputError, NotAvailable, check_memory
+from net2gp.inputs import describe, join, num_rows, rows, tensors
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import diagonal_blocks, psd_root
-from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.weight_gaussian import WeightGaussian, evaluating
-from net2gp.posteriors.weight_space import WeightPosterior
-from net2gp.types import FeatureKernel, Inputs, Posterior
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.posteriors.around_network import AroundNetwork
+from net2gp.posteriors.conditioned import Conditioned
+from net2gp.posteriors.conditioned_covariance import ConditionedCovariance
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.process import Process
+from net2gp.posteriors.whitened import Whitened
+from net2gp.types import FeatureKernel, Inputs
 
 
-def contributions(posterior: FunctionPosterior | WeightPosterior, x: Inputs) -> Tensor:
+def contributions(posterior: Posterior, x: Inputs) -> Tensor:
     """k(x_m, X_n) α_n: what each training point adds to the mean at each point of x, (M, N, C).
 
     Their sum over n is the mean less the prior mean, `posterior.centered(x)`: the representer theorem.
@@ -37,18 +40,20 @@ def contributions(posterior: FunctionPosterior | WeightPosterior, x: Inputs) -> 
 
     Reference: Schölkopf, Herbrich and Smola, A generalized representer theorem, COLT 2001.
     """
-    if not isinstance(posterior, FunctionPosterior | WeightPosterior):
-        raise InputError(
-            f"contributions are those of a kernel, but the posterior is {describe(posterior)}. Pass what "
-            "condition, adapt or dual(...).gaussian_process() return, or use removal_effects."
+    _check(posterior)
+    if not isinstance(posterior.process, Conditioned | Whitened):
+        raise NotAvailable(
+            "contributions are those of a kernel, but the mean of this posterior is the network itself. Pass "
+            "what condition, adapt or dual(...).gaussian_process() return, or use removal_effects."
         )
-    M, N, C = num_rows(x), num_rows(posterior.x), posterior.num_outputs
+    known, C = posterior.data[0], posterior.num_outputs
+    M, N = num_rows(x), num_rows(known)
     alpha = _residuals(posterior, _index(posterior, None))
     if not posterior.kernel.joint:
-        cross = posterior.kernel.precise()(x, posterior.x)
+        cross = posterior.kernel.precise()(x, known)
         return (cross[..., None] * alpha).to(_dtype(posterior, x))
     _check_memory(M * C, N * C, alpha)
-    cross = posterior.kernel.precise()(x, posterior.x).reshape(M, C, N, C)
+    cross = posterior.kernel.precise()(x, known).reshape(M, C, N, C)
     return torch.einsum("mcnd,nd->mnc", cross, alpha).to(_dtype(posterior, x))
 
 
@@ -57,7 +62,7 @@ def removal_effects(posterior: Posterior, x: Inputs, *, points: Tensor | None = 
 
     −Σ_mn (I − Λ_nΣ_nn)⁻¹ α_n, with Σ the posterior covariance of f and α_n, Λ_n residual and curvature
     of point n: without its site the posterior is a cavity in closed form, and nothing is solved again.
-    Exact for Gaussian noise; otherwise the other points keep their sites. For a `WeightGaussian` it is
+    Exact for Gaussian noise; otherwise the other points keep their sites. Around a network it is
     the effect with its covariance, whatever its structure. `only` holds indices of the training points
     to leave out in turn, if not all.
 
@@ -119,15 +124,11 @@ class _Cavity:
 
 
 @torch.no_grad()
-def _cavity(posterior: Any, x: Inputs | None, points: Tensor | None) -> _Cavity:
-    if not all(hasattr(posterior, name) for name in ("x", "y", "likelihood")):
-        raise InputError(
-            f"the posterior, {describe(posterior)}, does not hold the data that it was conditioned on. "
-            "Pass what condition, adapt, laplace or dual return."
-        )
+def _cavity(posterior: Posterior, x: Inputs | None, points: Tensor | None) -> _Cavity:
+    _check(posterior)
     index = _index(posterior, points)
-    left_out = rows(posterior.x, index)
-    cross, blocks = _covariances(posterior, left_out, index, x)
+    left_out = rows(posterior.data[0], index)
+    cross, blocks = _covariances(posterior.process, left_out, x)
     c = blocks.shape[1]
     # outputs that share a kernel share their noise, so that one of them stands for all
     Lam = _curvature(posterior, index)[:, :c, :c]
@@ -135,6 +136,14 @@ def _cavity(posterior: Any, x: Inputs | None, points: Tensor | None) -> _Cavity:
     _check_removable(Lam, blocks)
     inner = torch.eye(c).to(blocks) - Lam @ blocks
     return _Cavity(left_out, cross, blocks, Lam, torch.linalg.solve(inner, alpha))
+
+
+def _check(posterior: Any) -> None:
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            f"the posterior, {describe(posterior)}, does not hold the data that it was conditioned on. "
+            "Pass what condition, adapt, laplace or dual return."
+        )
 
 
 def _check_removable(Lam: Tensor, blocks: Tensor) -> None:
@@ -148,10 +157,11 @@ def _check_removable(Lam: Tensor, blocks: Tensor) -> None:
         )
 
 
-def _index(posterior: Any, points: Tensor | None) -> Tensor:
-    N = num_rows(posterior.x)
+def _index(posterior: Posterior, points: Tensor | None) -> Tensor:
+    x, y = posterior.data
+    N = num_rows(x)
     if points is None:
-        return torch.arange(N, device=posterior.y.device)
+        return torch.arange(N, device=y.device)
     if (
         points.dim() != 1
         or points.is_floating_point()
@@ -164,62 +174,52 @@ def _index(posterior: Any, points: Tensor | None) -> Tensor:
     return points.nonzero()[:, 0] if points.dtype == torch.bool else points
 
 
-@singledispatch
 def _covariances(
-    posterior: Any, left_out: Inputs, index: Tensor, x: Inputs | None
+    process: Process, left_out: Inputs, x: Inputs | None
 ) -> tuple[Tensor | None, Tensor]:
     """Σ between the points left out and x, (N, c, M, c), and Σ_nn of the former, (N, c, c)."""
-    return _by_joint(posterior, left_out, index, x)
+    if isinstance(process, Conditioned):
+        return _by_factor(process, left_out, x)
+    if isinstance(process, Whitened):
+        return _by_features(process, left_out, x)
+    if isinstance(process, AroundNetwork) and isinstance(process.covariance, ConditionedCovariance):
+        with evaluating(process.linearized.network):
+            return _by_factor(process.covariance.process, left_out, x)
+    return _by_joint(process, left_out, x)
 
 
-def _by_joint(
-    posterior: Posterior, left_out: Inputs, index: Tensor, x: Inputs | None
-) -> tuple[Tensor | None, Tensor]:
+def _by_joint(process: Process, left_out: Inputs, x: Inputs | None) -> tuple[Tensor | None, Tensor]:
     if x is None:
-        return None, posterior.marginal(left_out).covariance_matrix.to(torch.float64)
-    N, M = len(index), num_rows(x)
-    C = posterior.marginal(rows(x, slice(0, 1))).mean.shape[1]
-    _check_memory((N + M) * C, (N + M) * C, index)
-    joint = posterior.joint(join([left_out, x])).covariance_matrix.to(torch.float64)
+        return None, process.moments(left_out)[1].to(torch.float64)
+    N, M, C = num_rows(left_out), num_rows(x), process.num_outputs
+    _check_memory((N + M) * C, (N + M) * C, tensors(x)[0])
+    joint = process.joint(join([left_out, x]))[1].to(torch.float64)
     cross = joint[: N * C, N * C :].reshape(N, C, M, C)
     return cross, diagonal_blocks(joint[: N * C, : N * C], C)
 
 
-@_covariances.register
-def _(
-    posterior: FunctionPosterior, left_out: Inputs, index: Tensor, x: Inputs | None
+def _by_factor(
+    process: Conditioned, left_out: Inputs, x: Inputs | None
 ) -> tuple[Tensor | None, Tensor]:
-    precise, C = posterior.kernel.precise(), posterior.num_outputs if posterior.kernel.joint else 1
-    N, total = len(index), num_rows(posterior.x) * C
-    _check_memory(total, N * C, posterior.alpha)
-    K = precise(posterior.x, left_out)
-    solved = posterior.factor.solve(K)
+    precise, C = process.kernel.precise(), process.num_outputs if process.kernel.joint else 1
+    N, total = num_rows(left_out), num_rows(process.x) * C
+    _check_memory(total, N * C, process.alpha)
+    K = precise(process.x, left_out)
+    solved = process.factor.solve(K)
     own = torch.bmm(K.mT.reshape(N, C, total), solved.mT.reshape(N, C, total).mT)
     blocks = precise.blocks(left_out) - 0.5 * (own + own.mT)
     if x is None:
         return None, blocks
-    cross = precise(left_out, x) - solved.mT @ precise(posterior.x, x)
+    cross = precise(left_out, x) - solved.mT @ precise(process.x, x)
     return cross.reshape(N, C, num_rows(x), C), blocks
 
 
-@_covariances.register
-def _(
-    posterior: WeightGaussian, left_out: Inputs, index: Tensor, x: Inputs | None
+def _by_features(
+    process: Whitened, left_out: Inputs, x: Inputs | None
 ) -> tuple[Tensor | None, Tensor]:
-    if not isinstance(posterior.covariance, FunctionPosterior):
-        return _by_joint(posterior, left_out, index, x)
-    with evaluating(posterior.linearized.network):
-        found: tuple[Tensor | None, Tensor] = _covariances(posterior.covariance, left_out, index, x)
-    return found
-
-
-@_covariances.register
-def _(
-    posterior: WeightPosterior, left_out: Inputs, index: Tensor, x: Inputs | None
-) -> tuple[Tensor | None, Tensor]:
-    precise, C = posterior.kernel.precise(), posterior.num_outputs
+    precise, C = process.kernel.precise(), process.num_outputs
     assert isinstance(precise, FeatureKernel)
-    halves = lambda z: posterior.precision.half_solve(precise.features(z).flatten(0, 1).mT)
+    halves = lambda z: process.precision.half_solve(precise.features(z).flatten(0, 1).mT)
     R = halves(left_out)
     by_point = R.unflatten(1, (-1, C))
     blocks = torch.einsum("pnc,pnd->ncd", by_point, by_point)
@@ -228,36 +228,37 @@ def _(
     return (R.mT @ halves(x)).reshape(len(blocks), C, num_rows(x), C), blocks
 
 
-def _residuals(posterior: Any, index: Tensor) -> Tensor:
+def _residuals(posterior: Posterior, index: Tensor) -> Tensor:
     """α_n = b_n − Λ_nμ_n, the residual of each site at the posterior mean: (N, C), float64."""
-    sites, x = getattr(posterior, "sites", None), rows(posterior.x, index)
-    if isinstance(posterior, FunctionPosterior):
-        alpha = posterior.alpha.detach().reshape(num_rows(posterior.x), posterior.num_outputs)
-        return alpha[index]
+    process = posterior.process
+    if isinstance(process, Conditioned):
+        return process.alpha.detach().reshape(-1, process.num_outputs)[index]
+    sites = getattr(process, "sites", None)
     if sites is not None:
-        centered = posterior.centered(x).to(torch.float64)[..., None]
+        centered = posterior.centered(rows(posterior.data[0], index)).to(torch.float64)[..., None]
         return sites.natural[index] - (sites.curvature[index] @ centered)[..., 0]
     return _expand(posterior)[0][index]
 
 
-def _curvature(posterior: Any, index: Tensor) -> Tensor:
+def _curvature(posterior: Posterior, index: Tensor) -> Tensor:
     """Λ_n: (N, C, C), float64."""
-    sites = getattr(posterior, "sites", None)
+    sites = getattr(posterior.process, "sites", None)
     return (_expand(posterior)[1] if sites is None else sites.curvature)[index]
 
 
-def _expand(posterior: Any) -> tuple[Tensor, Tensor]:
+def _expand(posterior: Posterior) -> tuple[Tensor, Tensor]:
     """Residuals and curvatures at the posterior mean of all points, each of which may have its own noise.
 
     A temperature divides the curvature alone, as in `Dual`.
     """
-    mean = posterior.marginal(posterior.x).mean.to(torch.float64)
-    likelihood, temperature = posterior.likelihood, getattr(posterior, "temperature", 1.0)
-    return likelihood.residual(mean, posterior.y), likelihood.curvature(mean) / temperature
+    x, y = posterior.data
+    mean = posterior.marginal(x).mean.to(torch.float64)
+    likelihood = posterior.likelihood
+    return likelihood.residual(mean, y), likelihood.curvature(mean) / posterior.temperature
 
 
-def _dtype(posterior: Any, x: Inputs) -> torch.dtype:
-    return posterior.marginal(rows(x, slice(0, 1))).mean.dtype
+def _dtype(posterior: Posterior, x: Inputs) -> torch.dtype:
+    return posterior.mean(rows(x, slice(0, 1))).dtype
 
 
 def _check_memory(height: int, width: int, like: Tensor) -> None:

@@ -165,7 +165,6 @@ def _check_kernel(kernel: Kernel) -> None:
     if isinstance(kernel, Kernel) and not isinstance(kernel, type):
         return
     own = "posterior.kernel" if hasattr(kernel, "kernel") else "linearize(network).kernel()"
-    own = "posterior.dual().kernel" if hasattr(kernel, "dual") else own
     raise InputError(f"kernel must be a Kernel, but is {describe(kernel)}. Pass {own}.")
 
 

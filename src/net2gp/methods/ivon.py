@@ -15,8 +15,9 @@ from net2gp.inputs import gather
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
 from net2gp.methods.natural_gradient import NewtonState, newton_step
 from net2gp.methods.vogn import check_count, check_decays, check_known
+from net2gp.posteriors.around_network import around_network
 from net2gp.posteriors.covariances import DiagonalCovariance
-from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
 
 
@@ -216,22 +217,14 @@ class IVON(Optimizer):
 
     def posterior(
         self, data: Data, likelihood: Likelihood, *, output: Output | None = None
-    ) -> WeightGaussian:
+    ) -> Posterior:
         """q(θ) as a posterior over functions, f(x; μ) + J(x)(θ − μ); the network must be in eval mode.
 
         It has no evidence: the loss need not be a likelihood.
         """
-        x, y = gather(data)
         linearized: Linearized = linearize(self.network, only=self.names, output=output)
-        return WeightGaussian(
-            linearized=linearized,
-            likelihood=likelihood,
-            covariance=DiagonalCovariance(self.variance),
-            evidence=None,
-            x=x,
-            y=y,
-            prior_var=self.prior_var,
-        )
+        covariance = DiagonalCovariance(self.variance)
+        return around_network(linearized, covariance, self.prior_var, likelihood, gather(data))
 
     def state_dict(self) -> dict[str, Any]:
         """Hessians, averages and the state of the draws; the mean is the network's own state_dict()."""

@@ -42,7 +42,9 @@ from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_sampled import sampled
 from net2gp.methods.laplace_tuning import Evidence, Matched, Search, Task, Tuned, Tuning
 from net2gp.methods.matching import some_points
+from net2gp.posteriors.around_network import ByLaplace, around_network
 from net2gp.posteriors.checks import check_class_axis, check_prior_var, remedy
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.precision import covariance, log_det, prior_vector, trace
 from net2gp.posteriors.structures import (
     Diagonal,
@@ -55,7 +57,6 @@ from net2gp.posteriors.structures import (
     Structure,
     Subnetwork,
 )
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Data, Inputs, Likelihood, Observed
 
 POINTS = 1500
@@ -84,7 +85,7 @@ def laplace(
     only: Patterns | None = None,
     tuning: Tuning | None = None,
     temperature: float = 1.0,
-) -> WeightGaussian[Observed]:
+) -> Posterior[Observed]:
     """The Gaussian posterior of a trained network's parameters around where they are, on its training data.
 
     θ ~ N(θ*, Σ) with Σ⁻¹ = diag(1/prior_var) + Σ_n J_nᵀ Λ_n J_n / temperature, for the prior
@@ -126,12 +127,12 @@ def laplace(
     with torch.inference_mode(False):
         task = make_task(network, gather(data, example_of(network)), likelihood, only, structure)
         found = _solved(task, prior_var, tuning, temperature)
-        return cast("WeightGaussian[Observed]", found)
+        return cast("Posterior[Observed]", found)
 
 
 def _solved(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
-) -> WeightGaussian:
+) -> Posterior:
     if isinstance(task.structure, FunctionSpace):
         around = function_space(task, prior_var, tuning, temperature)
         # that of a subset has the noise of its points alone
@@ -147,18 +148,16 @@ def _solved(
         task = replace(task, free=curvature.index)
     params = task.params
 
-    def build(found: Tuned) -> WeightGaussian:
+    def build(found: Tuned) -> Posterior:
         prior = expand_prior(found.prior_var, params)
-        return WeightGaussian(
-            linearized=task.linearized,
-            likelihood=found.likelihood,
-            covariance=covariance(curvature, prior, params, found.scale),
-            x=task.x,
-            y=task.y,
-            prior_var=found.prior_var,
+        return around_network(
+            task.linearized,
+            covariance(curvature, prior, params, found.scale),
+            found.prior_var,
+            found.likelihood,
+            (task.x, task.y),
             evidence=found.evidence,
-            structure=task.structure,
-            temperature=temperature,
+            recipe=ByLaplace(temperature, task.structure),
         )
 
     determinant = lambda prior, scale: log_det(curvature, prior, params, scale)

@@ -26,14 +26,15 @@ from net2gp.methods.choosing import tuned
 from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_tuning import Evidence, LogDet, Matched, Task, Tuned, Tuning
 from net2gp.methods.matching import Build, match_link, some_points
+from net2gp.posteriors.around_network import ByLaplace, around_network
+from net2gp.posteriors.conditioned import Conditioned
+from net2gp.posteriors.conditioned_covariance import ConditionedCovariance
 from net2gp.posteriors.covariances import Covariance, DiagonalCovariance
-from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.pivoted import Pivoted, RowSystem, row_system
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.precision import common_variance, covariance, log_det, prior_vector
-from net2gp.posteriors.solvers import Cholesky, Laplace
 from net2gp.posteriors.structures import FunctionSpace
 from net2gp.posteriors.systems import DenseSystem, Sites
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.types import Params
 
 SPECTRUM_ROWS = 3000
@@ -45,7 +46,7 @@ CLASSIFIER_TOL, EXACT_ROWS = 1e-2, 1000
 
 def function_space(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
-) -> WeightGaussian:
+) -> Posterior:
     """f(x; θ*) + GP(0, k) conditioned on Λ at the data, with k = J diag(prior_var) Jᵀ.
 
     Cost: a Gram matrix of N·C rows and its Cholesky factor, (N·C)³/3 operations; with a `tol`, of n rows
@@ -56,10 +57,9 @@ def function_space(
     structure = task.structure
     assert isinstance(structure, FunctionSpace)
     part = _subset(task, structure)
-    process = _Process(part, _tolerance(structure, part), prior_var)
+    process = _Process(part, _tolerance(structure, part), prior_var, temperature)
 
-    def build(found: Tuned) -> WeightGaussian:
-        return replace(process.posterior(found), temperature=temperature)
+    build = process.posterior
 
     if isinstance(tuning, Matched | None) and is_regression(task):
         return build(tuned(task, no_determinant, build, prior_var, tuning, temperature))
@@ -89,6 +89,7 @@ class _Process:
     part: Task
     tol: float
     prior_var: PriorVar | None
+    temperature: float = 1.0
     systems: dict[Any, RowSystem | None] = field(default_factory=dict)
 
     @property
@@ -107,7 +108,7 @@ class _Process:
         """k(X, X) at the prior that was given, else at prior variance 1."""
         return _gram(self.part, 1.0 if self.prior_var is None else self.prior_var)
 
-    def posterior(self, found: Tuned) -> WeightGaussian:
+    def posterior(self, found: Tuned) -> Posterior:
         """The posterior at what was chosen, around the network's own mean."""
         kernel = self.part.linearized.kernel(found.prior_var)
         curvature = self.curvature * found.scale
@@ -116,10 +117,26 @@ class _Process:
             system = self._rows(kernel, S, found)
             if system is not None:
                 structure = replace(self.structure, tol=self.tol)
-                return _by_pivots(replace(self.part, structure=structure), found, kernel, S, system)
+                part = replace(self.part, structure=structure)
+                return self._weights(part, found, *_by_pivots(part, found, kernel, S, system))
         gram = self._gram_at(found.prior_var)
         structure = replace(self.structure, tol=0.0) if self.tol > 0 else self.structure
-        return _around_network(replace(self.part, structure=structure), found, gram, curvature)
+        part = replace(self.part, structure=structure)
+        return self._weights(part, found, *_by_rows(part, found, gram, curvature))
+
+    def _weights(
+        self, part: Task, found: Tuned, covariance: Covariance, evidence: Tensor
+    ) -> Posterior:
+        """The Gaussian around the network's own mean."""
+        return around_network(
+            part.linearized,
+            covariance,
+            found.prior_var,
+            found.likelihood,
+            (part.x, part.y),
+            evidence=evidence,
+            recipe=ByLaplace(self.temperature, part.structure),
+        )
 
     def _gram_at(self, prior_var: PriorVar) -> Tensor:
         """k(X, X) at what was chosen."""
@@ -168,7 +185,7 @@ class _Process:
         return one * (blocks - (sides / (1 / (found.scale * one) + values)) @ sides.mT)
 
 
-def with_own_link(posterior: WeightGaussian, part: Task, tuning: Tuning | None) -> WeightGaussian:
+def with_own_link(posterior: Posterior, part: Task, tuning: Tuning | None) -> Posterior:
     """The link matched again, with the exact covariance at the points that it was conditioned on."""
     if not (isinstance(tuning, Matched | None) and has_open_link(part.likelihood)):
         return posterior
@@ -218,11 +235,17 @@ def by_factors(task: Task) -> tuple[LogDet, Build]:
     except NetworkError:
         found = diagonal_curvature(source)
 
-    def build(one: Tuned) -> WeightGaussian:
+    def build(one: Tuned) -> Posterior:
         prior = expand_prior(one.prior_var, task.params)
         Sigma = covariance(found, prior, task.params, one.scale)
-        return WeightGaussian(
-            task.linearized, one.likelihood, Sigma, task.x, task.y, one.prior_var, one.evidence
+        return around_network(
+            task.linearized,
+            Sigma,
+            one.prior_var,
+            one.likelihood,
+            (task.x, task.y),
+            evidence=one.evidence,
+            recipe=ByLaplace(),
         )
 
     return lambda prior, scale: log_det(found, prior, task.params, scale), build
@@ -230,8 +253,8 @@ def by_factors(task: Task) -> tuple[LogDet, Build]:
 
 def _by_pivots(
     part: Task, found: Tuned, kernel: TangentKernel, S: Tensor, system: RowSystem
-) -> WeightGaussian:
-    """The posterior from the rows that tell something; the prior itself if none does."""
+) -> tuple[Covariance, Tensor]:
+    """Σ and the evidence from the rows that tell something; Σ is the prior's if none does."""
     Sigma: Covariance
     if len(system.index):
         Sigma = Pivoted.of(kernel, part.x, S, system)
@@ -239,31 +262,26 @@ def _by_pivots(
     else:
         Sigma = DiagonalCovariance(prior_vector(kernel.prior_var, part.params).double())
         log_det = system.rest()
-    return _weights(part, found, Sigma, _evidence(part, found, kernel, log_det))
+    return Sigma, _evidence(part, found, kernel, log_det)
 
 
-def _around_network(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> WeightGaussian:
-    """The posterior from all rows."""
+def _by_rows(part: Task, found: Tuned, K: Tensor, curvature: Tensor) -> tuple[Covariance, Tensor]:
+    """Σ and the evidence from all rows."""
     kernel = part.linearized.kernel(found.prior_var)
     sites = Sites(torch.zeros_like(part.f), curvature)
     factor = DenseSystem(K).factorize(sites)
     evidence = _evidence(part, found, kernel, factor.cholesky.log_det())
-    process = FunctionPosterior(
+    process = Conditioned(
         kernel=kernel,
-        mean=None,
-        likelihood=found.likelihood,
+        prior_mean=None,
         x=part.x,
-        y=part.y,
         num_outputs=part.f.shape[1],
         alpha=torch.zeros_like(part.f).reshape(-1, 1),
         factor=factor,
-        evidence=evidence,
-        solver=Cholesky(),
-        inference=Laplace(),
         sites=sites,
         gram=K,
     )
-    return _weights(part, found, process, evidence)
+    return ConditionedCovariance(process), evidence
 
 
 def _evidence(part: Task, found: Tuned, kernel: TangentKernel, log_det: Tensor) -> Tensor:
@@ -276,22 +294,3 @@ def _evidence(part: Task, found: Tuned, kernel: TangentKernel, log_det: Tensor) 
         for name, value in part.params.items()
     )
     return part.log_likelihood(noise) - 0.5 * distance - 0.5 * log_det
-
-
-def _weights(
-    part: Task,
-    found: Tuned,
-    covariance: Covariance | FunctionPosterior,
-    evidence: Tensor,
-) -> WeightGaussian:
-    """The Gaussian around the network's own mean."""
-    return WeightGaussian(
-        linearized=part.linearized,
-        likelihood=found.likelihood,
-        covariance=covariance,
-        x=part.x,
-        y=part.y,
-        prior_var=found.prior_var,
-        evidence=evidence,
-        structure=part.structure,
-    )

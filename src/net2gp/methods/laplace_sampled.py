@@ -34,10 +34,11 @@ from net2gp.methods.laplace_functions import by_factors, no_determinant
 from net2gp.methods.laplace_regression import is_regression
 from net2gp.methods.laplace_tuning import Evidence, Matched, Task, Tuned, Tuning, Validation
 from net2gp.methods.matching import match_link, some_points
+from net2gp.posteriors.around_network import ByLaplace, around_network
 from net2gp.posteriors.drawn import DrawnCovariance
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.precision import prior_vector
 from net2gp.posteriors.structures import Sampled
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.progress import progress
 
 LANCZOS_STEPS = 16
@@ -69,7 +70,7 @@ class Precision:
 
 def sampled(
     task: Task, prior_var: PriorVar | None, tuning: Tuning | None, temperature: float
-) -> tuple[WeightGaussian, float]:
+) -> tuple[Posterior, float]:
     """The posterior by draws, and tr H; what is open is chosen with Kronecker factors of all the data.
 
     References: Papandreou, Yuille, Gaussian sampling by local perturbations, NeurIPS 2010; Antorán et al.,
@@ -99,17 +100,16 @@ def sampled(
             None if noise is None else torch.as_tensor(noise, dtype=torch.float64)
         )
         evidence = fit - 0.5 * distance - 0.5 * _log_det(precision, preconditioner, structure)
-    posterior = WeightGaussian(
-        linearized=task.linearized,
-        likelihood=found.likelihood,
-        covariance=DrawnCovariance(draws),
-        x=task.x,
-        y=task.y,
-        prior_var=found.prior_var,
+    # what steered the solve is not part of its result
+    recipe = ByLaplace(temperature, replace(structure, start=None, checkpoint=None))
+    posterior = around_network(
+        task.linearized,
+        DrawnCovariance(draws),
+        found.prior_var,
+        found.likelihood,
+        (task.x, task.y),
         evidence=evidence,
-        # what steered the solve is not part of its result
-        structure=replace(structure, start=None, checkpoint=None),
-        temperature=temperature,
+        recipe=recipe,
     )
     if isinstance(tuning, Matched | None) and has_open_link(task.likelihood):
         x = some_points(task.x, (tuning or Matched()).count(task.f.shape[1]))

@@ -15,14 +15,14 @@ from net2gp.inputs import map_inputs, num_rows, rows
 from net2gp.likelihoods.traits import Linked
 from net2gp.linalg import psd_root
 from net2gp.linear.curvatures.curvature import ExactFisher
+from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_tuning import Matched, Search, Tuned
-from net2gp.posteriors.conditioned import as_covariance
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
-from net2gp.posteriors.weight_gaussian import WeightGaussian, evaluating
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
 
-Build = Callable[[Tuned], WeightGaussian]
+Build = Callable[[Tuned], Posterior]
 
 AtData = Callable[[Tuned, Tensor], Tensor]
 """The exact covariance (n, C, C) of f at some rows of the data, where it is known without the network."""
@@ -98,7 +98,7 @@ def match(
     return result if settled else own
 
 
-def match_link(posterior: WeightGaussian, x: Inputs) -> WeightGaussian:
+def match_link(posterior: Posterior, x: Inputs) -> Posterior:
     """The posterior with the link whose scale minimizes KL(network ‖ prediction) at the points `x`.
 
     Labels are not needed: the network's average certainty was found by its training, and the data say
@@ -115,7 +115,7 @@ def match_link(posterior: WeightGaussian, x: Inputs) -> WeightGaussian:
     return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
 
 
-def _contrasts(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
+def _contrasts(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     """f_c less that of the most probable class, and its variance: (N, C) each; of many classes for some.
 
     Some are the most probable ones and as many others: one number, the scale of the link, is sought, and
@@ -135,7 +135,7 @@ def _contrasts(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
 
     few = replace(linearized, output=some)
     with evaluating(linearized.network):
-        return few(x).double(), as_covariance(posterior.covariance).variances(few, x).double()
+        return few(x).double(), posterior.covariance.variances(few, x).double()
 
 
 def _linked(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> Likelihood:
@@ -154,7 +154,7 @@ def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
     return likelihood.with_link(link(_best_scale(loss)))
 
 
-def _moments(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
+def _moments(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     if _is_exact(
         posterior
     ):  # of what is left without a point's own information float32 keeps no digit
@@ -162,7 +162,7 @@ def _moments(posterior: WeightGaussian, x: Inputs) -> tuple[Tensor, Tensor]:
         x = map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
     law = posterior.marginal(x)
     mean, covariance = law.mean.double(), law.covariance_matrix.double()
-    if _is_exact(posterior) and num_rows(posterior.x) > FEW_POINTS:
+    if _is_exact(posterior) and num_rows(posterior.data[0]) > FEW_POINTS:
         own = posterior.likelihood.curvature(mean) / posterior.temperature
         covariance = without_own(covariance, own)
     return mean, covariance
@@ -185,7 +185,7 @@ def without_own(covariance: Tensor, curvature: Tensor) -> Tensor:
     return S + (sides / (1 - own.clamp(0, 0.999))[:, None, :]) @ sides.mT
 
 
-def _is_exact(posterior: WeightGaussian) -> bool:
+def _is_exact(posterior: Posterior) -> bool:
     structure = posterior.structure
     if isinstance(structure, LastLayer):
         structure = structure.structure

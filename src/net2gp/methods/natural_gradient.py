@@ -18,7 +18,7 @@ from net2gp.inputs import describe, map_inputs
 from net2gp.linalg import cholesky
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
 from net2gp.posteriors.covariances import DiagonalCovariance
-from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Params
 
 
@@ -141,7 +141,7 @@ def divergence(mean: Tensor, precision: Tensor, prior: Prior) -> Tensor:
     return 0.5 * (ratio - 1 - ratio.log() + distance).sum()
 
 
-def converged_evidence(posterior: WeightGaussian, *, weights: Params | None = None) -> Tensor:
+def converged_evidence(posterior: Posterior, *, weights: Params | None = None) -> Tensor:
     """log N(ỹ | 0, J diag(prior_var) Jᵀ + Λ⁻¹): the evidence of the linear model at a converged posterior.
 
     With J the Jacobian and Λ the likelihood's curvature at the mean μ of q, and r = ∇_f log p(y | f), the
@@ -159,7 +159,7 @@ def converged_evidence(posterior: WeightGaussian, *, weights: Params | None = No
 
 
 def iteration_evidence(
-    posterior: WeightGaussian,
+    posterior: Posterior,
     *,
     rate: float,
     prior_mean: Params | None = None,
@@ -179,21 +179,22 @@ def iteration_evidence(
         raise InputError(
             f"rate must be above 0 and at most 1, but is {rate}. Pass the step of the precision, 1 - beta2."
         )
-    if not isinstance(posterior.covariance, DiagonalCovariance):
+    covariance = posterior.covariance
+    if not isinstance(covariance, DiagonalCovariance):
         raise InputError(
             "the evidence of an iteration is that of a diagonal posterior, but this one has a "
-            f"{type(posterior.covariance).__name__}. Pass what VOGN, VOGGN, OGGN or IVON return."
+            f"{type(covariance).__name__}. Pass what VOGN, VOGGN, OGGN or IVON return."
         )
     linearized = posterior.linearized.to(dtype=torch.float64)
     prior = flat_prior(linearized, posterior.prior_var, prior_mean)
-    own = posterior.covariance.variance.double().reciprocal() * (1 - rate)
+    own = covariance.variance.double().reciprocal() * (1 - rate)
     precision = own + rate * prior.precision
     center = own * linearized.flatten(linearized.params) + rate * prior.precision * prior.mean
     return _transformed_density(posterior, Prior(center / precision, precision), rate, weights)
 
 
 def _transformed_density(
-    posterior: WeightGaussian, prior: Prior, rate: float, weights: Params | None
+    posterior: Posterior, prior: Prior, rate: float, weights: Params | None
 ) -> Tensor:
     """log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate) for the prior N(m, S) of the parameters.
 
@@ -203,8 +204,9 @@ def _transformed_density(
     if weights is not None:
         at = {name: weights[name].to(value) for name, value in linearized.params.items()}
         linearized = replace(linearized, params=at)
-    x = map_inputs(posterior.x, lambda v: v.double() if v.is_floating_point() else v)
-    y = posterior.y.double() if posterior.y.is_floating_point() else posterior.y
+    inputs, y = posterior.data
+    x = map_inputs(inputs, lambda v: v.double() if v.is_floating_point() else v)
+    y = y.double() if y.is_floating_point() else y
     with torch.no_grad():
         f = linearized(x)
         posterior.likelihood.check(f, y)

@@ -16,9 +16,9 @@ from net2gp.likelihoods.traits import has_open_link, has_open_noise
 from net2gp.linear.linearized import expand_prior
 from net2gp.methods.laplace import curvature_of, laplace, make_task
 from net2gp.methods.laplace_tuning import Evidence, Search, Task, Tuned
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.precision import log_det
 from net2gp.posteriors.structures import Diagonal, Full, Kron
-from net2gp.posteriors.weight_gaussian import WeightGaussian
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Params
 
@@ -59,7 +59,7 @@ def train_by_evidence(
     structure: Full | Diagonal | Kron | None = None,
     schedule: Schedule | None = None,
     tuning: Evidence | None = None,
-) -> WeightGaussian:
+) -> Posterior:
     """Train `network` in place; its prior variances (one a layer) and noise are learned on the way.
 
     Epochs of Adam on −log p(y | θ) + ½ Σ θ²/prior_var alternate with steps of the hyper-parameters towards

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe
+from net2gp.posteriors.posterior import Posterior
 from net2gp.progress import progress
-from net2gp.types import Posterior
 
 EVIDENCE = "log marginal likelihood"
 """The name of the score that is maximized; all others are losses."""

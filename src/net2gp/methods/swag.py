@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from net2gp.errors import InputError
 from net2gp.inputs import gather
 from net2gp.linear.linearized import Output, Patterns, PriorVar, choose, linearize
+from net2gp.posteriors.around_network import around_network
 from net2gp.posteriors.covariances import DiagonalCovariance, LowRankPlusDiagonal
-from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood, Params
 
 
@@ -126,7 +127,7 @@ class Swag:
         *,
         output: Output | None = None,
         prior_var: PriorVar = 1.0,
-    ) -> WeightGaussian:
+    ) -> Posterior:
         """N(θ̄, Σ) seen through `network`, linearized at θ̄; it has no evidence.
 
         `network` gives the architecture and the buffers, and is in eval mode. With batch norm, load the mean
@@ -134,15 +135,7 @@ class Swag:
         `torch.optim.swa_utils.update_bn(loader, network)`. `prior_var` is for the posterior's `dual()` alone.
         """
         covariance = self.covariance()
-        x, y = gather(data)
         example = next(network.parameters())
         mean = {name: value.to(example) for name, value in self.mean.items()}
         linearized = linearize(network, mean, only=list(mean), output=output)
-        return WeightGaussian(
-            linearized=linearized,
-            likelihood=likelihood,
-            covariance=covariance,
-            x=x,
-            y=y,
-            prior_var=prior_var,
-        )
+        return around_network(linearized, covariance, prior_var, likelihood, gather(data))

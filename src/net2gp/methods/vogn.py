@@ -23,8 +23,9 @@ from net2gp.methods.natural_gradient import (
     natural_step,
 )
 from net2gp.methods.per_example import BatchSums, batch_sums
+from net2gp.posteriors.around_network import around_network
 from net2gp.posteriors.covariances import DiagonalCovariance
-from net2gp.posteriors.weight_gaussian import WeightGaussian
+from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Inputs, Likelihood, Params
 
 
@@ -144,20 +145,19 @@ class NaturalGradient(Optimizer):
         """The variances 1/s of q, flat in the order of `Linearized.flatten`: (P,)."""
         return self._state().precision.reciprocal()
 
-    def posterior(self, data: Data) -> WeightGaussian:
+    def posterior(self, data: Data) -> Posterior:
         """q(θ) as a posterior over functions, f(x; μ) + J(x)(θ − μ), now and for good.
 
         Its evidence is the ELBO on `data`, estimated with ten draws.
         """
         x, y = gather(data)
-        return WeightGaussian(
-            linearized=self._at_mean(),
-            likelihood=self.likelihood,
-            covariance=DiagonalCovariance(self.variance),
+        return around_network(
+            self._at_mean(),
+            DiagonalCovariance(self.variance),
+            self.prior_var,
+            self.likelihood,
+            (x, y),
             evidence=self.elbo(x, y),
-            x=x,
-            y=y,
-            prior_var=self.prior_var,
         )
 
     def elbo(self, x: Inputs, y: Tensor, *, num_samples: int = 10, seed: int = 0) -> Tensor:

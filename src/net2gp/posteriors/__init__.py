@@ -1,11 +1,11 @@
 """Posteriors: condition, tune, save; in function space and in weight space."""
 
-from net2gp.posteriors.codes import ClassPosterior, Standardized
+from net2gp.posteriors.codes import OneHotCodes, Standardized
 from net2gp.posteriors.condition import condition
-from net2gp.posteriors.function_space import FunctionPosterior
 from net2gp.posteriors.laws import prior
 from net2gp.posteriors.norm import rkhs_norm
-from net2gp.posteriors.samples import FunctionSamples
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.samples import FunctionSamples, WeightSamples
 from net2gp.posteriors.save import load, save
 from net2gp.posteriors.solvers import (
     CG,
@@ -30,17 +30,13 @@ from net2gp.posteriors.structures import (
     Subnetwork,
 )
 from net2gp.posteriors.tune import tune
-from net2gp.posteriors.weight_gaussian import WeightGaussian, WeightSamples
-from net2gp.posteriors.weight_space import WeightPosterior
 
 __all__ = [
     "CG",
     "Cholesky",
-    "ClassPosterior",
     "Diagonal",
     "Exact",
     "Full",
-    "FunctionPosterior",
     "FunctionSamples",
     "FunctionSpace",
     "Kron",
@@ -49,15 +45,15 @@ __all__ = [
     "LastLayer",
     "LowRank",
     "Nystrom",
+    "OneHotCodes",
     "PivotedCholesky",
+    "Posterior",
     "Sampled",
     "Spectrum",
     "Standardized",
     "Subnetwork",
     "Variational",
     "WeightCholesky",
-    "WeightGaussian",
-    "WeightPosterior",
     "WeightSamples",
     "condition",
     "load",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor, distributions
+from torch.nn.functional import one_hot
 
-from net2gp.errors import InputError, check_memory
-from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, tensors
-from net2gp.posteriors.function_space import FunctionPosterior
-from net2gp.posteriors.spectrum import same_inputs
-from net2gp.show import as_html, as_text, number
-from net2gp.types import Inputs, Kernel, Likelihood
+from net2gp.errors import InputError, NotAvailable, check_memory
+from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, same_inputs, tensors
+from net2gp.likelihoods import Categorical
+from net2gp.likelihoods.responses import Response, response
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipe import Recipe
+from net2gp.show import number
+from net2gp.types import Data, Inputs, Kernel, Likelihood
 
 SMALLEST = 1e-12
 """Of the variance, less is rounding: such a point is at the mean, and correlated with none."""
@@ -154,82 +158,87 @@ def _roots(diagonal: Tensor, means: Tensor, level: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class ClassPosterior:
-    """Classes from Gaussian process regression of their one-hot codes.
+class OneHotCodes:
+    """Labels whose one-hot codes, less the classes' frequencies π, are f with Gaussian noise σ².
 
-    `process` is f | y of the codes less the classes' frequencies π: mean μ(x), (N, C), and one variance v(x)
-    for all outputs. A label's code e_c is seen with noise σ², so that what x says of class c is
+    With mean μ(x), (N, C), and variance v(x) of f, what x says of class c is
 
         N(e_c; π + μ, s²) / N(e_c; π, s²) ∝ exp(μ_c / s²),  s² = v(x) + σ²,
 
     and q(c | x) ∝ π_c exp(μ_c / (temperature · s²)): the frequencies where nothing is known. N labels cannot
     tell that errors are rarer than about one in N, whatever the codes say: p = (1 − ε) q + ε π with
-    ε = 1/(N + 2), which is Laplace's rule of succession for no error in N.
+    ε = 1/(N + 2), which is Laplace's rule of succession for no error in N, the `num_points`.
+
+    >>> codes = OneHotCodes(0.1, torch.tensor([0.5, 0.5], dtype=torch.float64), 1.0, num_points=8)
+    >>> codes.residual(torch.zeros(1, 2, dtype=torch.float64), torch.tensor([1]))
+    tensor([[-5.,  5.]], dtype=torch.float64)
     """
 
-    process: FunctionPosterior
+    noise_var: float
     frequencies: Tensor = field(repr=False)
     temperature: float
-    evidence: Tensor
+    num_points: int
 
-    def _facts(self) -> dict[str, str]:
-        return {
-            "_kernel": repr(self.process.kernel),
-            "N": f"{num_rows(self.process.x)}",
-            "C": f"{len(self.frequencies)}",
-            "noise_var": number(self.noise_var),
-            "temperature": number(self.temperature),
-            "log_evidence": number(self.evidence),
-        }
+    def codes(self, y: Tensor) -> Tensor:
+        """The one-hot codes of labels, less the frequencies: (N, C), float64."""
+        return one_hot(y.long(), len(self.frequencies)).double() - self.frequencies
 
-    __repr__, _repr_html_ = as_text, as_html
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless `y` are labels of the classes."""
+        Categorical().check(f, y)
 
-    @property
-    def noise_var(self) -> float:
-        """σ²."""
-        return float(self.process.likelihood.noise_var)  # type: ignore[attr-defined]
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """log N(code_n | f_n, σ²I): (N,)."""
+        squares = (self.codes(y).to(f) - f).square().sum(1) / self.noise_var
+        return -0.5 * (squares + f.shape[1] * math.log(2 * math.pi * self.noise_var))
 
-    def marginal(self, x: Inputs) -> MultivariateNormal:
-        """Codes less frequencies at each point: batch N, event C."""
-        return self.process.marginal(x)
+    def residual(self, f: Tensor, y: Tensor) -> Tensor:
+        """(code_n − f_n)/σ²: (N, C)."""
+        return (self.codes(y).to(f) - f) / self.noise_var
 
-    def joint(self, x: Inputs) -> MultivariateNormal:
-        """Codes less frequencies at all points together: event N·C, index n·C + c."""
-        return self.process.joint(x)
+    def curvature(self, f: Tensor) -> Tensor:
+        """I/σ²: (N, C, C)."""
+        return (torch.eye(f.shape[1]).to(f) / self.noise_var).expand(f.shape[0], -1, -1)
 
-    def predict(
-        self, x: Inputs, *, likelihood: Likelihood | None = None
-    ) -> distributions.Categorical:
+    def predict(self, f: MultivariateNormal) -> distributions.Categorical:
         """p(y_n = c), as `.probs` (N, C)."""
-        if likelihood is not None:
+        mean, total = f.mean.double(), f.variance.double() + self.noise_var
+        logits = mean / (self.temperature * total) + self.frequencies.log()
+        doubt = 1.0 / (self.num_points + 2)
+        probs = (1 - doubt) * logits.softmax(-1) + doubt * self.frequencies
+        return distributions.Categorical(probs=probs.to(f.mean.dtype))
+
+
+@response.register
+def _(likelihood: OneHotCodes, f: Tensor) -> Response:
+    raise NotAvailable(
+        "this posterior is of one-hot codes, whose variance is not split. Use condition("
+        "linearize(network).trace_kernel(), data, Categorical()), which is of logits."
+    )
+
+
+@dataclass(frozen=True)
+class ByCodes(Recipe):
+    """Of `adapt_classes`: noise, scale and temperature were chosen on all labels together."""
+
+    def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
+        """Refused: the frequencies and the kernel's center would change."""
+        raise NotAvailable(
+            "the kernel of adapt_classes is centered at its data, and the noise was chosen on them, so that "
+            "more data change everything. Call adapt_classes with all data, which is one decomposition."
+        )
+
+    def predictive(self, own: Likelihood, given: Likelihood | None) -> Likelihood:
+        """Its own: no other likelihood is of codes."""
+        if given is not None:
             raise InputError(
                 "this posterior is of one-hot codes, not of logits, and has its own likelihood: leave "
                 "likelihood out, or use condition(kernel, data, Categorical())."
             )
-        law = self.marginal(x)
-        mean, total = law.mean.double(), law.variance.double() + self.noise_var
-        logits = mean / (self.temperature * total) + self.frequencies.log()
-        doubt = 1.0 / (num_rows(self.process.x) + 2)
-        probs = (1 - doubt) * logits.softmax(-1) + doubt * self.frequencies
-        return distributions.Categorical(probs=probs.to(law.mean.dtype))
+        return own
 
-    def sample(
-        self, x: Inputs, num_samples: int, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(S, N, C) codes less frequencies, of functions drawn from the posterior."""
-        return self.process.sample(x, num_samples, generator=generator)
-
-    def log_marginal_likelihood(self) -> Tensor:
-        """log p(codes): a density in the C − 1 directions in which codes differ."""
-        return self.evidence
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> ClassPosterior:
-        """The same posterior on another device or in another dtype; frequencies stay float64."""
-        return replace(
-            self,
-            process=self.process.to(device, dtype),
-            frequencies=self.frequencies.to(device),
-            evidence=self.evidence.to(device),
-        )
+    def facts(self, posterior: Posterior) -> dict[str, str]:
+        """The noise and the temperature of the codes."""
+        codes = posterior.likelihood
+        assert isinstance(codes, OneHotCodes)
+        return {"noise_var": number(codes.noise_var), "temperature": number(codes.temperature)}

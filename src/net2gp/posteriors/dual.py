@@ -8,33 +8,34 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, available_memory, check_memory
-from net2gp.inputs import gather, num_rows
+from net2gp.inputs import gather, num_rows, ordinary_tensors
 from net2gp.likelihoods.traits import has_gaussian_noise, inverse_curvature
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.posteriors.checks import check_class_axis, check_prior_var
-from net2gp.posteriors.condition import condition
-from net2gp.posteriors.function_space import FunctionPosterior
+from net2gp.posteriors.extend import extend, grown
 from net2gp.posteriors.gaussian import (
+    Solved,
     assemble,
+    estimated,
     feature_system,
     site_cache,
-    weight_posterior,
+    whitened,
 )
 from net2gp.posteriors.matrix_free import matrix_free_system
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.problem import Problem, choose_solver, make_problem
-from net2gp.posteriors.solvers import CG, Cholesky, Laplace, Solver, WeightCholesky
+from net2gp.posteriors.recipe import WITHOUT_PROBES, Recipe, solver_facts
+from net2gp.posteriors.solve import solve
+from net2gp.posteriors.solvers import CG, Cholesky, Inference, Laplace, Solver, WeightCholesky
 from net2gp.posteriors.systems import CurvatureFactor, DenseSystem, IterativeFactor, Sites, State
-from net2gp.posteriors.weight_space import WeightPosterior
+from net2gp.show import number
 from net2gp.types import Data, Inputs, Likelihood
 
 
 @dataclass(frozen=True, eq=False)
 class AroundZero:
     """m(x) = f(x; θ*) − J(x)θ*: the mean of a linearized network whose parameters are N(0, prior_var).
-
-    It does not depend on `temperature`, which is that of the dual that it is the mean of: with more data, a
-    posterior around it is that of the dual of all data at the same temperature.
 
     >>> network = torch.nn.Linear(2, 1).eval()
     >>> from net2gp.linear.linearized import linearize
@@ -43,7 +44,6 @@ class AroundZero:
     """
 
     linearized: Linearized
-    temperature: float = 1.0
 
     def __call__(self, x: Inputs) -> Tensor:
         """m(x): (N, C), one forward pass and one in forward mode."""
@@ -53,7 +53,7 @@ class AroundZero:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> AroundZero:
         """The same mean with its tensors on another device or in another dtype."""
-        return AroundZero(self.linearized.to(device, dtype), self.temperature)
+        return AroundZero(self.linearized.to(device, dtype))
 
 
 def linear_part(linearized: Linearized, x: Inputs) -> Tensor:
@@ -125,25 +125,27 @@ class Dual:
         """J: (N, C, P), if it fits into memory; neither posterior asks for it unless P is small."""
         return self.linearized.jacobian(self.x)
 
-    def condition(self, solver: Solver | None = None) -> FunctionPosterior | WeightPosterior:
+    @ordinary_tensors()
+    def condition(self, solver: Solver | None = None) -> Posterior:
         """The linear model or the Gaussian process, whichever has the smaller system to solve."""
-        data, mean = (self.x, self.y), AroundZero(self.linearized, self.temperature)
-        if has_gaussian_noise(self.likelihood) and self.temperature == 1.0:
-            # exact, and able to take more data later without an expansion
-            return condition(self.kernel, data, self.likelihood, mean=mean, solver=solver)
+        data, mean = (self.x, self.y), AroundZero(self.linearized)
         problem = make_problem(self.kernel, data, self.likelihood, mean)
         solver = choose_solver(problem, solver)
-        if isinstance(solver, WeightCholesky):
-            return self._weights(problem, solver)
-        return self._function(problem, solver)
+        exact = has_gaussian_noise(self.likelihood) and self.temperature == 1.0
+        if exact:
+            solved = solve(problem, solver, None)
+        elif isinstance(solver, WeightCholesky):
+            solved = self._weights(problem)
+        else:
+            solved = self._function(problem, solver)
+        inference = None if exact else Laplace()
+        return expanded(problem, solved, ByExpansion(self.temperature, solver, inference))
 
-    def linear_model(self) -> WeightPosterior:
-        """N(m, S) over the parameters. Cost N·C·P² + P³/3; `weights` are m/√prior_var."""
-        posterior = self.condition(WeightCholesky())
-        assert isinstance(posterior, WeightPosterior)
-        return posterior
+    def linear_model(self) -> Posterior:
+        """N(m, S) over the parameters. Cost N·C·P² + P³/3; its `process.weights` are m/√prior_var."""
+        return self.condition(WeightCholesky())
 
-    def gaussian_process(self, solver: Cholesky | CG | None = None) -> FunctionPosterior:
+    def gaussian_process(self, solver: Cholesky | CG | None = None) -> Posterior:
         """The same posterior in function space: mean k(x, X)(K + Λ⁻¹)⁻¹ỹ beyond `AroundZero`.
 
         Cost (N·C)³/3 with `Cholesky()`; `CG()`, the default where the Gram matrix does not fit, never
@@ -157,9 +159,7 @@ class Dual:
         if solver is None:
             fits = 4 * 8 * self.f.numel() ** 2 < available_memory(self.f.device) / 2
             solver = Cholesky() if fits else CG()
-        posterior = self.condition(solver)
-        assert isinstance(posterior, FunctionPosterior)
-        return posterior
+        return self.condition(solver)
 
     def log_marginal_likelihood(self) -> Tensor:
         """log ∫ p(y | θ) N(θ | 0, prior_var) dθ, with log p(y | θ) to second order at θ*.
@@ -178,14 +178,13 @@ class Dual:
         constant = self.likelihood.log_prob(self.f, self.y).sum() - 0.5 * ((r + b) * g).sum()
         return constant + 0.5 * (b * state.f).sum() - 0.5 * log_det
 
-    def _weights(self, problem: Problem, solver: WeightCholesky) -> WeightPosterior:
+    def _weights(self, problem: Problem) -> Solved:
         sites = Sites(self.natural, self.curvature)
         state = feature_system(problem).solve(sites)
         evidence = self._evidence(state, state.log_det)
-        posterior = weight_posterior(problem, solver, state.dual, state.factor, evidence)
-        return replace(posterior, inference=Laplace(), sites=sites)
+        return whitened(problem, state.dual, state.factor, evidence, sites)
 
-    def _function(self, problem: Problem, solver: Cholesky | CG) -> FunctionPosterior:
+    def _function(self, problem: Problem, solver: Cholesky | CG) -> Solved:
         sites, gram = Sites(self.natural, self.curvature), None
         if isinstance(solver, CG):
             free = matrix_free_system(problem, solver)
@@ -199,9 +198,59 @@ class Dual:
         factor = state.factor
         assert isinstance(factor, CurvatureFactor | IterativeFactor)
         cache = site_cache(problem, solver, factor, state.f.reshape(-1, 1))
-        evidence = self._evidence(state, log_det)
-        posterior = assemble(problem, solver, state.dual, factor, evidence, cache)
-        return replace(posterior, inference=Laplace(), sites=sites, gram=gram)
+        evidence = estimated(solver, self._evidence(state, log_det))
+        return assemble(problem, state.dual, factor, evidence, cache, sites, gram)
+
+
+@dataclass(frozen=True)
+class ByExpansion(Recipe):
+    """Of a dual, expanded at θ* at all points, old and new.
+
+    Its mean is that of the linear model, not a mode of the likelihood itself; and a temperature divides the
+    curvature of the expansion and leaves its slope, which no likelihood does that could be expanded anew.
+    With Gaussian noise at temperature 1 the expansion is the likelihood: `inference` is None then, and more
+    data are taken in exactly.
+    """
+
+    temperature: float
+    solver: Solver
+    inference: Inference | None
+
+    @ordinary_tensors()
+    def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
+        """The dual of all data at the same θ* and temperature."""
+        problem, new = grown(posterior, data, likelihood)
+        if self.inference is None:
+            return expanded(problem, extend(posterior, problem, new, self.solver, None), self)
+        joined = replace(posterior, likelihood=problem.likelihood, x=problem.x, y=problem.y)
+        return self.dual(joined).condition(self.solver)
+
+    def dual(self, posterior: Posterior) -> Dual:
+        """At the same temperature."""
+        kernel = posterior.process.kernel
+        assert isinstance(kernel, TangentKernel)
+        return make_dual(
+            kernel.linearized,
+            posterior.data,
+            posterior.likelihood,
+            kernel.prior_var,
+            temperature=self.temperature,
+        )
+
+    def facts(self, posterior: Posterior) -> dict[str, str]:
+        """The solver, and the temperature if there is one."""
+        tempered = {} if self.temperature == 1.0 else {"temperature": number(self.temperature)}
+        return {**solver_facts(self.solver, self.inference), **tempered}
+
+    def without_evidence(self) -> str:
+        """That conjugate gradients were told so."""
+        return WITHOUT_PROBES
+
+
+def expanded(problem: Problem, solved: Solved, recipe: ByExpansion) -> Posterior:
+    """The posterior of a dual that was solved."""
+    data = (problem.x, problem.y)
+    return Posterior(solved.process, problem.likelihood, *data, solved.evidence, recipe)
 
 
 def make_dual(

@@ -1,10 +1,11 @@
-"""Exact posteriors under Gaussian noise: by Cholesky, by conjugate gradients, in weight space."""
+"""Exact conditioning under Gaussian noise: by Cholesky, by conjugate gradients, in weight space."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from net2gp.errors import WideVariances, check_memory
 from net2gp.inputs import num_rows, rows, tensors
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import block_matmul, cholesky, inverse_root, lanczos
-from net2gp.posteriors.function_space import Factor, FunctionPosterior, NoiseFactor
+from net2gp.posteriors.conditioned import Conditioned, Factor, NoiseFactor
 from net2gp.posteriors.matrix_free import matrix_free_system
 from net2gp.posteriors.problem import Problem
-from net2gp.posteriors.solvers import CG, Cholesky, Exact, Lanczos, Solver, WeightCholesky
+from net2gp.posteriors.solvers import CG, Cholesky, Exact, Lanczos
 from net2gp.posteriors.systems import CurvatureFactor, FeatureSystem, IterativeFactor, Sites
-from net2gp.posteriors.weight_space import WeightPosterior
+from net2gp.posteriors.whitened import Whitened
 from net2gp.types import FeatureKernel
 
 Matmul = Callable[[Tensor], Tensor]
@@ -27,7 +28,15 @@ NUM_CHECKED = 8
 """Training points at which cached variances are compared with those of a solve."""
 
 
-def gaussian_dense(problem: Problem, solver: Cholesky) -> FunctionPosterior:
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """A process given data, and log p(y) or None where the solver leaves it out."""
+
+    process: Conditioned | Whitened
+    evidence: Tensor | None
+
+
+def gaussian_dense(problem: Problem, solver: Cholesky) -> Solved:
     """α = (K + D)⁻¹(y − m) and log N(y | m, K + D), from one Cholesky factor."""
     A = noisy_gram(problem)
     return from_factor(problem, solver, cholesky(A, what="k(x, x) + noise"))
@@ -55,14 +64,14 @@ def as_rows(problem: Problem, value: Tensor) -> Tensor:
     return value.reshape(-1, 1) if problem.kernel.joint else value
 
 
-def from_factor(problem: Problem, solver: Cholesky, factor: CholeskyFactor) -> FunctionPosterior:
-    """The posterior from a Cholesky factor of K + D."""
+def from_factor(problem: Problem, solver: Cholesky, factor: CholeskyFactor) -> Solved:
+    """The process from a Cholesky factor of K + D."""
     t = as_rows(problem, problem.target)
     alpha = factor.solve(t)
     evidence = gaussian_evidence((t * alpha).sum(), factor.log_det() * t.shape[1], t.numel())
     matmul = lambda v: factor.L @ (factor.L.mT @ v)
     cache = variance_cache(problem, solver.variance, matmul, t)
-    return assemble(problem, solver, alpha, NoiseFactor(factor), evidence, cache)
+    return assemble(problem, alpha, NoiseFactor(factor), evidence, cache)
 
 
 def gaussian_evidence(quadratic: Tensor, log_det: Tensor, count: int) -> Tensor:
@@ -70,7 +79,7 @@ def gaussian_evidence(quadratic: Tensor, log_det: Tensor, count: int) -> Tensor:
     return -0.5 * (quadratic + log_det + count * math.log(2 * math.pi))
 
 
-def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> FunctionPosterior:
+def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Solved:
     """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m) with S = D^{-1/2}, by block conjugate gradients.
 
     `start` is a first guess of α.
@@ -87,10 +96,10 @@ def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Fu
         log_det = (system.estimate_log_det(factor) + noise.log().sum()) * t.shape[1]
         evidence = gaussian_evidence((t * alpha).sum(), log_det, t.numel())
         cache = site_cache(problem, solver, factor, t)
-        return assemble(problem, solver, alpha, factor, evidence, cache)
+        return assemble(problem, alpha, factor, estimated(solver, evidence), cache)
 
 
-def gaussian_weights(problem: Problem, solver: WeightCholesky) -> WeightPosterior:
+def gaussian_weights(problem: Problem) -> Solved:
     """w = A⁻¹Φᵀ D⁻¹(y − m), A = I + ΦᵀD⁻¹Φ; the evidence by the determinant lemma."""
     system = feature_system(problem)
     t, noise = problem.target, problem.noise
@@ -98,27 +107,22 @@ def gaussian_weights(problem: Problem, solver: WeightCholesky) -> WeightPosterio
     state = system.solve(sites)
     quadratic = (sites.natural * (t - state.f)).sum()
     evidence = gaussian_evidence(quadratic, state.log_det + noise.log().sum(), t.numel())
-    return weight_posterior(problem, solver, state.dual, state.factor, evidence)
+    return whitened(problem, state.dual, state.factor, evidence)
 
 
-def weight_posterior(
-    problem: Problem, solver: WeightCholesky, weights: Tensor, factor: object, evidence: Tensor
-) -> WeightPosterior:
-    """A WeightPosterior of the problem."""
+def whitened(
+    problem: Problem, weights: Tensor, factor: object, evidence: Tensor, sites: Sites | None = None
+) -> Solved:
+    """The process of the problem in weight space."""
     assert isinstance(problem.kernel, FeatureKernel)
     assert isinstance(factor, CholeskyFactor)
-    return WeightPosterior(
-        kernel=problem.kernel,
-        mean=problem.mean,
-        likelihood=problem.likelihood,
-        x=problem.x,
-        y=problem.y,
-        num_outputs=problem.num_outputs,
-        weights=weights,
-        precision=factor,
-        evidence=evidence,
-        solver=solver,
-    )
+    kernel, mean, C = problem.kernel, problem.mean, problem.num_outputs
+    return Solved(Whitened(kernel, mean, C, weights, factor, sites), evidence)
+
+
+def estimated(solver: Cholesky | CG, evidence: Tensor) -> Tensor | None:
+    """The evidence, unless the solver leaves its estimate out."""
+    return None if isinstance(solver, CG) and solver.num_probes == 0 else evidence
 
 
 def feature_system(problem: Problem) -> FeatureSystem:
@@ -202,25 +206,26 @@ def to_features(problem: Problem, value: Tensor | None) -> Tensor | None:
 
 def assemble(
     problem: Problem,
-    solver: Solver,
     alpha: Tensor,
     factor: Factor,
-    evidence: Tensor,
+    evidence: Tensor | None,
     cache: Tensor | None,
-) -> FunctionPosterior:
-    """A FunctionPosterior of the problem, with its mean carried over to the features if any."""
+    sites: Sites | None = None,
+    gram: Tensor | None = None,
+) -> Solved:
+    """The process of the problem in function space, with its mean carried over to the features if any."""
     features = isinstance(problem.kernel, FeatureKernel)
-    return FunctionPosterior(
+    process = Conditioned(
         kernel=problem.kernel,
-        mean=problem.mean,
-        likelihood=problem.likelihood,
+        prior_mean=problem.mean,
         x=problem.x,
-        y=problem.y,
         num_outputs=problem.num_outputs,
         alpha=alpha,
         factor=factor,
-        evidence=evidence,
-        solver=solver,
+        noise=noise_rows(problem) if sites is None else None,
+        sites=sites,
+        gram=gram,
         weights=to_features(problem, alpha) if features else None,
         cache=cache,
     )
+    return Solved(process, evidence)

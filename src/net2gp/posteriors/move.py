@@ -43,7 +43,7 @@ def _move(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _field(name: str, value: Any, device: Any, dtype: torch.dtype | None) -> Any:
-    if name in ("kernel", "mean", "linearized") and hasattr(value, "to"):
+    if name in ("kernel", "prior_mean", "linearized") and hasattr(value, "to"):
         if isinstance(value, nn.Module):  # whose own to() would move the user's module
             value = deepcopy(value)
         return value.to(device, dtype)

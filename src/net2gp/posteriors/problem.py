@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from net2gp.kernels import IndependentOutputs, settled
 from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.posteriors.solvers import CG, Cholesky, Solver, WeightCholesky
-from net2gp.show import likelihood_name, number
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
 
 WEIGHT_LIMIT = 12_000
@@ -165,19 +163,16 @@ def predictive(
     return own if likelihood is None else likelihood
 
 
-def process_facts(posterior: Any) -> dict[str, str]:
-    """What a posterior of a kernel says of itself."""
-    features = isinstance(posterior.kernel, FeatureKernel)
-    return {
-        "_kernel": repr(posterior.kernel),
-        "likelihood": likelihood_name(posterior.likelihood),
-        "N": f"{num_rows(posterior.x)}",
-        "C": f"{posterior.num_outputs}",
-        **({"P": f"{posterior.kernel.num_features}"} if features else {}),
-        "solver": f"{posterior.solver}",
-        **({} if posterior.inference is None else {"inference": f"{posterior.inference}"}),
-        "log_evidence": number(posterior.evidence),
-    }
+def kernel_facts(kernel: Kernel) -> dict[str, str]:
+    """What the process of a kernel says of itself."""
+    features = {"P": f"{kernel.num_features}"} if isinstance(kernel, FeatureKernel) else {}
+    return {"_kernel": repr(kernel), **features}
+
+
+def kernel_variances(kernel: Kernel, num_outputs: int, x: Inputs) -> Tensor:
+    """The diagonal of k(x, x) for each output: (N, C)."""
+    diagonal = kernel.precise().diag(x).reshape(num_rows(x), -1)
+    return diagonal.expand(-1, num_outputs)
 
 
 def _num_outputs(likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor) -> int:
@@ -258,8 +253,3 @@ def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
         return WeightCholesky()
     fits = 3 * 8 * problem.num_rows**2 < available_memory(problem.offset.device) / 2
     return Cholesky() if fits or silent else CG()
-
-
-def prior_mean(mean: Mean | None, x: Inputs, like: Tensor) -> Tensor:
-    """m(x) in the dtype and shape of `like`; zero if there is no mean."""
-    return torch.zeros_like(like) if mean is None else mean(x).to(like.dtype)

@@ -1,4 +1,4 @@
-"""Functions drawn from a posterior."""
+"""Functions and networks drawn from a posterior."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.errors import InputError
+from net2gp.errors import check_count
 from net2gp.inputs import num_rows
 from net2gp.linalg import symmetric_root
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.posteriors.problem import check_points
 from net2gp.types import FeatureKernel, Inputs, Mean
+
+
+@dataclass(frozen=True)
+class WeightSamples:
+    """Average the network itself, not its linearization, over draws of its parameters.
+
+    Away from the mean the network is not linear, and draws from a wide posterior may be poor networks:
+    the linearized prediction is the default.
+    """
+
+    num_samples: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count(self.num_samples, "num_samples", example=100)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,23 +46,22 @@ class FunctionSamples:
 
     def __call__(self, x: Inputs) -> Tensor:
         """The functions' values at `x`: (S, N, C), one forward-mode pass each."""
+        if not isinstance(self.kernel, TangentKernel):
+            return self._values(x)
+        with evaluating(self.kernel.linearized.network):
+            return self._values(x)
+
+    def _values(self, x: Inputs) -> Tensor:
         check_points(self.kernel, self.num_outputs, x)
         values = self.kernel.apply(x, self.weights)
         values = values.reshape(num_rows(x), self.num_outputs, -1).permute(2, 0, 1)
         return values if self.mean is None else self.mean(x) + values
 
 
-def check_count(num_samples: int) -> None:
-    """Raise unless `num_samples` is a positive whole number."""
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-        raise InputError(f"num_samples must be a positive whole number, but is {num_samples!r}.")
-
-
 def draw_from(
     law: MultivariateNormal, points: int, num_samples: int, generator: torch.Generator | None
 ) -> Tensor:
     """(S, N, C) draws from a joint law over N·C values, degenerate ones too."""
-    check_count(num_samples)
     covariance = law.covariance_matrix.to(torch.float64)
     device = covariance.device if generator is None else generator.device
     z = torch.randn(

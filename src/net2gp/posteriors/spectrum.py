@@ -10,13 +10,13 @@ from torch import Tensor
 
 from net2gp.errors import check_memory, check_positive
 from net2gp.likelihoods import Gaussian
-from net2gp.posteriors.condition import condition
-from net2gp.posteriors.function_space import FunctionPosterior, SpectralFactor
+from net2gp.posteriors.condition import condition, conditioned
+from net2gp.posteriors.conditioned import SpectralFactor
 from net2gp.posteriors.gaussian import as_rows, assemble, gaussian_evidence, to_features
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.problem import Problem, make_problem
 from net2gp.posteriors.solvers import Cholesky, WeightCholesky
-from net2gp.posteriors.weight_space import WeightPosterior
-from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Mean
+from net2gp.types import Data, FeatureKernel, Kernel, Mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,7 @@ class Spectrum:
         outside = 0.5 * (self.remainder.sum() / noise_var**2 - columns * self.num_zeros / noise_var)
         return float(own.sum() + outside), float((own * self.eigenvalues).sum())
 
-    def condition(
-        self, noise_var: float, scale: float = 1.0
-    ) -> FunctionPosterior | WeightPosterior:
+    def condition(self, noise_var: float, scale: float = 1.0) -> Posterior:
         """The posterior at this noise and scale of the kernel, without another decomposition."""
         check_positive(noise_var, "noise_var")
         problem = self.problem
@@ -82,7 +80,7 @@ class Spectrum:
         factor = SpectralFactor(self.Q, self.eigenvalues * scale + noise_var)
         alpha = factor.solve(as_rows(problem, problem.target))
         evidence = self.log_marginal_likelihood(noise_var, scale)
-        return assemble(scaled, Cholesky(), alpha, factor, evidence, None)
+        return conditioned(scaled, assemble(scaled, alpha, factor, evidence, None), Cholesky())
 
 
 def spectrum(kernel: Kernel, data: Data, *, mean: Mean | None = None) -> Spectrum:
@@ -148,14 +146,3 @@ def share_spectrum(one: Spectrum, problem: Problem) -> Spectrum:
     pulled = to_features(problem, t)
     assert pulled is not None
     return _seen_in_features(problem, t, pulled, one.eigenvalues, one.U)
-
-
-def same_inputs(a: Inputs, b: Inputs) -> bool:
-    """Whether two tasks have the very same points."""
-    from net2gp.inputs import tensors
-
-    pairs = list(zip(tensors(a), tensors(b), strict=False))
-    return len(tensors(a)) == len(tensors(b)) and all(
-        u is v or (u.shape == v.shape and u.dtype == v.dtype and torch.equal(u, v))
-        for u, v in pairs
-    )

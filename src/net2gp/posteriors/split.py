@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe, follows
 from net2gp.likelihoods.responses import response
-from net2gp.posteriors.codes import ClassPosterior
 from net2gp.posteriors.problem import predictive
-from net2gp.types import Inputs, Likelihood, Posterior
+from net2gp.types import Inputs, Likelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,14 @@ class Split:
         return self.epistemic + self.aleatoric
 
 
-def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = None) -> Split:
+class HasMarginal(Protocol):
+    """A posterior, or any other law of f at points."""
+
+    def marginal(self, x: Inputs) -> MultivariateNormal:
+        """f(x_n) for each point by itself: batch N, event C."""
+
+
+def split(posterior: HasMarginal, x: Inputs, *, likelihood: Likelihood | None = None) -> Split:
     """Epistemic and aleatoric variance of the targets at each point, by the delta method.
 
     With f ~ N(m, Σ) and G = ∂E[y | f]/∂f at m: epistemic diag(G Σ Gᵀ), aleatoric Var[y | f = m]. For
@@ -53,21 +61,25 @@ def split(posterior: Posterior, x: Inputs, *, likelihood: Likelihood | None = No
     References: Kendall and Gal, What uncertainties do we need in Bayesian deep learning, NeurIPS 2017;
     Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
-    if isinstance(posterior, ClassPosterior):
-        raise InputError(
-            "a ClassPosterior is of one-hot codes, whose variance is not split. Use condition("
-            "linearize(network).trace_kernel(), data, Categorical()), which is of logits."
-        )
+    own_way = getattr(posterior, "split", None)
+    if own_way is not None:
+        found: Split = own_way(x, likelihood=likelihood)
+        return found
     own = getattr(posterior, "likelihood", None)
     if own is None and likelihood is None:
         raise InputError(
             f"the posterior, {describe(posterior)}, has no likelihood. Pass likelihood=Categorical()."
         )
-    chosen = likelihood if own is None else predictive(likelihood, own)
-    law = posterior.marginal(x)
+    chosen = predictive(likelihood, own) if isinstance(own, Likelihood) else likelihood
+    assert chosen is not None
+    return split_law(posterior.marginal(x), chosen, x)
+
+
+def split_law(law: MultivariateNormal, likelihood: Likelihood, x: Inputs) -> Split:
+    """The parts of the variance of targets that follow f with this law at the points x."""
     mean, covariance = law.mean, law.covariance_matrix
     if not follows(x):
         mean, covariance = mean.detach(), covariance.detach()
-    found = response(chosen, mean)
+    found = response(likelihood, mean)
     epistemic = torch.einsum("ndc,nce,nde->nd", found.slope, covariance, found.slope)
     return Split(epistemic.clamp(min=0.0), found.variance)

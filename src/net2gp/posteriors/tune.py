@@ -13,9 +13,9 @@ from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 from net2gp.errors import InputError, NotConverged, NotPositiveDefinite, check_positive
+from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.spectrum import Spectrum
 from net2gp.progress import progress
-from net2gp.types import Posterior
 
 P = TypeVar("P", bound=Posterior)
 

@@ -41,6 +41,20 @@ def check_eval_mode(network: nn.Module) -> None:
 
 
 @contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Within it the network is in eval mode, as it was linearized, even while it is being trained further."""
+    with LOCK:
+        active = [module for module in network.modules() if module.training]
+        for module in active:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in active:
+                module.training = True
+
+
+@contextlib.contextmanager
 def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None]:
     """Within it, the network runs on kernels that every kind of differentiation supports, in full precision.
 

@@ -1,0 +1,70 @@
+"""How a posterior was found, and with that how it takes in more data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from net2gp.errors import NotAvailable
+from net2gp.posteriors.problem import predictive
+from net2gp.posteriors.solvers import Inference, Solver
+from net2gp.types import Data, Likelihood
+
+if TYPE_CHECKING:
+    from net2gp.posteriors.dual import Dual
+    from net2gp.posteriors.posterior import Posterior
+
+
+WITHOUT_PROBES = (
+    "CG(num_probes=0) leaves the evidence out. Pass solver=CG(num_probes=16) to estimate it."
+)
+
+
+def solver_facts(solver: Solver, inference: Inference | None = None) -> dict[str, str]:
+    """What the text of a conditioned process says of its solver."""
+    return {"solver": f"{solver}", **({} if inference is None else {"inference": f"{inference}"})}
+
+
+class Recipe:
+    """What a posterior can become. Each method refuses unless a kind of recipe knows how.
+
+    A kind is a frozen dataclass of the settings that the posterior was found with. Fields that are named
+    `solver`, `inference`, `structure` or `temperature` are properties of the posterior too.
+    """
+
+    def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
+        """The posterior given more data too."""
+        raise NotAvailable(
+            "update is for a Gaussian process that was conditioned on data, and this posterior is around a "
+            "trained network, whose parameters new data would move. Use posterior.dual().condition()"
+            ".update(data), which moves them in the linear model, or train further and call the method again."
+        )
+
+    def dual(self, posterior: Posterior) -> Dual:
+        """The linear model and the Gaussian process that a network stands for."""
+        raise NotAvailable(
+            "dual is of a network's tangent kernel, but the kernel is "
+            f"{type(posterior.process.kernel).__name__}. Use dual(network, data, likelihood, prior_var)."
+        )
+
+    def tempered(self, posterior: Posterior, factor: float) -> Posterior:
+        """The posterior with `factor` times the covariance."""
+        raise NotAvailable(
+            "tempered is for a Gaussian over a network's parameters around where they are, as laplace, VOGN, "
+            "IVON and Swag give it. Condition with another prior variance or noise instead."
+        )
+
+    def predictive(self, own: Likelihood, given: Likelihood | None) -> Likelihood:
+        """The likelihood to predict with."""
+        return predictive(given, own)
+
+    def facts(self, posterior: Posterior) -> dict[str, str]:
+        """What the posterior's text says of the way it was found."""
+        return {}
+
+    def without_evidence(self) -> str:
+        """Why there is no evidence, and what to do."""
+        return (
+            "this posterior was found by a method without an evidence, drawn by Sampled(num_probes=0), "
+            "or tempered. Call dual() for that of the linear model at its mean, or use "
+            "laplace(network, data, likelihood) without these."
+        )
