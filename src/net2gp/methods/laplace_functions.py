@@ -100,8 +100,8 @@ class _Process:
 
     @cached_property
     def curvature(self) -> Tensor:
-        """Λ at the data, (N, C, C)."""
-        return self.part.likelihood.curvature(self.part.f)
+        """Λ at the data, (N, C, C), in float64: of a sure class float32 keeps no digit of 1 − p."""
+        return self.part.likelihood.curvature(self.part.f.double())
 
     @cached_property
     def gram(self) -> Tensor:

@@ -120,13 +120,13 @@ class Conditioned:
         for part in chunks(x, self._chunk_size()):
             cross, prior = self._with_prior(part)
             means.append(self._mean(part, cross))
-            covariances.append(self._blocks(part, cross, prior).to(means[-1].dtype))
+            covariances.append(self._blocks(part, cross, prior))
         return torch.cat(means), torch.cat(covariances)
 
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances: (N, C) each."""
         mean, blocks = self.moments(x)
-        return mean, blocks.diagonal(dim1=1, dim2=2)
+        return mean, blocks.diagonal(dim1=1, dim2=2).to(mean.dtype)
 
     contrast = contrast_by_blocks
 

@@ -33,7 +33,7 @@ class ConditionedCovariance:
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
         """The diagonals of the blocks: (N, C)."""
-        return self.blocks(linearized, x).diagonal(dim1=1, dim2=2)
+        return self.process.diagonal(x)[1]
 
     def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J Σ Jᵀ over all points: (N·C, N·C)."""

@@ -236,7 +236,7 @@ class Pivoted:
             parts.append(prior - torch.einsum("rnc,rnd->ncd", by_point, by_point))
         found = torch.cat(parts)
         negative = found.diagonal(dim1=1, dim2=2).clamp(max=0.0)
-        return (found - torch.diag_embed(negative)).to(self.kernel.linearized.example.dtype)
+        return found - torch.diag_embed(negative)
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
         """The diagonals of the blocks: (N, C)."""

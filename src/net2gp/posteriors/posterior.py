@@ -178,7 +178,7 @@ class Posterior(Generic[Own]):
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
         self._check(x)
-        return gaussian_law(*self.process.moments(x))
+        return _rounded(*self.process.moments(x))
 
     def joint(self, x: Inputs, *, batch: bool = False) -> MultivariateNormal:
         """f at all points together: event N·C, index n·C + c.
@@ -226,7 +226,7 @@ class Posterior(Generic[Own]):
         elif needed == "contrasts":
             law = chosen.predict(Contrasts(*self.process.contrast(x)))
         else:
-            law = chosen.predict(gaussian_law(*self.process.moments(x)))
+            law = chosen.predict(_rounded(*self.process.moments(x)))
         return cast(Outcome, law)
 
     def _averaged(self, x: Inputs, chosen: Likelihood, samples: WeightSamples) -> Distribution:
@@ -362,3 +362,8 @@ def _group_size(x: Inputs) -> int:
             f"tensors, but is {describe(x)}. Pass x[None] for one group, or leave batch out."
         )
     return next(iter(shapes))[1]
+
+
+def _rounded(mean: Tensor, blocks: Tensor) -> MultivariateNormal:
+    """The law in the dtype of its mean: covariances may be more precise until here."""
+    return gaussian_law(mean, blocks.to(mean.dtype))

@@ -67,5 +67,6 @@ def contrast_by_blocks(process: Process, x: Inputs) -> tuple[Tensor, Tensor]:
     for part in chunks(x, max(1, BLOCK_NUMBERS // process.num_outputs**2)):
         mean, blocks = process.moments(part)
         means.append(mean)
-        variances.append(Contrast.variances(mean, blocks))
+        # before anything is rounded to the network's dtype: variances of contrasts are small differences
+        variances.append(Contrast.variances(mean.to(blocks.dtype), blocks).to(mean.dtype))
     return torch.cat(means), torch.cat(variances)
