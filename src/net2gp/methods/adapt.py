@@ -336,7 +336,7 @@ def _tune_scale(problem: Problem, inference: Inference) -> float:
     assert isinstance(kernel, TangentKernel)
     weights = kernel.num_features < problem.num_rows
     base = feature_system(problem).features if weights else problem.gram()
-    level = float(kernel.diag(problem.x).mean())
+    level = float((base.square().sum(-1) if weights else base.diagonal()).mean())
     if level == 0.0:
         raise InputError(
             "the tangent kernel is zero at the data: the chosen parameters have no effect there."
