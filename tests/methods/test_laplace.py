@@ -372,8 +372,11 @@ def test_what_the_default_structure_is():
 
 def test_networks_far_from_a_stationary_point_are_told_of():
     y = 100 * torch.ones(30, 3, dtype=torch.float64)
-    with pytest.warns(NotStationary, match="not at a stationary point: the gradient .* norm"):
+    with pytest.warns(
+        NotStationary, match="not at a stationary point: the gradient .* norm"
+    ) as caught:
         n2g.laplace(mlp(), (X, y), n2g.Gaussian(0.1), prior_var=1.0)
+    assert caught[0].filename == __file__
 
 
 def test_a_class_without_examples_is_told_of():

@@ -385,5 +385,5 @@ def _check_stationary(task: Task, likelihood: Likelihood, trace: float) -> None:
             f"{trace**0.5:.3g} would be by chance. {remedy(linearized.network)} The mean stays the "
             "network's; that of the linear model is posterior.dual().condition().",
             NotStationary,
-            stacklevel=3,
+            stacklevel=4,
         )
