@@ -89,8 +89,10 @@ def test_the_tuned_prior_maximizes_the_evidence_around_zero(regression):
 
 def test_a_classifier_says_that_its_training_data_cannot_tune_a_prior(classification):
     network, x, y = classification
-    with pytest.warns(NothingToTune, match="the evidence prefers no change of the network at all"):
+    message = "the evidence prefers no change of the network at all"
+    with pytest.warns(NothingToTune, match=message) as caught:
         posterior = n2g.adapt(network, (x, y), n2g.Categorical())
+    assert caught[0].filename == __file__
     probs = posterior.predict(x).probs
     assert torch.allclose(probs, network(x).softmax(1).detach(), atol=0.01)
 

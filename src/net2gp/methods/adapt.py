@@ -349,7 +349,7 @@ def _tune_scale(problem: Problem, inference: Inference) -> float:
             f"on: with prior_var={scale:.1e} predictions are the network's own, without uncertainty "
             "about it. Pass prior_var=..., or zero_mean=True to use the network as a kernel only.",
             NothingToTune,
-            stacklevel=3,
+            stacklevel=4,
         )
     return scale
 
