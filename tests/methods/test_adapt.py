@@ -14,7 +14,7 @@ import net2gp as n2g
 from net2gp.data import digits
 from net2gp.errors import UnequalScales
 from net2gp.methods.adapt import left_out
-from net2gp.posteriors.problem import make_problem
+from net2gp.posteriors.problem import Problem, make_problem
 from net2gp.posteriors.spectrum import decompose
 from posteriors.ways import class_targets, network, points, real_targets, seeded
 
@@ -376,6 +376,23 @@ def test_the_prior_of_a_classifier_has_the_largest_evidence(inference):
         kernel = linearized.kernel(float(prior) * factor)
         near = n2g.condition(kernel, data, n2g.Categorical(), mean=linearized, inference=inference)
         assert float(near.log_marginal_likelihood()) < best
+
+
+@pytest.mark.parametrize("inference", [n2g.solvers.Laplace(), n2g.solvers.Variational()])
+def test_a_classifier_is_tuned_and_conditioned_with_one_gram_matrix(inference, monkeypatch):
+    linearized, x, sizes = n2g.linearize(network(3, hidden=40)), points(30), []
+    data, gram = (x, class_targets(x, 3)), Problem.gram
+    monkeypatch.setattr(Problem, "gram", lambda self: sizes.append(self.num_rows) or gram(self))
+    posterior = n2g.adapt(linearized, data, n2g.Categorical(), inference=inference)
+    assert sizes == [90]
+    alone = n2g.condition(
+        posterior.kernel, data, n2g.Categorical(), mean=linearized, inference=inference
+    )
+    z = points(5, seed=5)
+    assert_close(posterior.joint(z).mean, alone.joint(z).mean)
+    assert_close(posterior.joint(z).covariance_matrix, alone.joint(z).covariance_matrix)
+    assert_close(posterior.log_marginal_likelihood(), alone.log_marginal_likelihood())
+    assert repr(posterior) == repr(alone)
 
 
 def test_a_network_with_its_own_noise_is_adapted():

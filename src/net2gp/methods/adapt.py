@@ -25,12 +25,13 @@ from net2gp.methods.laplace_regression import (
     size_of,
     warn_of_scales,
 )
-from net2gp.posteriors.condition import condition
+from net2gp.posteriors.condition import condition, conditioned
 from net2gp.posteriors.gaussian import as_rows, feature_system
 from net2gp.posteriors.inference import infer
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.problem import Problem, make_problem
-from net2gp.posteriors.solvers import Inference, Laplace, Solver
+from net2gp.posteriors.problem import Problem, choose_solver, make_problem
+from net2gp.posteriors.solve import choose_inference, with_gram
+from net2gp.posteriors.solvers import Cholesky, Inference, Laplace, Solver
 from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.posteriors.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.tune import tune_spectra
@@ -122,8 +123,7 @@ def _adapted(
     kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
     if not has_gaussian_noise(likelihood):
         if prior_var is None:
-            problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
-            kernel = kernel.scaled(_tune_scale(problem, inference or Laplace()))
+            return _tuned_by_inference(kernel, data, likelihood, mean, solver, inference)
         return condition(kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
     if inference is not None:
         raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
@@ -140,6 +140,27 @@ def _adapted(
         return tuning.condition(found.noise_var, found.scale)
     scaled, noise_model = kernel.scaled(found.scale), likelihood.with_noise(found.noise_var)
     return condition(scaled, data, noise_model, mean=mean, solver=solver)
+
+
+def _tuned_by_inference(
+    kernel: TangentKernel,
+    data: tuple[Inputs, Tensor],
+    likelihood: Likelihood,
+    mean: Linearized | None,
+    solver: Solver | None,
+    inference: Inference | None,
+) -> Posterior:
+    """Tuned and conditioned under a likelihood that is not Gaussian, with one Gram matrix for both."""
+    problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
+    scale, K = _tune_scale(problem, inference or Laplace())
+    scaled = replace(problem, kernel=kernel.scaled(scale))
+    if K is not None and num_rows(problem.x) == num_rows(data[0]):
+        chosen = choose_solver(scaled, solver)
+        if isinstance(chosen, Cholesky):
+            approximation = choose_inference(scaled, chosen, inference) or Laplace()
+            solved = with_gram(scaled, chosen, approximation, K * scale, None)
+            return conditioned(scaled, solved, chosen, approximation)
+    return condition(scaled.kernel, data, likelihood, mean=mean, solver=solver, inference=inference)
 
 
 def _around_network(
@@ -330,8 +351,11 @@ def left_out(tuning: Spectrum, ratio: float, residual: Tensor) -> Tensor:
     return (residual - Phi @ (weights[:, None] * (Phi.mT @ residual))) / (1 - hat)
 
 
-def _tune_scale(problem: Problem, inference: Inference) -> float:
-    """The scale of the kernel with the largest evidence; warns where the evidence prefers none."""
+def _tune_scale(problem: Problem, inference: Inference) -> tuple[float, Tensor | None]:
+    """The scale of the kernel with the largest evidence, and the Gram matrix unless features were used.
+
+    Warns where the evidence prefers no change.
+    """
     kernel = problem.kernel
     assert isinstance(kernel, TangentKernel)
     weights = kernel.num_features < problem.num_rows
@@ -351,7 +375,7 @@ def _tune_scale(problem: Problem, inference: Inference) -> float:
             NothingToTune,
             stacklevel=4,
         )
-    return scale
+    return scale, None if weights else base
 
 
 def _best_scale(
