@@ -13,9 +13,9 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp import data, metrics, plots
-from net2gp.methods.ivon import IVON
-from net2gp.methods.swag import Swag
-from net2gp.methods.vogn import VOGGN
+from net2gp.methods.training.ivon import IVON
+from net2gp.methods.training.swag import Swag
+from net2gp.methods.training.vogn import VOGGN
 
 NOISE = n2g.Gaussian(0.04)
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import net2gp as n2g
-from net2gp.methods.dual import dual
+from net2gp.methods.explain.dual import dual
 from net2gp.methods.selection import Fit, sweep
-from net2gp.methods.train_many import AdamSettings, train_many
+from net2gp.methods.training.train_many import AdamSettings, train_many
 from net2gp.plots import plot_selection
 
 torch.set_default_dtype(torch.float64)

@@ -12,8 +12,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in FILES})
 
 LARGEST = 12  # files of a folder beside its __init__.py
-EXEMPT = {"methods", "posteriors"}
-"""Folders that hold more, and are to be divided: names leave this set, none comes in."""
 
 
 def functions(path):
@@ -54,9 +52,6 @@ def test_folders_hold_a_dozen_files_and_say_what_they_are_for(folder):
         net2gp.__all__ if folder == SOURCE else ["__init__"]
     )  # namespaces are the front door itself
     count = len([path for path in folder.glob("*.py") if path.stem not in (*doors, "__init__")])
-    if name in EXEMPT:
-        assert count > LARGEST, f"{name} is small enough: take it out of EXEMPT"
-    else:
-        assert count <= LARGEST, f"{name} holds {count} files: divide it into sub-packages"
+    assert count <= LARGEST, f"{name} holds {count} files: divide it into sub-packages"
     docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
     assert docstring, f"{name}: say in __init__.py what goes in and what comes out"

@@ -18,7 +18,8 @@ from net2gp import metrics
 from net2gp.errors import FileFormatError, InputError, Net2GPWarning
 from net2gp.likelihoods import LawLikelihood, expected_derivatives, savable, traits
 from net2gp.likelihoods.responses import response
-from net2gp.posteriors import WeightSamples, inference
+from net2gp.posteriors import WeightSamples
+from net2gp.posteriors.conditioning import inference
 from net2gp.tags import _CLASSES
 from net2gp.types import Likelihood
 

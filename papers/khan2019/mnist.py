@@ -34,10 +34,10 @@ from net2gp import data, metrics
 from net2gp.data.files import data_folder
 from net2gp.data.networks import LeNet5, pretrained
 from net2gp.errors import NotStationary
-from net2gp.methods.influence import removal_effects
-from net2gp.methods.interpret import aggregate, nearest, similarity
+from net2gp.methods.explain.influence import removal_effects
+from net2gp.methods.explain.interpret import aggregate, nearest, similarity
 from net2gp.plots import COLORS, INK, Picture, plot_class_kernel, plot_class_means, plot_gallery
-from net2gp.posteriors.dual import linear_part
+from net2gp.posteriors.recipes.dual import linear_part
 from net2gp.posteriors.split import split
 
 sys.path.append(str(Path(__file__).parents[1]))

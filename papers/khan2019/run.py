@@ -27,7 +27,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from net2gp.methods.laplace import laplace
+from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.selection import EVIDENCE, Selection
 from net2gp.plots import COLORS, FAINT, INK, plot_selection
 

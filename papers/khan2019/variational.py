@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.methods.natural_gradient import (
+from net2gp.methods.selection import EVIDENCE, Selection
+from net2gp.methods.training.natural_gradient import (
     NaturalState,
     Prior,
     draw,
     natural_step,
 )
-from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.posteriors.around_network import around_network
-from net2gp.posteriors.covariances import DiagonalCovariance
+from net2gp.posteriors.recipes.around_network import around_network
+from net2gp.posteriors.weights.covariances import DiagonalCovariance
 
 sys.path.append(str(Path(__file__).parent))
 from toy import NOISE, SEED, Problem, network

@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from net2gp import Categorical, Posterior, metrics
 from net2gp.data import LeNet5, fashion_mnist, mnist
-from net2gp.methods.vogn import VOGN
+from net2gp.methods.training.vogn import VOGN
 from net2gp.plots import COLORS
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -29,7 +29,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.train_many import AdamSettings, train_many
+from net2gp.methods.training.train_many import AdamSettings, train_many
 
 sys.path.append(str(Path(__file__).parent))
 from toy import NOISE, TRAINING, Problem, network, prior_offset, problems, stored, tabulate

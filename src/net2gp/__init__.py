@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from net2gp.methods import adapt, adapt_classes, adapt_tasks, gradient_flow, laplace
     from net2gp.posteriors.condition import condition
     from net2gp.posteriors.posterior import Posterior
-    from net2gp.posteriors.save import load, save
-    from net2gp.posteriors.structures import Diagonal, Full, Kron, LastLayer
+    from net2gp.posteriors.saving.save import load, save
     from net2gp.posteriors.tune import tune
+    from net2gp.posteriors.weights.structures import Diagonal, Full, Kron, LastLayer
 
 __all__ = [
     "RBF",

@@ -3,7 +3,7 @@
 n2g.condition(kernel, data, likelihood, solver=n2g.solvers.CG())
 """
 
-from net2gp.posteriors.solvers import (
+from net2gp.posteriors.conditioning.solvers import (
     CG,
     Cholesky,
     Exact,

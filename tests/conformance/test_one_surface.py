@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import net2gp as n2g
 from conformance.test_gradients import assert_gradient
 from net2gp.errors import InputError, NotAvailable, NotStationary
-from net2gp.posteriors.around_network import AroundNetwork
-from net2gp.posteriors.conditioned import Conditioned
-from net2gp.posteriors.whitened import Whitened
+from net2gp.posteriors.conditioning.conditioned import Conditioned
+from net2gp.posteriors.conditioning.whitened import Whitened
+from net2gp.posteriors.recipes.around_network import AroundNetwork
 from posteriors.methods import EVERY, METHODS, found
 from posteriors.ways import WAYS, points, seeded, unseen_points
 

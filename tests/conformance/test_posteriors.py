@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp import Gaussian, Posterior, linearize
-from net2gp.posteriors import systems
+from net2gp.posteriors.conditioning import systems
 from posteriors.methods import EVERY, found
 from posteriors.ways import WAYS, built, points, seeded, unseen_points
 

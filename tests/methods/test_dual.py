@@ -13,10 +13,10 @@ from torch.func import functional_call, grad, hessian, jacrev
 
 import net2gp as n2g
 from net2gp.errors import InputError, TooLarge
-from net2gp.methods.dual import AroundZero, dual
+from net2gp.methods.explain.dual import AroundZero, dual
 from net2gp.posteriors import Posterior
-from net2gp.posteriors.conditioned import Conditioned
-from net2gp.posteriors.whitened import Whitened
+from net2gp.posteriors.conditioning.conditioned import Conditioned
+from net2gp.posteriors.conditioning.whitened import Whitened
 from shared_data import shared_reference
 
 LIKELIHOODS = {

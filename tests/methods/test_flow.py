@@ -281,7 +281,7 @@ def test_many_test_points_are_taken_in_chunks(monkeypatch):
 
     flow = gradient_flow(counted, task())
     whole = flow.at([1.0, 5.0], test).covariance_matrix
-    monkeypatch.setattr("net2gp.methods.flow.TEST_BYTES", 16 * 7 * 4)
+    monkeypatch.setattr("net2gp.methods.flow.flow.TEST_BYTES", 16 * 7 * 4)
     before, at = len(sizes), lambda: flow.at([1.0, 5.0], test).covariance_matrix
     assert_close(at(), whole, 1e-14)
     assert sizes[before + 1 :] == [

@@ -20,9 +20,9 @@ import net2gp as n2g
 from net2gp.errors import InputError, NotStationary
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods.laws import gaussian_law
-from net2gp.methods.dual import dual
-from net2gp.methods.influence import contributions, leave_one_out, removal_effects
-from net2gp.methods.interpret import (
+from net2gp.methods.explain.dual import dual
+from net2gp.methods.explain.influence import contributions, leave_one_out, removal_effects
+from net2gp.methods.explain.interpret import (
     Summed,
     Traced,
     aggregate,
@@ -32,8 +32,8 @@ from net2gp.methods.interpret import (
 )
 from net2gp.plots import Picture, plot_class_kernel, plot_class_means, plot_gallery
 from net2gp.plots import kernels as plots_kernels
+from net2gp.posteriors.conditioning.systems import Sites
 from net2gp.posteriors.split import response, split
-from net2gp.posteriors.systems import Sites
 
 NEW = torch.tensor([[0.3, -1.0], [2.0, 2.5], [-1.0, 0.1]], dtype=torch.float64)
 PRIOR = {"0.*": 0.5, "2.weight": 0.3, "2.bias": 2.0}

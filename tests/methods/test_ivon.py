@@ -13,8 +13,8 @@ from methods.training import DOUBLE, flat_mean, random, seeded, small_network
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import linearize
-from net2gp.methods.ivon import IVON
-from net2gp.methods.natural_gradient import NewtonState, newton_step
+from net2gp.methods.training.ivon import IVON
+from net2gp.methods.training.natural_gradient import NewtonState, newton_step
 
 
 def squared_error(network: nn.Module, optimizer: IVON, x: Tensor, y: Tensor, noise_var: float):

@@ -16,7 +16,7 @@ from net2gp.linear.forward.factors import Direct, Lookup, jacobian, sum_of_squar
 from net2gp.linear.jacobians.capture import capture
 from net2gp.linear.linearized import expand_prior
 from net2gp.linear.planning.probe import demote
-from net2gp.posteriors.precision import log_det
+from net2gp.posteriors.weights.precision import log_det
 
 N = 10
 
@@ -163,7 +163,7 @@ def test_diagonals_of_embeddings_are_those_of_the_jacobian() -> None:
 @pytest.mark.parametrize("structure", [n2g.Kron(), n2g.structures.Subnetwork(20)])
 def test_determinants_by_eigenvalues_are_those_by_a_factor(structure) -> None:
     """A search takes eigenvalues once, and one evaluation a Cholesky factor."""
-    from net2gp.methods.laplace import curvature_of, make_task
+    from net2gp.methods.laplace_approximation.laplace import curvature_of, make_task
 
     network, x, y = case()
     task = make_task(network, (x, y), n2g.Categorical(), None, structure)

@@ -8,7 +8,7 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp.errors import InputError
-from net2gp.methods.matching import without_own
+from net2gp.methods.laplace_approximation.matching import without_own
 
 X = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.randint(0, 2, (30,), generator=torch.Generator().manual_seed(1))

@@ -9,8 +9,8 @@ from methods.laplace_cases import NEW, STRUCTURES, X, labels, mlp, quietly, trai
 from net2gp.errors import InputError, NotAvailable
 from net2gp.explain import contributions, leave_one_out, removal_effects
 from net2gp.methods import aggregate, nearest, output_blocks, similarity
-from net2gp.methods.matching import match_link
-from net2gp.methods.online import Schedule, train_by_evidence
+from net2gp.methods.laplace_approximation.matching import match_link
+from net2gp.methods.training.online import Schedule, train_by_evidence
 
 LIKELIHOODS = [n2g.Gaussian(0.3), n2g.Categorical(), n2g.Bernoulli()]
 EXACT = [n2g.Full(), n2g.structures.FunctionSpace()]

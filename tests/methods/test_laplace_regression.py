@@ -15,8 +15,13 @@ import net2gp as n2g
 from methods.laplace_cases import X, labels, mlp, quietly
 from net2gp import metrics
 from net2gp.errors import TuningAtEdge
-from net2gp.methods.laplace import make_task
-from net2gp.methods.laplace_regression import Regression, likely_noise, regression, scale_of
+from net2gp.methods.laplace_approximation.laplace import make_task
+from net2gp.methods.laplace_approximation.regression import (
+    Regression,
+    likely_noise,
+    regression,
+    scale_of,
+)
 
 DOUBLE = torch.float64
 INEXACT = [
@@ -174,7 +179,7 @@ def test_few_points_bring_neither_certainty_nor_noise_without_bounds(count, stru
 def test_rows_beyond_the_limit_are_tuned_on_some(monkeypatch):
     x, y, network = trained(300, 100)
     whole = quietly(network, (x, y), n2g.Gaussian(), structure=n2g.Kron())
-    monkeypatch.setattr("net2gp.methods.laplace_regression.NUM_ROWS", 100)
+    monkeypatch.setattr("net2gp.methods.laplace_approximation.regression.NUM_ROWS", 100)
     some = quietly(network, (x, y), n2g.Gaussian(), structure=n2g.Kron())
     assert some.likelihood.noise_var == pytest.approx(whole.likelihood.noise_var, rel=0.3)
     assert float(some.predict(x).variance.mean()) == pytest.approx(

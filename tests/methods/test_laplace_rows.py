@@ -10,12 +10,12 @@ import net2gp as n2g
 from methods.laplace_cases import NEW, Poisson, X, labels, mlp, quietly
 from net2gp.errors import InputError
 from net2gp.linalg import psd_root
-from net2gp.methods.laplace import _sampled_trace, make_task
-from net2gp.methods.laplace_functions import _Process
-from net2gp.methods.laplace_tuning import Tuned
-from net2gp.posteriors import pivoted
-from net2gp.posteriors.covariances import DiagonalCovariance
-from net2gp.posteriors.pivoted import Pivoted, row_system
+from net2gp.methods.laplace_approximation.functions import _Process
+from net2gp.methods.laplace_approximation.laplace import _sampled_trace, make_task
+from net2gp.methods.laplace_approximation.tuning import Tuned
+from net2gp.posteriors.weights import pivoted
+from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.pivoted import Pivoted, row_system
 
 LIKELIHOODS = [n2g.Categorical(), n2g.Bernoulli(), n2g.Gaussian(0.3), Poisson()]
 NOTHING_LOST = n2g.structures.FunctionSpace(tol=1e-12)
@@ -362,7 +362,7 @@ def test_many_rows_that_tell_little_together_tell_much(logit):
 def test_rows_are_sought_once_for_a_posterior_whose_link_is_matched(monkeypatch):
     calls, seek = [], pivoted.row_system
     counted = lambda *arguments: calls.append(arguments[3]) or seek(*arguments)
-    monkeypatch.setattr("net2gp.methods.laplace_functions.row_system", counted)
+    monkeypatch.setattr("net2gp.methods.laplace_approximation.functions.row_system", counted)
     data = (X, labels(n2g.Categorical()))
     quietly(
         mlp(),

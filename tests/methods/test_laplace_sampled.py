@@ -258,9 +258,9 @@ class Killed(Exception):
 
 def stop_after(monkeypatch, count: int) -> list[int]:
     """Raise at the product after so many; the list has how many there were."""
-    from net2gp.methods import laplace_sampled
+    from net2gp.methods.laplace_approximation import sampled
 
-    original, calls = laplace_sampled.Precision.matmul, [0]
+    original, calls = sampled.Precision.matmul, [0]
 
     def product(self, v):
         calls[0] += 1
@@ -268,7 +268,7 @@ def stop_after(monkeypatch, count: int) -> list[int]:
             raise Killed
         return original(self, v)
 
-    monkeypatch.setattr(laplace_sampled.Precision, "matmul", product)
+    monkeypatch.setattr(sampled.Precision, "matmul", product)
     return calls
 
 

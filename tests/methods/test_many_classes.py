@@ -9,7 +9,7 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp.errors import Net2GPWarning
-from net2gp.methods import matching
+from net2gp.methods.laplace_approximation import matching
 
 
 @pytest.mark.parametrize(

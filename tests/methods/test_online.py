@@ -6,7 +6,7 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp.errors import InputError
-from net2gp.methods.online import Schedule, train_by_evidence
+from net2gp.methods.training.online import Schedule, train_by_evidence
 
 
 def data(noise_var=0.04, count=80):

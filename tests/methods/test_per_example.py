@@ -17,7 +17,7 @@ from net2gp.linear import linearize
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.forward.factors import Lookup, Outer, jacobian
 from net2gp.linear.jacobians.capture import plan
-from net2gp.methods.per_example import BatchSums, batch_sums, sum_of_squares
+from net2gp.methods.training.per_example import BatchSums, batch_sums, sum_of_squares
 from net2gp.types import Likelihood
 from reference.jacobians import brute_force_jacobian, flat
 

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import net2gp as n2g
 from net2gp.errors import InputError, NetworkError
-from net2gp.methods.dual import dual
+from net2gp.methods.explain.dual import dual
 from net2gp.methods.selection import EVIDENCE, Fit, Selection, sweep
-from net2gp.methods.train_many import AdamSettings, train_many
+from net2gp.methods.training.train_many import AdamSettings, train_many
 from net2gp.plots import plot_selection
 
 

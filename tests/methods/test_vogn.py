@@ -16,7 +16,7 @@ from methods.training import DOUBLE, flat_mean, random, seeded, small_network
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 from net2gp.linear import linearize
-from net2gp.methods.natural_gradient import (
+from net2gp.methods.training.natural_gradient import (
     NaturalState,
     Prior,
     converged_evidence,
@@ -24,10 +24,10 @@ from net2gp.methods.natural_gradient import (
     iteration_evidence,
     natural_step,
 )
-from net2gp.methods.vogn import OGGN, VOGGN, VOGN
+from net2gp.methods.training.vogn import OGGN, VOGGN, VOGN
 from net2gp.posteriors import Posterior
-from net2gp.posteriors.around_network import around_network
-from net2gp.posteriors.covariances import DiagonalCovariance
+from net2gp.posteriors.recipes.around_network import around_network
+from net2gp.posteriors.weights.covariances import DiagonalCovariance
 from net2gp.types import Params
 from shared_data import shared_reference
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import net2gp as n2g
-from net2gp.methods.natural_gradient import (
+from net2gp.methods.selection import EVIDENCE, Selection
+from net2gp.methods.training.natural_gradient import (
     NaturalState,
     Prior,
     converged_evidence,
@@ -21,9 +22,8 @@ from net2gp.methods.natural_gradient import (
     iteration_evidence,
     natural_step,
 )
-from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.train_many import AdamSettings, train_many
-from net2gp.methods.vogn import OGGN, VOGN
+from net2gp.methods.training.train_many import AdamSettings, train_many
+from net2gp.methods.training.vogn import OGGN, VOGN
 from shared_data import shared_data, shared_reference
 
 FOLDER = Path(__file__).parents[2] / "papers" / "khan2019"

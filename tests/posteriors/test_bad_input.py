@@ -204,7 +204,7 @@ def test_inference_is_one_of_two_values(inference):
 
 
 def test_variational_inference_by_iteration_is_refused_before_it_runs(monkeypatch):
-    monkeypatch.setattr(import_module("net2gp.posteriors.solve"), "infer", None)
+    monkeypatch.setattr(import_module("net2gp.posteriors.conditioning.solve"), "infer", None)
     with pytest.raises(InputError, match=r"Variational\(\) needs .* Pass solver=Cholesky\(\)"):
         n2g.condition(
             kernel(3),
@@ -337,7 +337,9 @@ def test_the_solver_is_chosen_by_size(monkeypatch):
     assert isinstance(few_parameters.solver, n2g.solvers.WeightCholesky)
     silent = n2g.condition(n2g.RBF(), (X, Y), n2g.Gaussian(0.0))
     assert isinstance(silent.solver, n2g.solvers.Cholesky)
-    monkeypatch.setattr("net2gp.posteriors.problem.available_memory", lambda device: 1000)
+    monkeypatch.setattr(
+        "net2gp.posteriors.conditioning.problem.available_memory", lambda device: 1000
+    )
     neither = n2g.condition(kernel(), (X, Y), n2g.Gaussian(0.1))
     assert isinstance(neither.solver, n2g.solvers.CG)
 

@@ -262,7 +262,7 @@ def test_it_says_when_the_iterations_run_out(inference):
 
 
 def test_a_warm_start_needs_fewer_newton_steps(monkeypatch):
-    from net2gp.posteriors.systems import DenseSystem
+    from net2gp.posteriors.conditioning.systems import DenseSystem
 
     x = points(30)
     y = class_targets(x, 3)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from net2gp import RBF, Categorical, Gaussian, condition, linearize, ntk
 from net2gp.errors import NotConverged, WideVariances
 from net2gp.linalg import block_cg, log_det_quadrature
-from net2gp.posteriors import systems
+from net2gp.posteriors.conditioning import systems
 from net2gp.solvers import CG, Cholesky, Exact, Lanczos, Nystrom, PivotedCholesky
 from posteriors.ways import class_targets, network, points, real_targets
 

@@ -238,8 +238,8 @@ def test_test_points_are_predicted_in_chunks(monkeypatch):
     for solver in (Cholesky(), WeightCholesky()):
         posterior = condition(linearized.kernel(), (x, y), Gaussian(0.1), solver=solver)
         whole = posterior.marginal(test)
-        monkeypatch.setattr("net2gp.posteriors.conditioned.TEST_BYTES", 1)
-        monkeypatch.setattr("net2gp.posteriors.whitened.TEST_BYTES", 1)
+        monkeypatch.setattr("net2gp.posteriors.conditioning.conditioned.TEST_BYTES", 1)
+        monkeypatch.setattr("net2gp.posteriors.conditioning.whitened.TEST_BYTES", 1)
         pieces = posterior.marginal(test)
         monkeypatch.undo()
         assert_close(pieces.mean, whole.mean, 1e-13)

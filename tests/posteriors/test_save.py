@@ -16,7 +16,7 @@ from torch import nn
 
 from net2gp import RBF, Categorical, Full, Gaussian, condition, laplace, linearize, load, nngp, save
 from net2gp.errors import FileFormatError, InputError
-from net2gp.posteriors.files import write
+from net2gp.posteriors.writing import write
 from net2gp.solvers import Cholesky, WeightCholesky
 from posteriors.ways import WAYS, built, network, points, real_targets, seeded, unseen_points
 
@@ -302,7 +302,7 @@ def test_a_class_that_is_not_known_is_refused(tmp_path, monkeypatch):
     """Nothing but the listed classes is ever called, whatever a file with a right checksum says."""
     path = tmp_path / "file"
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules["net2gp.posteriors.files"].NAMES, RBF, "os.system")
+        patch.setitem(sys.modules["net2gp.posteriors.writing"].NAMES, RBF, "os.system")
         save(small(), path)
     with pytest.raises(
         FileFormatError, match=r"names 'os\.system', which this version does not know"
@@ -332,7 +332,7 @@ def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path):
 
 @pytest.mark.parametrize("where", ["save_file", "replace"])
 def test_an_interrupted_save_leaves_the_old_file_whole(where, tmp_path, monkeypatch):
-    module = sys.modules["net2gp.posteriors.files"]
+    module = sys.modules["net2gp.posteriors.writing"]
     path = tmp_path / "file"
     save(small(), path)
     content = path.read_bytes()

@@ -1,8 +1,8 @@
 """The names that saved files give to classes, spelled out: they must outlive moves and new names."""
 
 import net2gp as n2g
-from net2gp.posteriors.format1 import FORMAT_1
-from net2gp.posteriors.save import _CLASSES
+from net2gp.posteriors.saving.format1 import FORMAT_1
+from net2gp.posteriors.saving.save import _CLASSES
 from net2gp.tags import class_of, tag_of
 
 TAGS = [

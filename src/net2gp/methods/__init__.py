@@ -1,22 +1,29 @@
 """One method per file; each returns a posterior, or for training over time a flow."""
 
 from net2gp.methods.adapt import adapt, adapt_tasks
-from net2gp.methods.dual import Dual, dual
+from net2gp.methods.explain.dual import Dual, dual
+from net2gp.methods.explain.influence import contributions, leave_one_out, removal_effects
+from net2gp.methods.explain.interpret import (
+    Summed,
+    Traced,
+    aggregate,
+    nearest,
+    output_blocks,
+    similarity,
+)
 from net2gp.methods.few_shot import adapt_classes
-from net2gp.methods.flow import Flow, gradient_flow, max_learning_rate
-from net2gp.methods.flow_modes import NeverLearned, Relative
-from net2gp.methods.flow_ode import LossFlow, loss_flow
-from net2gp.methods.influence import contributions, leave_one_out, removal_effects
-from net2gp.methods.interpret import Summed, Traced, aggregate, nearest, output_blocks, similarity
-from net2gp.methods.ivon import IVON
-from net2gp.methods.laplace import laplace
-from net2gp.methods.laplace_tuning import Evidence, Matched, Validation
-from net2gp.methods.natural_gradient import converged_evidence, iteration_evidence
-from net2gp.methods.online import Schedule, train_by_evidence
+from net2gp.methods.flow.flow import Flow, gradient_flow, max_learning_rate
+from net2gp.methods.flow.modes import NeverLearned, Relative
+from net2gp.methods.flow.ode import LossFlow, loss_flow
+from net2gp.methods.laplace_approximation.laplace import laplace
+from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Validation
 from net2gp.methods.selection import Fit, Selection, sweep
-from net2gp.methods.swag import Swag
-from net2gp.methods.train_many import AdamSettings, Trained, train_many
-from net2gp.methods.vogn import OGGN, VOGGN, VOGN
+from net2gp.methods.training.ivon import IVON
+from net2gp.methods.training.natural_gradient import converged_evidence, iteration_evidence
+from net2gp.methods.training.online import Schedule, train_by_evidence
+from net2gp.methods.training.swag import Swag
+from net2gp.methods.training.train_many import AdamSettings, Trained, train_many
+from net2gp.methods.training.vogn import OGGN, VOGGN, VOGN
 from net2gp.posteriors.split import Split, split
 
 __all__ = [

@@ -18,7 +18,7 @@ from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise, of_points
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_regression import (
+from net2gp.methods.laplace_approximation.regression import (
     Regression,
     around_zero,
     scale_of,
@@ -26,14 +26,14 @@ from net2gp.methods.laplace_regression import (
     warn_of_scales,
 )
 from net2gp.posteriors.condition import condition, conditioned
-from net2gp.posteriors.gaussian import as_rows, feature_system
-from net2gp.posteriors.inference import infer
+from net2gp.posteriors.conditioning.gaussian import as_rows, feature_system
+from net2gp.posteriors.conditioning.inference import infer
+from net2gp.posteriors.conditioning.problem import Problem, choose_solver, make_problem
+from net2gp.posteriors.conditioning.solve import choose_inference, with_gram
+from net2gp.posteriors.conditioning.solvers import Cholesky, Inference, Laplace, Solver
+from net2gp.posteriors.conditioning.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.problem import Problem, choose_solver, make_problem
-from net2gp.posteriors.solve import choose_inference, with_gram
-from net2gp.posteriors.solvers import Cholesky, Inference, Laplace, Solver
 from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
-from net2gp.posteriors.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.tune import tune_spectra
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Observed

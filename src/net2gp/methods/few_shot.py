@@ -17,10 +17,10 @@ from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.likelihoods.targets import without_ignored
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.linearized import PriorVar, example_of
-from net2gp.posteriors.codes import ByCodes, OneHotCodes, Standardized
-from net2gp.posteriors.conditioned import Conditioned, SpectralFactor
+from net2gp.posteriors.conditioning.conditioned import Conditioned, SpectralFactor
+from net2gp.posteriors.conditioning.problem import make_problem
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.problem import make_problem
+from net2gp.posteriors.recipes.class_codes import ByCodes, OneHotCodes, Standardized
 from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.types import Data, Inputs, Kernel
 

@@ -1,13 +1,8 @@
 """Posteriors: condition, tune, save; in function space and in weight space."""
 
-from net2gp.posteriors.codes import OneHotCodes, Standardized
 from net2gp.posteriors.condition import condition
-from net2gp.posteriors.laws import prior
-from net2gp.posteriors.norm import rkhs_norm
-from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.samples import FunctionSamples, WeightSamples
-from net2gp.posteriors.save import load, save
-from net2gp.posteriors.solvers import (
+from net2gp.posteriors.conditioning.samples import FunctionSamples, WeightSamples
+from net2gp.posteriors.conditioning.solvers import (
     CG,
     Cholesky,
     Exact,
@@ -18,8 +13,14 @@ from net2gp.posteriors.solvers import (
     Variational,
     WeightCholesky,
 )
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.prior import prior
+from net2gp.posteriors.recipes.class_codes import OneHotCodes, Standardized
+from net2gp.posteriors.rkhs import rkhs_norm
+from net2gp.posteriors.saving.save import load, save
 from net2gp.posteriors.spectrum import Spectrum, spectrum
-from net2gp.posteriors.structures import (
+from net2gp.posteriors.tune import tune
+from net2gp.posteriors.weights.structures import (
     Diagonal,
     Full,
     FunctionSpace,
@@ -29,7 +30,6 @@ from net2gp.posteriors.structures import (
     Sampled,
     Subnetwork,
 )
-from net2gp.posteriors.tune import tune
 
 __all__ = [
     "CG",

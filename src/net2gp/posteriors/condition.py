@@ -7,14 +7,14 @@ from typing import cast
 
 from net2gp.inputs import ordinary_tensors
 from net2gp.linear.jacobians.tangent import TangentKernel
-from net2gp.posteriors.dual import Dual, make_dual
-from net2gp.posteriors.extend import extend, grown
-from net2gp.posteriors.gaussian import Solved
+from net2gp.posteriors.conditioning.gaussian import Solved
+from net2gp.posteriors.conditioning.problem import Problem, choose_solver, make_problem
+from net2gp.posteriors.conditioning.solve import choose_inference, solve
+from net2gp.posteriors.conditioning.solvers import Inference, Solver
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.problem import Problem, choose_solver, make_problem
 from net2gp.posteriors.recipe import WITHOUT_PROBES, Recipe, solver_facts
-from net2gp.posteriors.solve import choose_inference, solve
-from net2gp.posteriors.solvers import Inference, Solver
+from net2gp.posteriors.recipes.dual import Dual, make_dual
+from net2gp.posteriors.recipes.extend import extend, grown
 from net2gp.types import Data, Kernel, Likelihood, Mean, Observed
 
 

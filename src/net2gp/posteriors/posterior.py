@@ -18,19 +18,19 @@ from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.traits import needs
 from net2gp.linalg import diagonal_blocks
 from net2gp.linear.linearized import Linearized, PriorVar
-from net2gp.posteriors.covariances import Covariance
-from net2gp.posteriors.files import network_value, write
+from net2gp.posteriors.conditioning.process import Process
+from net2gp.posteriors.conditioning.samples import FunctionSamples, WeightSamples, draw_from
+from net2gp.posteriors.conditioning.solvers import Inference, Solver
 from net2gp.posteriors.move import move
-from net2gp.posteriors.process import Process
 from net2gp.posteriors.recipe import Recipe
-from net2gp.posteriors.samples import FunctionSamples, WeightSamples, draw_from
-from net2gp.posteriors.solvers import Inference, Solver
 from net2gp.posteriors.split import Split, split_law
+from net2gp.posteriors.weights.covariances import Covariance
+from net2gp.posteriors.writing import network_value, write
 from net2gp.show import as_html, as_text, likelihood_name, number
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Outcome, Own, Params
 
 if TYPE_CHECKING:
-    from net2gp.posteriors.dual import Dual
+    from net2gp.posteriors.recipes.dual import Dual
 
 BATCH_ROWS = 256
 """Rows of the joint covariance from which the covariances of small groups of points are taken together."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from net2gp.errors import NotAvailable
-from net2gp.posteriors.problem import predictive
-from net2gp.posteriors.solvers import Inference, Solver
+from net2gp.posteriors.conditioning.problem import predictive
+from net2gp.posteriors.conditioning.solvers import Inference, Solver
 from net2gp.types import Data, Likelihood
 
 if TYPE_CHECKING:
-    from net2gp.posteriors.dual import Dual
     from net2gp.posteriors.posterior import Posterior
+    from net2gp.posteriors.recipes.dual import Dual
 
 
 WITHOUT_PROBES = (

@@ -11,11 +11,16 @@ from torch import Tensor
 from net2gp.errors import check_memory, check_positive
 from net2gp.likelihoods import Gaussian
 from net2gp.posteriors.condition import condition, conditioned
-from net2gp.posteriors.conditioned import SpectralFactor
-from net2gp.posteriors.gaussian import as_rows, assemble, gaussian_evidence, to_features
+from net2gp.posteriors.conditioning.conditioned import SpectralFactor
+from net2gp.posteriors.conditioning.gaussian import (
+    as_rows,
+    assemble,
+    gaussian_evidence,
+    to_features,
+)
+from net2gp.posteriors.conditioning.problem import Problem, make_problem
+from net2gp.posteriors.conditioning.solvers import Cholesky, WeightCholesky
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.problem import Problem, make_problem
-from net2gp.posteriors.solvers import Cholesky, WeightCholesky
 from net2gp.types import Data, FeatureKernel, Kernel, Mean
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.inputs import describe, follows
 from net2gp.likelihoods.responses import response
-from net2gp.posteriors.problem import predictive
+from net2gp.posteriors.conditioning.problem import predictive
 from net2gp.types import Inputs, Likelihood
 
 

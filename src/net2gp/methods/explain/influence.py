@@ -1,0 +1,270 @@
+"""What the training points do to a prediction, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from net2gp.errors import InputError, NotAvailable, check_memory
+from net2gp.inputs import describe, join, num_rows, rows, tensors
+from net2gp.likelihoods.laws import gaussian_law
+from net2gp.linalg import diagonal_blocks, psd_root
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.posteriors.conditioning.conditioned import Conditioned
+from net2gp.posteriors.conditioning.process import Process
+from net2gp.posteriors.conditioning.whitened import Whitened
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipes.around_network import AroundNetwork
+from net2gp.posteriors.weights.conditioned_covariance import ConditionedCovariance
+from net2gp.types import FeatureKernel, Inputs
+
+
+def contributions(posterior: Posterior, x: Inputs) -> Tensor:
+    """k(x_m, X_n) α_n: what each training point adds to the mean at each point of x, (M, N, C).
+
+    Their sum over n is the mean less the prior mean, `posterior.centered(x)`: the representer theorem.
+    α_n is the residual of point n under the posterior mean. What `laplace` returns has the network as its
+    mean and needs no representers: take those of its `dual()`. Cost: k(x, X).
+
+    >>> from net2gp.kernels import RBF
+    >>> from net2gp.likelihoods import Gaussian
+    >>> from net2gp.posteriors.condition import condition
+    >>> X = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    >>> posterior = condition(RBF(), (X, 1 + X), Gaussian(noise_var=1.0))
+    >>> contributions(posterior, X[:1])[..., 0]
+    tensor([[0.2167, 0.5667]], dtype=torch.float64)
+
+    Reference: Schölkopf, Herbrich and Smola, A generalized representer theorem, COLT 2001.
+    """
+    _check(posterior)
+    if not isinstance(posterior.process, Conditioned | Whitened):
+        raise NotAvailable(
+            "contributions are those of a kernel, but the mean of this posterior is the network itself. Pass "
+            "what condition, adapt or dual(...).gaussian_process() return, or use removal_effects."
+        )
+    known, C = posterior.data[0], posterior.num_outputs
+    M, N = num_rows(x), num_rows(known)
+    alpha = _residuals(posterior, _index(posterior, None))
+    if not posterior.kernel.joint:
+        cross = posterior.kernel.precise()(x, known)
+        return (cross[..., None] * alpha).to(_dtype(posterior, x))
+    _check_memory(M * C, N * C, alpha)
+    cross = posterior.kernel.precise()(x, known).reshape(M, C, N, C)
+    return torch.einsum("mcnd,nd->mnc", cross, alpha).to(_dtype(posterior, x))
+
+
+def removal_effects(posterior: Posterior, x: Inputs, *, points: Tensor | None = None) -> Tensor:
+    """How the mean at each point of x changes when a training point is left out: (M, N, C).
+
+    −Σ_mn (I − Λ_nΣ_nn)⁻¹ α_n, with Σ the posterior covariance of f and α_n, Λ_n residual and curvature
+    of point n: without its site the posterior is a cavity in closed form, and nothing is solved again.
+    Exact for Gaussian noise; otherwise the other points keep their sites. Around a network it is
+    the effect with its covariance, whatever its structure. `only` holds indices of the training points
+    to leave out in turn, if not all.
+
+    Cost: a solve with k(X, X_n) for each n in function space, a feature for each in weight space.
+
+    >>> from net2gp.kernels import RBF
+    >>> from net2gp.likelihoods import Gaussian
+    >>> from net2gp.posteriors.condition import condition
+    >>> X = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    >>> posterior = condition(RBF(), (X, 1 + X), Gaussian(noise_var=1.0))
+    >>> removal_effects(posterior, X[:1])[..., 0]
+    tensor([[-0.1768, -0.2833]], dtype=torch.float64)
+
+    Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2.
+    """
+    cavity = _cavity(posterior, x, points)
+    assert cavity.cross is not None
+    effect = -torch.einsum("ndmc,ndk->mnck", cavity.cross, cavity.pull)
+    return effect.flatten(2).to(_dtype(posterior, x))
+
+
+def leave_one_out(posterior: Posterior, *, points: Tensor | None = None) -> MultivariateNormal:
+    """f at each training point (or `only` those of these indices) as the others predict it: batch N, event C.
+
+    N(μ_n − Σ_nn (I − Λ_nΣ_nn)⁻¹ α_n, (I − Σ_nnΛ_n)⁻¹Σ_nn). The mean of log p(y_n) under
+    likelihood.predict(leave_one_out(posterior)) is a cross-validation with N folds at the price of none.
+
+    >>> from net2gp.kernels import RBF
+    >>> from net2gp.likelihoods import Gaussian
+    >>> from net2gp.posteriors.condition import condition
+    >>> X = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    >>> leave_one_out(condition(RBF(), (X, 1 + X), Gaussian(noise_var=1.0))).mean.flatten()
+    tensor([0.6065, 0.3033], dtype=torch.float64)
+    """
+    cavity = _cavity(posterior, None, points)
+    mean = posterior.marginal(cavity.x).mean
+    shift = (cavity.blocks @ cavity.pull).flatten(1)
+    inner = torch.eye(cavity.blocks.shape[-1]).to(cavity.blocks) - cavity.blocks @ cavity.curvature
+    covariance = torch.linalg.solve(inner, cavity.blocks)
+    covariance = 0.5 * (covariance + covariance.mT)
+    if covariance.shape[-1] != mean.shape[1]:
+        covariance = covariance * torch.eye(mean.shape[1]).to(covariance)
+    return gaussian_law(mean - shift.to(mean.dtype), covariance.to(mean.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class _Cavity:
+    """What leaving points out needs, in float64, for blocks of c outputs with k columns (c·k = C).
+
+    x: the points left out; cross: Σ between them and others (N, c, M, c); blocks: Σ_nn (N, c, c);
+    curvature: Λ_n; pull: (I − Λ_nΣ_nn)⁻¹ α_n (N, c, k).
+    """
+
+    x: Inputs
+    cross: Tensor | None
+    blocks: Tensor
+    curvature: Tensor
+    pull: Tensor
+
+
+@torch.no_grad()
+def _cavity(posterior: Posterior, x: Inputs | None, points: Tensor | None) -> _Cavity:
+    _check(posterior)
+    index = _index(posterior, points)
+    left_out = rows(posterior.data[0], index)
+    cross, blocks = _covariances(posterior.process, left_out, x)
+    c = blocks.shape[1]
+    # outputs that share a kernel share their noise, so that one of them stands for all
+    Lam = _curvature(posterior, index)[:, :c, :c]
+    alpha = _residuals(posterior, index).reshape(len(index), c, -1)
+    _check_removable(Lam, blocks)
+    inner = torch.eye(c).to(blocks) - Lam @ blocks
+    return _Cavity(left_out, cross, blocks, Lam, torch.linalg.solve(inner, alpha))
+
+
+def _check(posterior: Any) -> None:
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            f"the posterior, {describe(posterior)}, does not hold the data that it was conditioned on. "
+            "Pass what condition, adapt, laplace or dual return."
+        )
+
+
+def _check_removable(Lam: Tensor, blocks: Tensor) -> None:
+    """Raise where a covariance is larger than one that has seen the point can be: Λ^½ Σ Λ^½ < 1."""
+    R = psd_root(Lam)
+    if bool((torch.linalg.eigvalsh(R.mT @ blocks @ R) > 1 + 1e-6).any()):
+        raise InputError(
+            "a point cannot be taken out of this posterior: its covariance there is larger than the point "
+            "itself allows, as covariances that leave correlations out are (Diagonal, Kron, LowRank). "
+            "Pass laplace(..., structure=Full()) or FunctionSpace()."
+        )
+
+
+def _index(posterior: Posterior, points: Tensor | None) -> Tensor:
+    x, y = posterior.data
+    N = num_rows(x)
+    if points is None:
+        return torch.arange(N, device=y.device)
+    if (
+        points.dim() != 1
+        or points.is_floating_point()
+        or bool(((points < 0) | (points >= N)).any())
+    ):
+        raise InputError(
+            f"points must hold indices of the {N} training points, but is {describe(points)}. "
+            "Pass for example points=torch.arange(10)."
+        )
+    return points.nonzero()[:, 0] if points.dtype == torch.bool else points
+
+
+def _covariances(
+    process: Process, left_out: Inputs, x: Inputs | None
+) -> tuple[Tensor | None, Tensor]:
+    """Σ between the points left out and x, (N, c, M, c), and Σ_nn of the former, (N, c, c)."""
+    if isinstance(process, Conditioned):
+        return _by_factor(process, left_out, x)
+    if isinstance(process, Whitened):
+        return _by_features(process, left_out, x)
+    if isinstance(process, AroundNetwork) and isinstance(process.covariance, ConditionedCovariance):
+        with evaluating(process.linearized.network):
+            return _by_factor(process.covariance.process, left_out, x)
+    return _by_joint(process, left_out, x)
+
+
+def _by_joint(process: Process, left_out: Inputs, x: Inputs | None) -> tuple[Tensor | None, Tensor]:
+    if x is None:
+        return None, process.moments(left_out)[1].to(torch.float64)
+    N, M, C = num_rows(left_out), num_rows(x), process.num_outputs
+    _check_memory((N + M) * C, (N + M) * C, tensors(x)[0])
+    joint = process.joint(join([left_out, x]))[1].to(torch.float64)
+    cross = joint[: N * C, N * C :].reshape(N, C, M, C)
+    return cross, diagonal_blocks(joint[: N * C, : N * C], C)
+
+
+def _by_factor(
+    process: Conditioned, left_out: Inputs, x: Inputs | None
+) -> tuple[Tensor | None, Tensor]:
+    precise, C = process.kernel.precise(), process.num_outputs if process.kernel.joint else 1
+    N, total = num_rows(left_out), num_rows(process.x) * C
+    _check_memory(total, N * C, process.alpha)
+    K = precise(process.x, left_out)
+    solved = process.factor.solve(K)
+    own = torch.bmm(K.mT.reshape(N, C, total), solved.mT.reshape(N, C, total).mT)
+    blocks = precise.blocks(left_out) - 0.5 * (own + own.mT)
+    if x is None:
+        return None, blocks
+    cross = precise(left_out, x) - solved.mT @ precise(process.x, x)
+    return cross.reshape(N, C, num_rows(x), C), blocks
+
+
+def _by_features(
+    process: Whitened, left_out: Inputs, x: Inputs | None
+) -> tuple[Tensor | None, Tensor]:
+    precise, C = process.kernel.precise(), process.num_outputs
+    assert isinstance(precise, FeatureKernel)
+    halves = lambda z: process.precision.half_solve(precise.features(z).flatten(0, 1).mT)
+    R = halves(left_out)
+    by_point = R.unflatten(1, (-1, C))
+    blocks = torch.einsum("pnc,pnd->ncd", by_point, by_point)
+    if x is None:
+        return None, blocks
+    return (R.mT @ halves(x)).reshape(len(blocks), C, num_rows(x), C), blocks
+
+
+def _residuals(posterior: Posterior, index: Tensor) -> Tensor:
+    """α_n = b_n − Λ_nμ_n, the residual of each site at the posterior mean: (N, C), float64."""
+    process = posterior.process
+    if isinstance(process, Conditioned):
+        return process.alpha.detach().reshape(-1, process.num_outputs)[index]
+    sites = getattr(process, "sites", None)
+    if sites is not None:
+        centered = posterior.centered(rows(posterior.data[0], index)).to(torch.float64)[..., None]
+        return sites.natural[index] - (sites.curvature[index] @ centered)[..., 0]
+    return _expand(posterior)[0][index]
+
+
+def _curvature(posterior: Posterior, index: Tensor) -> Tensor:
+    """Λ_n: (N, C, C), float64."""
+    sites = getattr(posterior.process, "sites", None)
+    return (_expand(posterior)[1] if sites is None else sites.curvature)[index]
+
+
+def _expand(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """Residuals and curvatures at the posterior mean of all points, each of which may have its own noise.
+
+    A temperature divides the curvature alone, as in `Dual`.
+    """
+    x, y = posterior.data
+    mean = posterior.marginal(x).mean.to(torch.float64)
+    likelihood = posterior.likelihood
+    return likelihood.residual(mean, y), likelihood.curvature(mean) / posterior.temperature
+
+
+def _dtype(posterior: Posterior, x: Inputs) -> torch.dtype:
+    return posterior.mean(rows(x, slice(0, 1))).dtype
+
+
+def _check_memory(height: int, width: int, like: Tensor) -> None:
+    check_memory(
+        3 * 8 * height * width,
+        like.device,
+        f"a {height} × {width} cross-covariance",
+        "pass fewer points at a time",
+    )

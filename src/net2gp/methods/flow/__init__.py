@@ -1,0 +1,1 @@
+"""The law of a network over the time of its training."""

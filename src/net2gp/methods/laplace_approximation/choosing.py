@@ -1,0 +1,168 @@
+"""Choose what is left open of Laplace's approximation: prior variance, noise, link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.inputs import gather, rows
+from net2gp.likelihoods import shape_targets
+from net2gp.likelihoods.traits import has_open_link
+from net2gp.linear.linearized import PriorVar
+from net2gp.methods.laplace_approximation.matching import AtData, Build, match, some_points
+from net2gp.methods.laplace_approximation.regression import (
+    is_regression,
+    likely_noise,
+    regression,
+    warn_of_scales,
+    with_variance,
+)
+from net2gp.methods.laplace_approximation.tuning import (
+    Evidence,
+    LogDet,
+    Matched,
+    Search,
+    Task,
+    Tuned,
+    Tuning,
+    Validation,
+)
+from net2gp.progress import progress
+
+NOISE_STEPS, NOISE_RANGE = 10, 9.0
+"""Noises that are tried for each prior on held-out rows, and how far, in logarithms, below their error."""
+
+VARIANCE_POINTS = 500
+"""Points at which the variance of a structure is compared with that of the whole linear model."""
+
+
+def tuned(
+    task: Task,
+    log_det: LogDet,
+    build: Build | None,
+    prior_var: PriorVar | None,
+    tuning: Tuning | None,
+    temperature: float,
+    at_data: AtData | None = None,
+) -> Tuned:
+    """Everything that is open chosen, and all with the evidence that it has."""
+    chosen = Matched() if tuning is None else tuning
+    if not isinstance(chosen, Evidence | Validation | Matched):
+        raise InputError(
+            f"tuning must be Matched(), Evidence() or Validation(data), but is {chosen!r}."
+        )
+    if tuning is not None and prior_var is not None:
+        _check_used(task, tuning)
+    search = Search(task, log_det, prior_var, temperature, chosen)
+    if isinstance(chosen, Matched) and is_regression(task):
+        return _regressed(search, build)
+    assert build is not None
+    if isinstance(chosen, Validation) and prior_var is None:
+        return _validated(search, chosen, build)
+    best = search.at(search.maximize())
+    if isinstance(chosen, Matched) and has_open_link(task.likelihood):
+        return match(search, best, chosen, build, at_data)
+    return best
+
+
+def _regressed(search: Search, build: Build | None) -> Tuned:
+    """Prior and noise of a regression: those of the linear model at its own mode."""
+    task, given = search.task, search.prior_var
+    noise = None if task.open_noise else float(task.likelihood.noise_var)  # type: ignore[attr-defined]
+    if given is not None and noise is not None:
+        return search.at(np.array([]))
+    if task.open_noise:
+        warn_of_scales(shape_targets(task.f, task.y), stacklevel=6)
+    model = regression(task, given)
+    noise, scale = model.best(noise, None if given is None else 1.0)
+    model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)
+
+    def at(noise: float, prior_var: float | None) -> Tuned:
+        logs = [] if prior_var is None else [np.log(prior_var)]
+        return search.at(np.array([*logs, np.log(noise)] if task.open_noise else logs))
+
+    if given is not None:
+        return at(noise, None)
+    index = some_points(torch.arange(len(task.f)), VARIANCE_POINTS)
+    assert isinstance(index, Tensor)
+    index = index.to(task.f.device)
+    x = rows(task.x, index)
+
+    def variances(noise: float, prior_var: float) -> Tensor:
+        assert build is not None
+        return build(at(noise, prior_var)).marginal(x).variance.double()
+
+    mean = lambda noise, prior_var: float(variances(noise, prior_var).mean())
+    noise, scale = with_variance(task, model, (noise, scale), mean)
+    if build is not None and task.open_noise:
+        squares = (shape_targets(task.f, task.y).double() - task.f)[index].square()
+        most = max(model.spread, model.error)
+        noise = likely_noise(noise, variances(noise, scale), squares, most)
+    return at(noise, scale)
+
+
+def _check_used(task: Task, tuning: Tuning) -> None:
+    """Raise if a prior variance that is given leaves nothing for `tuning` to choose."""
+    if isinstance(tuning, Validation) or (isinstance(tuning, Evidence) and tuning.per_layer):
+        raise InputError(
+            f"{type(tuning).__name__} chooses prior variances, but prior_var is given. Leave out tuning= or "
+            "prior_var=."
+        )
+    if not task.open_noise and not has_open_link(task.likelihood):
+        raise InputError(
+            "prior_var is given, and the likelihood leaves neither noise nor link open: nothing is left for "
+            "tuning= to choose. Leave out tuning= or prior_var=."
+        )
+
+
+def _validated(search: Search, validation: Validation, build: Build) -> Tuned:
+    x, y = gather(validation.data, search.task.linearized.example)
+    if not len(validation.grid):
+        raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
+    f = search.task.linearized(x)
+    search.task.likelihood.check(f, y)
+
+    def scored(logs: list[float]) -> tuple[float, Tuned]:
+        one = search.at(np.array(logs))
+        law = build(one).predict(x)
+        return float(law.log_prob(_targets(law, y)).double().mean()), one
+
+    def chosen(log: float) -> tuple[float, Tuned]:
+        if not search.task.open_noise:
+            return scored([log])
+        error = (shape_targets(f, y).double() - f.double()).square().mean()
+        return _best_noise(lambda noise: scored([log, noise]), float(error))
+
+    choices: list[tuple[float, Tuned]] = []
+    with progress("prior variance", len(validation.grid)) as advance:
+        for value in validation.grid:
+            choices.append(chosen(float(np.log(value))))
+            advance(note=f"log p(y) {choices[-1][0]:.4f}")
+    return max(choices, key=lambda choice: choice[0])[1]
+
+
+def _best_noise(
+    scored: Callable[[float], tuple[float, Tuned]], error: float
+) -> tuple[float, Tuned]:
+    """The best noise at one prior: at most the squared error of the held-out rows, which it is a part of."""
+    tried: list[tuple[float, Tuned]] = []
+
+    def loss(log: float) -> float:
+        tried.append(scored(log))
+        return -tried[-1][0]
+
+    top = float(np.log(max(error, 1e-12)))
+    loss(top)
+    options = {"maxiter": NOISE_STEPS, "xatol": 0.02}
+    minimize_scalar(loss, bounds=(top - NOISE_RANGE, top), method="bounded", options=options)
+    return max(tried, key=lambda one: one[0])
+
+
+def _targets(law: torch.distributions.Distribution, y: Tensor) -> Tensor:
+    """The targets in the shape that the law is asked about."""
+    return y.reshape(law.batch_shape + law.event_shape).to(law.mean.dtype)

@@ -1,0 +1,215 @@
+"""Links whose predictions on the training data are as sure as the network's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from net2gp.inputs import map_inputs, num_rows, rows
+from net2gp.likelihoods.traits import Linked
+from net2gp.linalg import psd_root
+from net2gp.linear.curvatures.curvature import ExactFisher
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.methods.laplace_approximation.tuning import Matched, Search, Tuned
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.weights.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
+from net2gp.progress import progress
+from net2gp.types import Inputs, Likelihood
+
+Build = Callable[[Tuned], Posterior]
+
+AtData = Callable[[Tuned, Tensor], Tensor]
+"""The exact covariance (n, C, C) of f at some rows of the data, where it is known without the network."""
+
+STEPS = 12
+"""The most prior variances that are tried."""
+
+LARGEST_MOVE = 8.0
+"""How far, in logarithms, the prior variance may end from that of the evidence."""
+
+MANY_CLASSES = 32
+"""Classes up to which a link is matched on all of them."""
+
+LARGEST_LOG_SCALE = 40.0
+"""The logarithm of the largest scale of a link: logits of 1e17 would need more."""
+
+FEW_POINTS = 50
+"""Up to so many points each keeps its own information: what so few others leave is nearly the prior."""
+
+FIXED_POINT = Full | Kron | Diagonal | FunctionSpace
+"""Structures over all weights, whose effective parameters say what the data determine."""
+
+
+def match(
+    search: Search, best: Tuned, matched: Matched, build: Build, at_data: AtData | None = None
+) -> Tuned:
+    """The prior variance and the link that belong together, from the one of the largest evidence.
+
+    With t = log prior_var, the root of log(α(t)² ‖θ*‖²/γ(t)) − t by the secant method: the scaled
+    parameters αθ* have the size that the prior expects of those that the data determine. A prior variance
+    that was given stays; and a last layer keeps that of the evidence, as its variance often does not grow
+    away from the data, so that more of it only adds noise.
+    """
+    task, index = search.task, _some(len(search.task.f), matched.count(search.task.f.shape[1]))
+
+    def linked(one: Tuned) -> Likelihood:
+        if at_data is None:
+            return match_link(build(one), rows(task.x, index)).likelihood
+        mean, covariance = task.f[index].double(), at_data(one, index)
+        if len(task.f) > FEW_POINTS:
+            covariance = without_own(covariance, one.likelihood.curvature(mean) * one.scale)
+        return _linked(one.likelihood, mean, covariance)
+
+    own = replace(best, likelihood=linked(best))
+    if search.prior_var is not None or not isinstance(search.task.structure, FIXED_POINT):
+        return own
+    theta = search.task.linearized.flatten(search.task.params).double()
+    size = float(theta @ theta)
+    assert isinstance(best.prior_var, float)
+
+    def excess(log: float) -> tuple[float, Tuned]:
+        one = search.at(np.array([log]))
+        likelihood = linked(one)
+        gamma = search.effective_parameters(float(np.exp(log)), one.scale)
+        found = np.log(likelihood.link.scale**2 * size / max(gamma, 1e-12))  # type: ignore[attr-defined]
+        return float(found) - log, replace(one, likelihood=likelihood)
+
+    start = before = float(np.log(best.prior_var))
+    with progress("prior variance", STEPS) as advance:
+        value, result = excess(before)
+        log, new = before + 1.5 * value, value
+        for _ in range(STEPS):
+            if abs(log - start) > 2 * LARGEST_MOVE:  # too far to come back, perhaps beyond float32
+                break
+            new, result = excess(log)
+            advance(note=f"prior_var {np.exp(log):.3g}")
+            if abs(new) < 0.02 or log == before:
+                break
+            slope = min((new - value) / (log - before), -0.1)
+            before, value, log = log, new, float(np.clip(log - new / slope, log - 5, log + 5))
+    # few points of an interpolating network leave the scale open: then the evidence has the last word
+    settled = abs(new) < 0.1 and abs(log - start) < LARGEST_MOVE
+    return result if settled else own
+
+
+def match_link(posterior: Posterior, x: Inputs) -> Posterior:
+    """The posterior with the link whose scale minimizes KL(network ‖ prediction) at the points `x`.
+
+    Labels are not needed: the network's average certainty was found by its training, and the data say
+    little more about it. What the covariance adds is where to be less sure than on average, and where
+    more. Where the covariance is exact, each point's own information is taken out of it, as it would be
+    absent at a new point; but not of few points, where the scale would then be that of one point less, and
+    predictions surer than the network even where it was trained. Cost: one `marginal`.
+    """
+    likelihood = posterior.likelihood
+    assert isinstance(likelihood, Linked)
+    if likelihood.matched_link.needs == "contrasts" and not _is_exact(posterior):
+        mean, variances = _contrasts(posterior, x)
+        return replace(posterior, likelihood=_scaled(likelihood, mean, variances))
+    return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
+
+
+def _contrasts(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
+    """f_c less that of the most probable class, and its variance: (N, C) each; of many classes for some.
+
+    Some are the most probable ones and as many others: one number, the scale of the link, is sought, and
+    each class would cost a backward pass for each prior variance that is tried.
+    """
+    linearized = posterior.linearized
+    if isinstance(posterior.structure, LastLayer) or posterior.num_outputs <= MANY_CLASSES:
+        return linearized(x).double(), posterior.contrast(x).double()
+    generator = torch.Generator().manual_seed(0)
+    others = torch.randperm(posterior.num_outputs, generator=generator)[: MANY_CLASSES // 2]
+
+    def some(out: Any) -> Tensor:
+        f = out if linearized.output is None else linearized.output(out)
+        likely = f.topk(MANY_CLASSES // 2, dim=1).indices
+        chosen = torch.cat([likely, others.to(f.device).expand(len(f), -1)], 1)
+        return f.gather(1, chosen) - f.gather(1, likely[:, :1])
+
+    few = replace(linearized, output=some)
+    with evaluating(linearized.network):
+        return few(x).double(), posterior.covariance.variances(few, x).double()
+
+
+def _linked(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> Likelihood:
+    """The likelihood with the link that fits these means (N, C) and covariances (N, C, C) of f."""
+    assert isinstance(likelihood, Linked)
+    return _scaled(likelihood, mean, likelihood.matched_link.variances(mean, covariance))
+
+
+def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
+    """The likelihood with the link of the scale at which it is as sure as the network."""
+    link = likelihood.matched_link
+
+    def loss(scale: float) -> float:
+        return float(likelihood.cross_entropy(mean, link(scale).shrink(mean, variances)))
+
+    return likelihood.with_link(link(_best_scale(loss)))
+
+
+def _moments(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
+    if _is_exact(
+        posterior
+    ):  # of what is left without a point's own information float32 keeps no digit
+        posterior = posterior.to(dtype=torch.float64)
+        x = map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
+    law = posterior.marginal(x)
+    mean, covariance = law.mean.double(), law.covariance_matrix.double()
+    if _is_exact(posterior) and num_rows(posterior.data[0]) > FEW_POINTS:
+        own = posterior.likelihood.curvature(mean) / posterior.temperature
+        covariance = without_own(covariance, own)
+    return mean, covariance
+
+
+def without_own(covariance: Tensor, curvature: Tensor) -> Tensor:
+    """S (I − ΛS)⁻¹ for each point: the covariance (N, C, C) without the point's own curvature Λ.
+
+    As S + S R (I − RᵀSR)⁻¹ Rᵀ S with Λ = RRᵀ. Where a point alone determines its own output, RᵀSR → 1, the
+    factor is kept below 1000.
+
+    >>> rest = without_own(torch.full((1, 1, 1), 0.5), torch.ones(1, 1, 1))
+    >>> round(float(rest), 9)  # 1/(1/0.5 − 1)
+    1.0
+    """
+    R = psd_root(curvature)
+    S = covariance.double()
+    own, Q = torch.linalg.eigh(R.mT @ S @ R)
+    sides = S @ R @ Q
+    return S + (sides / (1 - own.clamp(0, 0.999))[:, None, :]) @ sides.mT
+
+
+def _is_exact(posterior: Posterior) -> bool:
+    structure = posterior.structure
+    if isinstance(structure, LastLayer):
+        structure = structure.structure
+    if isinstance(structure, Full):
+        return isinstance(structure.fisher, ExactFisher)
+    return isinstance(structure, FunctionSpace)
+
+
+def some_points(x: Inputs, count: int) -> Inputs:
+    """A fixed random choice of points."""
+    return rows(x, _some(num_rows(x), count))
+
+
+def _some(total: int, count: int) -> Tensor:
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
+    return chosen.sort().values
+
+
+def _best_scale(loss: Callable[[float], float]) -> float:
+    """The scale of the smallest loss, which is convex in it."""
+    found = minimize_scalar(
+        lambda log: loss(float(np.exp(log))),
+        bounds=(-1.0, LARGEST_LOG_SCALE),
+        method="bounded",
+        options={"xatol": 1e-4},
+    )
+    return float(np.exp(found.x))

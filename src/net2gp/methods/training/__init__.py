@@ -1,0 +1,1 @@
+"""Gaussians over parameters that are found during training, and many networks trained at once."""

@@ -1,0 +1,262 @@
+"""Natural-gradient variational inference with a diagonal Gaussian: the steps, as pure functions.
+
+Values in, values out, elementwise in tensors of any one shape; states are tuples of tensors, so that
+`torch.func.vmap` runs many at once. Behind the steps, the Gaussian process that each of them stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, check_memory, check_positive
+from net2gp.inputs import describe, map_inputs
+from net2gp.linalg import cholesky
+from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.types import Params
+
+
+class Prior(NamedTuple):
+    """θ ~ N(mean, 1/precision), independent entries."""
+
+    mean: Tensor
+    precision: Tensor
+
+
+class NaturalState(NamedTuple):
+    """q(θ) = N(mean, 1/precision), and the running average of gradients."""
+
+    mean: Tensor
+    precision: Tensor
+    momentum: Tensor
+
+
+def draw(mean: Tensor, precision: Tensor, noise: Tensor) -> Tensor:
+    """θ = μ + ε/√s for standard normal noise ε.
+
+    >>> draw(torch.tensor(1.0), torch.tensor(4.0), torch.tensor(-1.0))
+    tensor(0.5000)
+    """
+    return mean + noise * precision.rsqrt()
+
+
+def natural_step(
+    state: NaturalState,
+    gradient: Tensor,
+    curvature: Tensor,
+    prior: Prior,
+    *,
+    learning_rate: float | Tensor,
+    decays: tuple[float, float],
+) -> NaturalState:
+    """One step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ).
+
+    With `gradient` g an estimate of E_q ∇(−log p(y | θ)) and `curvature` h one of the diagonal of
+    E_q ∇²(−log p(y | θ)), both sums over all N points,
+
+        s ← β₂ s + (1 − β₂)(h + δ),   m ← β₁ m + (1 − β₁) g,   μ ← μ − η (m + δ(μ − μ₀)) / s.
+
+    A step with η = 1 − β₂ and β₁ = 0 is the natural gradient itself: q ← q^β₂ (p₀ e^{−ℓ})^{1−β₂} with the
+    loss ℓ replaced by its second-order expansion. At rest s = E h + δ and E g + δ(μ − μ₀) = 0, the mean-field
+    optimum if h is the Hessian. The average m starts at zero and is not scaled up: the first steps are
+    short, and the point of rest is the same.
+
+    Reference: Khan et al., Fast and scalable Bayesian deep learning by weight-perturbation in Adam,
+    ICML 2018; Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
+
+    >>> state = NaturalState(torch.tensor(0.0), torch.tensor(2.0), torch.tensor(0.0))
+    >>> prior = Prior(torch.tensor(0.0), torch.tensor(1.0))
+    >>> rates = {"learning_rate": 1.0, "decays": (0.0, 0.5)}
+    >>> natural_step(state, torch.tensor(-6.0), torch.tensor(3.0), prior, **rates)
+    NaturalState(mean=tensor(2.), precision=tensor(3.), momentum=tensor(-6.))
+    """
+    slow, slower = decays
+    precision = slower * state.precision + (1 - slower) * (curvature + prior.precision)
+    momentum = slow * state.momentum + (1 - slow) * gradient
+    pull = prior.precision * (state.mean - prior.mean)
+    return NaturalState(
+        state.mean - learning_rate * (momentum + pull) / precision, precision, momentum
+    )
+
+
+class NewtonState(NamedTuple):
+    """q(θ) = N(mean, 1/(λ(hessian + δ))), the running average of gradients, and the number of steps."""
+
+    mean: Tensor
+    hessian: Tensor
+    momentum: Tensor
+    step: Tensor
+
+
+def newton_step(
+    state: NewtonState,
+    gradient: Tensor,
+    hessian: Tensor,
+    decay: Tensor,
+    *,
+    learning_rate: float | Tensor,
+    decays: tuple[float, float],
+    clip: float = float("inf"),
+) -> NewtonState:
+    """One step of IVON, the improved variational online Newton method.
+
+    With `gradient` ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q, `hessian` ĥ = ĝ (θ − μ)/σ², whose mean
+    over draws is that of ∇²ℓ̄ (Stein's identity), and `decay` δ,
+
+        g ← β₁ g + (1 − β₁) ĝ,
+        h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)² / (h + δ),
+        μ ← μ − η (g/(1 − β₁ᵗ) + δ μ) / (h + δ), the change before η held to ±clip.
+
+    ĥ may be negative; the last term of h, from moving along geodesics of the positive numbers, keeps h + δ
+    positive: it is ½(h + δ)(1 + (1 − x)²) for x = (1 − β₂)(h − ĥ)/(h + δ).
+
+    Reference: Shen et al., Variational learning is effective for large deep networks, ICML 2024; Lin et al.,
+    Handling the positive-definite constraint in the Bayesian learning rule, ICML 2020.
+    """
+    slow, slower = decays
+    step = state.step + 1
+    momentum = slow * state.momentum + (1 - slow) * gradient
+    gap = state.hessian - hessian
+    correction = 0.5 * (1 - slower) ** 2 * gap.square() / (state.hessian + decay)
+    curved = state.hessian - (1 - slower) * gap + correction
+    pull = momentum / (1 - slow**step) + decay * state.mean
+    move = (pull / (curved + decay)).clamp(-clip, clip)
+    return NewtonState(state.mean - learning_rate * move, curved, momentum, step)
+
+
+def divergence(mean: Tensor, precision: Tensor, prior: Prior) -> Tensor:
+    """KL(N(μ, 1/s) ‖ N(μ₀, 1/δ)) = ½ Σ [δ/s − 1 − log(δ/s) + δ(μ − μ₀)²], a number.
+
+    >>> divergence(torch.zeros(2), torch.ones(2), Prior(torch.zeros(2), torch.ones(2)))
+    tensor(0.)
+    """
+    ratio = prior.precision / precision
+    distance = prior.precision * (mean - prior.mean).square()
+    return 0.5 * (ratio - 1 - ratio.log() + distance).sum()
+
+
+def converged_evidence(posterior: Posterior, *, weights: Params | None = None) -> Tensor:
+    """log N(ỹ | 0, J diag(prior_var) Jᵀ + Λ⁻¹): the evidence of the linear model at a converged posterior.
+
+    With J the Jacobian and Λ the likelihood's curvature at the mean μ of q, and r = ∇_f log p(y | f), the
+    transformed data are ỹ = Jμ + Λ⁻¹r. The variances of q take no part. Float64; cost O((N·C)³).
+
+    `weights` takes J, Λ and r at these parameters in place of μ, for instance at a draw from q, where the
+    steps of variational inference take theirs. Softmax's Λ is singular: there the density is that of the
+    directions of ỹ that Λ sees.
+
+    Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
+    """
+    linearized = posterior.linearized.to(dtype=torch.float64)
+    prior = flat_prior(linearized, posterior.prior_var, None)
+    return _transformed_density(posterior, prior, 1.0, weights)
+
+
+def iteration_evidence(
+    posterior: Posterior,
+    *,
+    rate: float,
+    prior_mean: Params | None = None,
+    weights: Params | None = None,
+) -> Tensor:
+    """log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate): the evidence of one step of inference from q = N(μ, 1/s).
+
+    A step of natural-gradient inference, q ← q^{1−β} (p₀ p(y | θ))^β with β = `rate`, is Bayesian inference
+    in a linear model: its prior N(m, S) is the normalized q^{1−β} p₀^β, S = 1/((1−β)s + βδ) and
+    m = S((1−β)s μ + βδ μ₀), and its noise Λ⁻¹/β, since the likelihood counts to the power β. `posterior`
+    comes from `VOGN` or the like, at any step; at rate 1 it is `converged_evidence`. Float64, O((N·C)³).
+    `weights` is as there.
+
+    Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
+    """
+    if not 0 < rate <= 1:
+        raise InputError(
+            f"rate must be above 0 and at most 1, but is {rate}. Pass the step of the precision, 1 - beta2."
+        )
+    covariance = posterior.covariance
+    if not isinstance(covariance, DiagonalCovariance):
+        raise InputError(
+            "the evidence of an iteration is that of a diagonal posterior, but this one has a "
+            f"{type(covariance).__name__}. Pass what VOGN, VOGGN, OGGN or IVON return."
+        )
+    linearized = posterior.linearized.to(dtype=torch.float64)
+    prior = flat_prior(linearized, posterior.prior_var, prior_mean)
+    own = covariance.variance.double().reciprocal() * (1 - rate)
+    precision = own + rate * prior.precision
+    center = own * linearized.flatten(linearized.params) + rate * prior.precision * prior.mean
+    return _transformed_density(posterior, Prior(center / precision, precision), rate, weights)
+
+
+def _transformed_density(
+    posterior: Posterior, prior: Prior, rate: float, weights: Params | None
+) -> Tensor:
+    """log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate) for the prior N(m, S) of the parameters.
+
+    With Λ·rate = R Rᵀ, whitened: Rᵀ(ỹ − Jm) ~ N(0, I + RᵀJSJᵀR), and log|R| for the change of variables.
+    """
+    linearized = posterior.linearized.to(dtype=torch.float64)
+    if weights is not None:
+        at = {name: weights[name].to(value) for name, value in linearized.params.items()}
+        linearized = replace(linearized, params=at)
+    inputs, y = posterior.data
+    x = map_inputs(inputs, lambda v: v.double() if v.is_floating_point() else v)
+    y = y.double() if y.is_floating_point() else y
+    with torch.no_grad():
+        f = linearized(x)
+        posterior.likelihood.check(f, y)
+        check_memory(
+            3 * 8 * f.numel() ** 2,
+            f.device,
+            f"a Gram matrix of {f.numel()} outputs and its factor",
+            "pass fewer points to optimizer.posterior",
+        )
+        residual, curvature = posterior.likelihood.residual(f, y), posterior.likelihood.curvature(f)
+        values, vectors = torch.linalg.eigh(curvature)
+        seen = values > values.amax(1, keepdim=True) * f.shape[1] * torch.finfo(f.dtype).eps
+        root = torch.where(seen, (values * rate).clamp(min=0).sqrt(), 0.0)
+        inverse = torch.where(seen, root.reciprocal(), 0.0)
+        R = vectors * root[:, None, :]
+        shift = linearized.unflatten(linearized.flatten(linearized.params) - prior.mean)
+        # Rᵀ Λ⁻¹ r is R⁺ r times the rate, by which R was widened
+        gap = R.mT @ linearized.jvp(x, shift)[..., None]
+        gap = gap + rate * inverse[..., None] * (vectors.mT @ residual[..., None])
+        kernel = linearized.kernel(linearized.unflatten(prior.precision.reciprocal()))
+        M = _sandwich(kernel(x), R)
+        M.diagonal().add_(1.0)
+        factor = cholesky(M, what="the covariance of the transformed data")
+    white = factor.half_solve(gap.reshape(-1))
+    volume = root[seen].log().sum() - 0.5 * factor.log_det()
+    return volume - 0.5 * (white.square().sum() + int(seen.sum()) * math.log(2 * math.pi))
+
+
+def _sandwich(K: Tensor, R: Tensor) -> Tensor:
+    """Rᵀ K R for the block diagonal R of blocks (N, C, C)."""
+    N, C = R.shape[:2]
+    half = torch.einsum("ncd,ncm->ndm", R, K.reshape(N, C, N * C)).reshape(N * C, N, C)
+    return torch.einsum("knc,ncd->knd", half, R).reshape(N * C, N * C)
+
+
+def flat_prior(linearized: Linearized, prior_var: PriorVar, prior_mean: Params | None) -> Prior:
+    """The prior in the order of `Linearized.flatten`."""
+    params = linearized.params
+    variances = expand_prior(prior_var, params)
+    for name, value in variances.items():
+        check_positive(value, f"prior_var for '{name}'")
+    means = {name: torch.zeros_like(value) for name, value in params.items()} | (prior_mean or {})
+    for name, value in means.items():
+        if name not in params or value.shape != params[name].shape:
+            raise InputError(
+                f"prior_mean has '{name}', {describe(value)}, which is no parameter with that shape. "
+                "Pass a dict of names and tensors as named_parameters() gives them."
+            )
+    precision = {n: variances[n].reciprocal().expand(value.shape) for n, value in params.items()}
+    return Prior(
+        linearized.flatten({n: value.to(params[n]) for n, value in means.items()}),
+        linearized.flatten(precision),
+    )

@@ -1,0 +1,1 @@
+"""From a problem (kernel, data, likelihood) to the process given the data."""

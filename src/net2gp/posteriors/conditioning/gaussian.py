@@ -1,0 +1,236 @@
+"""Exact conditioning under Gaussian noise: by Cholesky, by conjugate gradients, in weight space."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import WideVariances, check_memory
+from net2gp.inputs import num_rows, rows, tensors
+from net2gp.linalg import Cholesky as CholeskyFactor
+from net2gp.linalg import block_matmul, cholesky, inverse_root, lanczos
+from net2gp.posteriors.conditioning.conditioned import Conditioned, Factor, NoiseFactor
+from net2gp.posteriors.conditioning.matrix_free import matrix_free_system
+from net2gp.posteriors.conditioning.problem import Problem
+from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Exact, Lanczos
+from net2gp.posteriors.conditioning.systems import (
+    CurvatureFactor,
+    FeatureSystem,
+    IterativeFactor,
+    Sites,
+)
+from net2gp.posteriors.conditioning.whitened import Whitened
+from net2gp.types import FeatureKernel
+
+Matmul = Callable[[Tensor], Tensor]
+
+NUM_CHECKED = 8
+"""Training points at which cached variances are compared with those of a solve."""
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """A process given data, and log p(y) or None where the solver leaves it out."""
+
+    process: Conditioned | Whitened
+    evidence: Tensor | None
+
+
+def gaussian_dense(problem: Problem, solver: Cholesky) -> Solved:
+    """α = (K + D)⁻¹(y − m) and log N(y | m, K + D), from one Cholesky factor."""
+    A = noisy_gram(problem)
+    return from_factor(problem, solver, cholesky(A, what="k(x, x) + noise"))
+
+
+def noisy_gram(problem: Problem) -> Tensor:
+    """K + D in float64: (rows, rows)."""
+    size = problem.num_rows
+    check_memory(
+        2 * 8 * size**2,
+        problem.offset.device,
+        f"a {size} × {size} Gram matrix and its factor",
+        "pass solver=CG(), or fewer points",
+    )
+    return problem.gram() + torch.diag(noise_rows(problem))
+
+
+def noise_rows(problem: Problem) -> Tensor:
+    """The noise variance of each row of the Gram matrix."""
+    return problem.noise.reshape(-1) if problem.kernel.joint else problem.noise[:, 0]
+
+
+def as_rows(problem: Problem, value: Tensor) -> Tensor:
+    """(N, C) as one column of rows n·C + c for joint kernels, as C columns otherwise."""
+    return value.reshape(-1, 1) if problem.kernel.joint else value
+
+
+def from_factor(problem: Problem, solver: Cholesky, factor: CholeskyFactor) -> Solved:
+    """The process from a Cholesky factor of K + D."""
+    t = as_rows(problem, problem.target)
+    alpha = factor.solve(t)
+    evidence = gaussian_evidence((t * alpha).sum(), factor.log_det() * t.shape[1], t.numel())
+    matmul = lambda v: factor.L @ (factor.L.mT @ v)
+    cache = variance_cache(problem, solver.variance, matmul, t)
+    return assemble(problem, alpha, NoiseFactor(factor), evidence, cache)
+
+
+def gaussian_evidence(quadratic: Tensor, log_det: Tensor, count: int) -> Tensor:
+    """log N(t | 0, A) from tᵀA⁻¹t, log|A| and the number of entries of t."""
+    return -0.5 * (quadratic + log_det + count * math.log(2 * math.pi))
+
+
+def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Solved:
+    """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m) with S = D^{-1/2}, by block conjugate gradients.
+
+    `start` is a first guess of α.
+    """
+    with torch.no_grad():
+        noise = noise_rows(problem)
+        C = problem.num_outputs if problem.kernel.joint else 1
+        curvature = torch.diag_embed(noise.reciprocal().reshape(-1, C))
+        system = matrix_free_system(problem, solver)
+        factor = system.factor(curvature)
+        t = as_rows(problem, problem.target)
+        guess = None if start is None else start * noise.sqrt()[:, None]
+        alpha = block_matmul(factor.S, factor.inner_solve(block_matmul(factor.S.mT, t), guess))
+        log_det = (system.estimate_log_det(factor) + noise.log().sum()) * t.shape[1]
+        evidence = gaussian_evidence((t * alpha).sum(), log_det, t.numel())
+        cache = site_cache(problem, solver, factor, t)
+        return assemble(problem, alpha, factor, estimated(solver, evidence), cache)
+
+
+def gaussian_weights(problem: Problem) -> Solved:
+    """w = A⁻¹Φᵀ D⁻¹(y − m), A = I + ΦᵀD⁻¹Φ; the evidence by the determinant lemma."""
+    system = feature_system(problem)
+    t, noise = problem.target, problem.noise
+    sites = Sites(t / noise, torch.diag_embed(noise.reciprocal()))
+    state = system.solve(sites)
+    quadratic = (sites.natural * (t - state.f)).sum()
+    evidence = gaussian_evidence(quadratic, state.log_det + noise.log().sum(), t.numel())
+    return whitened(problem, state.dual, state.factor, evidence)
+
+
+def whitened(
+    problem: Problem, weights: Tensor, factor: object, evidence: Tensor, sites: Sites | None = None
+) -> Solved:
+    """The process of the problem in weight space."""
+    assert isinstance(problem.kernel, FeatureKernel)
+    assert isinstance(factor, CholeskyFactor)
+    kernel, mean, C = problem.kernel, problem.mean, problem.num_outputs
+    return Solved(Whitened(kernel, mean, C, weights, factor, sites), evidence)
+
+
+def estimated(solver: Cholesky | CG, evidence: Tensor) -> Tensor | None:
+    """The evidence, unless the solver leaves its estimate out."""
+    return None if isinstance(solver, CG) and solver.num_probes == 0 else evidence
+
+
+def feature_system(problem: Problem) -> FeatureSystem:
+    """The features of the training points in float64, if they fit."""
+    assert isinstance(problem.kernel, FeatureKernel)
+    P = problem.kernel.num_features
+    check_memory(
+        8 * (2 * P**2 + 3 * problem.offset.numel() * P),
+        problem.offset.device,
+        f"the weight space of {P} parameters with {problem.offset.numel()} rows",
+        "pass solver=Cholesky() or CG(), or choose fewer parameters with only=",
+    )
+    return FeatureSystem(problem.features())
+
+
+def variance_cache(
+    problem: Problem, variance: Exact | Lanczos, matmul: Matmul, t: Tensor
+) -> Tensor | None:
+    """The low-rank root of (K + D)⁻¹ that `Lanczos` asks for, carried over to the features if any."""
+    if isinstance(variance, Exact):
+        return None
+    with torch.no_grad():
+        return to_features(problem, lanczos_root(matmul, t, variance.rank))
+
+
+def lanczos_root(matmul: Matmul, t: Tensor, rank: int) -> Tensor:
+    """R with R Rᵀ ≈ A⁻¹, from Lanczos iterations that start at a random vector beside the data."""
+    generator = torch.Generator(device=t.device).manual_seed(0)
+    noise = torch.randn(t.shape[0], generator=generator, dtype=t.dtype, device=t.device)
+    start = t.detach().sum(1) / t.norm().clamp(min=1e-300) + noise / noise.norm()
+    return inverse_root(lanczos(matmul, start, min(rank, t.shape[0])))
+
+
+@torch.no_grad()
+def site_cache(
+    problem: Problem, solver: Cholesky | CG, factor: CurvatureFactor | IterativeFactor, seen: Tensor
+) -> Tensor | None:
+    """The low-rank root of (K + Λ⁻¹)⁻¹ that the solver asks for, if any; Lanczos starts at Sᵀ `seen`."""
+    variance = solver.variance
+    if variance is None:
+        stored = not isinstance(factor, IterativeFactor) or factor.matmul.gram is not None
+        variance = Exact() if stored else Lanczos()
+    if isinstance(variance, Exact):
+        return None
+    inner = block_matmul(factor.S.mT, seen)
+    root = block_matmul(factor.S, lanczos_root(factor.inner, inner, variance.rank))
+    if solver.variance is None and isinstance(factor, IterativeFactor):
+        _check_cache(problem, factor, root)
+    return to_features(problem, root)
+
+
+def _check_cache(problem: Problem, factor: IterativeFactor, root: Tensor) -> None:
+    """Warn unless cached variances are those of a solve, at some training points, where they are smallest."""
+    count = num_rows(problem.x)
+    index = torch.linspace(0, count - 1, min(count, NUM_CHECKED)).long()
+    some = rows(problem.x, index.to(tensors(problem.x)[0].device))
+    cross, prior = problem.precise_kernel(problem.x, some), problem.precise_kernel.diag(some)
+    exact = prior - (cross * factor.solve(cross, prior)).sum(0)
+    cached = prior - (root.mT @ cross).square().sum(0)
+    # of what rounding leaves of a variance nothing can be said
+    ratio = float((cached / exact.clamp(min=1e-10 * float(prior.max()))).max())
+    if ratio > 1.1:
+        warnings.warn(
+            f"variances from the low-rank cache of rank {root.shape[1]} are up to {ratio:.3g} times too wide "
+            "at training points. Pass CG(variance=Lanczos(rank=...)) with a higher rank, "
+            "CG(variance=Exact()) for a solve at each prediction, or CG(store_gram=True), which does so too.",
+            WideVariances,
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def to_features(problem: Problem, value: Tensor | None) -> Tensor | None:
+    """Φ(X)ᵀ value in float64 for kernels with features, whose cancellations need the digits; else value."""
+    if value is None or not isinstance(problem.kernel, FeatureKernel):
+        return value
+    precise = problem.precise_kernel
+    assert isinstance(precise, FeatureKernel)
+    return precise.adjoint(problem.x, value.detach())
+
+
+def assemble(
+    problem: Problem,
+    alpha: Tensor,
+    factor: Factor,
+    evidence: Tensor | None,
+    cache: Tensor | None,
+    sites: Sites | None = None,
+    gram: Tensor | None = None,
+) -> Solved:
+    """The process of the problem in function space, with its mean carried over to the features if any."""
+    features = isinstance(problem.kernel, FeatureKernel)
+    process = Conditioned(
+        kernel=problem.kernel,
+        prior_mean=problem.mean,
+        x=problem.x,
+        num_outputs=problem.num_outputs,
+        alpha=alpha,
+        factor=factor,
+        noise=noise_rows(problem) if sites is None else None,
+        sites=sites,
+        gram=gram,
+        weights=to_features(problem, alpha) if features else None,
+        cache=cache,
+    )
+    return Solved(process, evidence)

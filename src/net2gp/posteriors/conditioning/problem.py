@@ -1,0 +1,255 @@
+"""What is conditioned on what: the checked inputs of every way to a posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, available_memory
+from net2gp.inputs import (
+    check_batch,
+    check_inputs,
+    check_made,
+    describe,
+    gather,
+    map_inputs,
+    num_rows,
+    rows,
+    tensors,
+)
+from net2gp.kernels import IndependentOutputs, settled
+from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Solver, WeightCholesky
+from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
+
+WEIGHT_LIMIT = 12_000
+"""The most parameters for which the weight space is chosen by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Checked data, the prior mean at its points and the likelihood, ready to be solved.
+
+    `offset` is the prior mean m(X) and `target` what y is compared with, both float64 and (N, C);
+    for class labels `target` is y itself.
+    """
+
+    kernel: Kernel
+    mean: Mean | None
+    likelihood: Likelihood
+    x: Inputs
+    y: Tensor
+    offset: Tensor
+
+    @property
+    def num_outputs(self) -> int:
+        """C."""
+        return self.offset.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """The size of the Gram matrix."""
+        return self.offset.numel() if self.kernel.joint else self.offset.shape[0]
+
+    @property
+    def noise(self) -> Tensor:
+        """Gaussian noise variances: (N, C)."""
+        assert has_gaussian_noise(self.likelihood)
+        return self.likelihood.noise_variance(self.offset)
+
+    @property
+    def target(self) -> Tensor:
+        """y − m(X) for Gaussian noise: (N, C), float64."""
+        return self.y.reshape(self.offset.shape).to(torch.float64) - self.offset
+
+    @property
+    def precise_kernel(self) -> Kernel:
+        """The kernel with products in float64: rounding to float32 would count as noise of either sign."""
+        return self.kernel.precise()
+
+    def gram(self) -> Tensor:
+        """k(X, X), multiplied in float64."""
+        return self.precise_kernel(self.x)
+
+    def features(self) -> Tensor:
+        """Φ(X) in float64: (N, C, P), for kernels with features."""
+        precise = self.precise_kernel
+        assert isinstance(precise, FeatureKernel)
+        return precise.features(self.x)
+
+
+def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean | None) -> Problem:
+    """Gather and check everything; raises `InputError` or `NetworkError` with what to change."""
+    if not isinstance(kernel, Kernel) or isinstance(kernel, type):
+        raise InputError(
+            f"kernel must be a Kernel, but is {describe(kernel)}. "
+            "Pass linearize(network).kernel(), or use adapt(network, data, likelihood)."
+        )
+    check_made(likelihood, "likelihood")
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(f"likelihood must be e.g. Gaussian(0.1), but is {describe(likelihood)}.")
+    if mean is not None and not callable(mean):
+        raise InputError(f"mean must be a function of x, or None, but is {describe(mean)}.")
+    x, y = gather(data)
+    # a posterior is a value: editing the data in place later must not change it
+    x, y = map_inputs(x, _copy), _copy(y)
+    kernel = settled(kernel, x)
+    if isinstance(kernel, TangentKernel):
+        C, dtype = kernel.num_outputs(x), kernel.dtype
+    else:
+        kernel.check(x)
+        first = kernel.diag(rows(x, slice(0, 1)))
+        C = len(first) if kernel.joint else _num_outputs(likelihood, mean, x, y)
+        dtype = first.dtype
+    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype)
+    if mean is not None:
+        given = mean(x)
+        if not isinstance(given, Tensor) or given.shape != offset.shape:
+            raise InputError(
+                f"the mean gives {describe(given)}, but {tuple(offset.shape)} is needed for {num_rows(x)} "
+                f"points and {C} outputs."
+            )
+        offset = given.detach()
+    likelihood.check(offset, y)
+    problem = Problem(kernel, mean, likelihood, x, y, offset.to(torch.float64))
+    if has_gaussian_noise(likelihood):
+        _check_noise(problem)
+        if isinstance(kernel, TangentKernel):
+            _check_ratio(problem)
+    return _with_joint_kernel(problem)
+
+
+def _copy(value: Tensor) -> Tensor:
+    with torch.inference_mode(False):
+        return value.detach().clone()
+
+
+def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | None = None) -> None:
+    """Raise unless `x` can be inputs of the kernel and have as many outputs as the data, `known`, had."""
+    check_inputs(x)
+    if known is not None:
+        check_batch(x, known)
+    if isinstance(kernel, TangentKernel):
+        count = kernel.num_outputs(x)
+    else:
+        kernel.check(x)
+        with torch.no_grad():
+            count = len(kernel.diag(rows(x, slice(0, 1)))) if kernel.joint else num_outputs
+    if count != num_outputs:
+        raise InputError(
+            f"the network gives {count} outputs for a point of x, {describe(x)}, but gave {num_outputs} for "
+            "the data. Pass points of the same shape."
+        )
+
+
+def predictive(
+    likelihood: Likelihood[Outcome] | None, own: Likelihood[Outcome]
+) -> Likelihood[Outcome]:
+    """The likelihood to predict with: the given one, or its own if that is not tied to training points."""
+    points = tied_points(own)
+    if likelihood is None and points is not None:
+        if has_gaussian_noise(own):
+            raise InputError(
+                f"noise_var holds the noise of {points} points, the training data, not of these. Pass "
+                "likelihood=Gaussian(noise_var=...) with the noise of the new points, or use marginal(x)."
+            )
+        raise InputError(
+            f"the likelihood has numbers for each of {points} points, the training data, not of these. Pass "
+            f"likelihood={type(own).__name__}(...) with those of the new points, or use marginal(x)."
+        )
+    return own if likelihood is None else likelihood
+
+
+def kernel_facts(kernel: Kernel) -> dict[str, str]:
+    """What the process of a kernel says of itself."""
+    features = {"P": f"{kernel.num_features}"} if isinstance(kernel, FeatureKernel) else {}
+    return {"_kernel": repr(kernel), **features}
+
+
+def kernel_variances(kernel: Kernel, num_outputs: int, x: Inputs) -> Tensor:
+    """The diagonal of k(x, x) for each output: (N, C)."""
+    diagonal = kernel.precise().diag(x).reshape(num_rows(x), -1)
+    return diagonal.expand(-1, num_outputs)
+
+
+def _num_outputs(likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor) -> int:
+    """Of a kernel that treats outputs alike."""
+    if mean is not None and isinstance(value := mean(rows(x, slice(0, 1))), Tensor):
+        return value.shape[-1]
+    return num_outputs(likelihood, y)
+
+
+def _with_joint_kernel(problem: Problem) -> Problem:
+    """Independent outputs stay one small problem only if Gaussian noise does not tell them apart."""
+    if problem.kernel.joint:
+        return problem
+    if has_gaussian_noise(problem.likelihood):
+        noise = problem.noise
+        if bool((noise == noise[:, :1]).all()):
+            return problem
+    return replace(problem, kernel=IndependentOutputs(problem.kernel, problem.num_outputs))
+
+
+def _check_noise(problem: Problem) -> None:
+    silent = (problem.noise == 0).any(1)
+    if not bool(silent.any()):
+        return
+    flat = torch.cat(
+        [v[silent].reshape(int(silent.sum()), -1).double() for v in tensors(problem.x)], 1
+    )
+    distinct = torch.unique(flat, dim=0).shape[0]
+    if distinct < flat.shape[0]:
+        raise InputError(
+            f"{flat.shape[0] - distinct} of {flat.shape[0]} points with noise_var=0 are duplicates, so "
+            "the Gram matrix is singular. Drop them, or pass a positive variance: Gaussian(noise_var=1e-4)."
+        )
+
+
+def _check_ratio(problem: Problem) -> None:
+    """Raise where the noise is lost in the rounding of the prior variance of f at the first point."""
+    noise = float(problem.noise.detach().min())
+    if noise <= 0.0:
+        return
+    with torch.no_grad():
+        prior = float(problem.kernel.diag(rows(problem.x, slice(0, 1))).max())
+    if noise < prior * torch.finfo(torch.float64).eps:
+        raise InputError(
+            f"the prior variance of the outputs is {prior:.3g} and the noise {noise:.3g}: beside the one the "
+            "other is lost in rounding, and no variance would be right. Pass a smaller prior_var, or "
+            "Gaussian(noise_var=0) to interpolate."
+        )
+
+
+def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
+    """The given solver, checked; or the exact one of smaller size, or CG where neither fits.
+
+    Weight space if there are fewer parameters than rows (and no zero noise), else a Cholesky factor of
+    the Gram matrix if three copies of it fit into half of the free memory, else conjugate gradients.
+    """
+    features = problem.kernel.num_features if isinstance(problem.kernel, FeatureKernel) else None
+    silent = has_gaussian_noise(problem.likelihood) and bool((problem.noise == 0).any())
+    if isinstance(solver, WeightCholesky):
+        if features is None:
+            raise InputError(
+                f"WeightCholesky() needs a kernel with features, but {type(problem.kernel).__name__} has "
+                "none. Pass solver=Cholesky() or CG()."
+            )
+        if silent:
+            raise InputError(
+                "WeightCholesky() needs noise_var > 0. Pass solver=Cholesky(), or some noise."
+            )
+    if isinstance(solver, CG) and silent:
+        raise InputError("CG() needs noise_var > 0. Pass solver=Cholesky(), or some noise.")
+    if solver is not None:
+        if not isinstance(solver, Cholesky | WeightCholesky | CG):
+            raise InputError(
+                f"solver must be Cholesky(), WeightCholesky(), CG() or None, but is {describe(solver)}."
+            )
+        return solver
+    if features is not None and features < min(problem.num_rows, WEIGHT_LIMIT) and not silent:
+        return WeightCholesky()
+    fits = 3 * 8 * problem.num_rows**2 < available_memory(problem.offset.device) / 2
+    return Cholesky() if fits or silent else CG()

@@ -1,0 +1,71 @@
+"""Functions and networks drawn from a posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from net2gp.errors import check_count
+from net2gp.inputs import num_rows
+from net2gp.linalg import symmetric_root
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.posteriors.conditioning.problem import check_points
+from net2gp.types import FeatureKernel, Inputs, Mean
+
+
+@dataclass(frozen=True)
+class WeightSamples:
+    """Average the network itself, not its linearization, over draws of its parameters.
+
+    Away from the mean the network is not linear, and draws from a wide posterior may be poor networks:
+    the linearized prediction is the default.
+    """
+
+    num_samples: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count(self.num_samples, "num_samples", example=100)
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionSamples:
+    """S functions m(x) + Φ(x) w_s, each given by its weights: evaluate them anywhere, in any order.
+
+    `weights` is (P, S), in units of the prior's standard deviations.
+    """
+
+    kernel: FeatureKernel
+    mean: Mean | None = field(repr=False)
+    num_outputs: int
+    weights: Tensor = field(repr=False)
+
+    def __call__(self, x: Inputs) -> Tensor:
+        """The functions' values at `x`: (S, N, C), one forward-mode pass each."""
+        if not isinstance(self.kernel, TangentKernel):
+            return self._values(x)
+        with evaluating(self.kernel.linearized.network):
+            return self._values(x)
+
+    def _values(self, x: Inputs) -> Tensor:
+        check_points(self.kernel, self.num_outputs, x)
+        values = self.kernel.apply(x, self.weights)
+        values = values.reshape(num_rows(x), self.num_outputs, -1).permute(2, 0, 1)
+        return values if self.mean is None else self.mean(x) + values
+
+
+def draw_from(
+    law: MultivariateNormal, points: int, num_samples: int, generator: torch.Generator | None
+) -> Tensor:
+    """(S, N, C) draws from a joint law over N·C values, degenerate ones too."""
+    covariance = law.covariance_matrix.to(torch.float64)
+    device = covariance.device if generator is None else generator.device
+    z = torch.randn(
+        len(covariance), num_samples, generator=generator, dtype=torch.float64, device=device
+    ).to(covariance.device)
+    draws = law.mean[:, None].to(torch.float64) + symmetric_root(covariance) @ z
+    return draws.T.reshape(num_samples, points, -1).to(law.mean.dtype)

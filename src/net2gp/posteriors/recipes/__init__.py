@@ -1,0 +1,1 @@
+"""How posteriors were found, and how they take in more data."""

@@ -1,0 +1,220 @@
+"""A Gaussian over a network's parameters, seen through the network linearized at its mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from net2gp.inputs import follows, rows
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.linear.linearized import Linearized, PriorVar
+from net2gp.posteriors.conditioning.process import contrast_by_blocks
+from net2gp.posteriors.conditioning.samples import FunctionSamples
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipe import Recipe
+from net2gp.posteriors.recipes.dual import Dual, make_dual
+from net2gp.posteriors.weights.covariances import Covariance, ScaledCovariance, SubsetCovariance
+from net2gp.posteriors.weights.last_layer import LastLayerKron
+from net2gp.show import number
+from net2gp.types import Inputs, Likelihood, Params
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Owner = TypeVar("Owner", bound="AroundNetwork")
+Method = Callable[Concatenate[Owner, Arguments], Result]
+
+
+def _evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Arguments, Result]:
+    @wraps(method)
+    def wrapped(self: Owner, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        with evaluating(self.linearized.network):
+            return method(self, *arguments, **keywords)
+
+    return wrapped
+
+
+@dataclass(frozen=True, eq=False)
+class AroundNetwork:
+    """f(x) = f(x; θ*) + J(x)(θ − θ*) with θ ~ N(θ*, Σ).
+
+    The mean is the network's own output, the covariance J Σ Jᵀ with Σ as `covariance` represents it. The
+    prior is N(0, prior_var). Training the network further changes nothing here.
+
+    References: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS
+    2019; Immer, Korzepa, Bauer, Improving predictions of Bayesian neural nets via local linearization,
+    AISTATS 2021.
+    """
+
+    linearized: Linearized
+    covariance: Covariance = field(repr=False)
+    prior_var: PriorVar = field(repr=False)
+    num_outputs: int
+
+    @property
+    def kernel(self) -> TangentKernel:
+        """J diag(prior_var) Jᵀ."""
+        return self.linearized.kernel(self.prior_var)
+
+    def facts(self) -> dict[str, str]:
+        """The network, its prior variances and its number of parameters."""
+        return {
+            "_network": repr(self.linearized),
+            "prior_var": number(self.prior_var),
+            "P": f"{self.linearized.num_params}",
+        }
+
+    def check(self, x: Inputs) -> None:
+        """Nothing here: the network itself says what it cannot take."""
+
+    @_evaluated
+    def mean(self, x: Inputs) -> Tensor:
+        """f(x; θ*), one forward pass."""
+        return self.linearized(x)
+
+    @_evaluated
+    def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean (N, C) and J_n Σ J_nᵀ for each point (N, C, C)."""
+        return self.linearized(x), self.covariance.blocks(self.linearized, x)
+
+    @_evaluated
+    def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean and the variances, which some structures have for less than the blocks: (N, C) each."""
+        return self.linearized(x), self.covariance.variances(self.linearized, x)
+
+    @_evaluated
+    def contrast(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean and Var[f_c − f_t] for the class t of the largest mean: (N, C) each."""
+        if not isinstance(self.covariance, LastLayerKron):
+            return contrast_by_blocks(self, x)
+        mean = self.linearized(x)
+        return mean, self.covariance.differences(self.linearized, x, mean.argmax(-1))
+
+    @_evaluated
+    def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean and J Σ Jᵀ over all points."""
+        mean = self.linearized(x)
+        return mean.reshape(-1), self.covariance.joint(self.linearized, x).to(mean.dtype)
+
+    @_evaluated
+    def prior_variances(self, x: Inputs) -> Tensor:
+        """The diagonal of J diag(prior_var) Jᵀ, over the parameters that are not fixed: (N, C)."""
+        kernel, covariance = self.kernel, self.covariance
+        while isinstance(covariance, ScaledCovariance):
+            covariance = covariance.inner
+        if isinstance(covariance, SubsetCovariance):
+            free = torch.zeros(covariance.num_params).to(covariance.root)
+            free[covariance.index] = 1.0
+            masks = self.linearized.unflatten(free)
+            kernel = self.linearized.kernel({n: v * masks[n] for n, v in kernel.prior_var.items()})
+        return kernel.diag(x).reshape(-1, self.num_outputs)
+
+    def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
+        """Functions f(x; θ*) + J(x)(θ_s − θ*) of drawn parameters."""
+        with evaluating(self.linearized.network):
+            draws = self._draw(num_samples, generator)
+        return FunctionSamples(self.linearized.kernel(), self.linearized, self.num_outputs, draws)
+
+    @_evaluated
+    def draw_networks(
+        self, x: Inputs, num_samples: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """(S, N, C) outputs at `x` of the network itself at drawn parameters."""
+        center = self.linearized.flatten(self.linearized.params)
+        values = []
+        draws = self._draw(num_samples, generator)
+        with torch.set_grad_enabled(follows(x)):
+            for column in draws.T:
+                params = self.linearized.unflatten(center + column)
+                values.append(self.linearized.evaluate(params, x))
+        return torch.stack(values)
+
+    @_evaluated
+    def draw_weights(self, num_samples: int, generator: torch.Generator | None) -> Params:
+        """Draws of the chosen parameters, each with an axis of samples in front."""
+        params = self.linearized.params
+        draws = self.linearized.flatten(params)[:, None] + self._draw(num_samples, generator)
+        pieces = draws.T.split([value.numel() for value in params.values()], 1)
+        return {
+            name: piece.reshape(num_samples, *value.shape)
+            for (name, value), piece in zip(params.items(), pieces, strict=True)
+        }
+
+    def _draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        return self.covariance.draw(num_samples, generator).to(self.linearized.example)
+
+    def scaled(self, factor: float) -> AroundNetwork:
+        """The process with `factor` times the covariance, of the posterior and of the prior."""
+        prior_var: PriorVar
+        if isinstance(self.prior_var, Mapping):
+            prior_var = {name: factor * value for name, value in self.prior_var.items()}
+        else:
+            prior_var = factor * self.prior_var
+        return replace(
+            self, covariance=ScaledCovariance(self.covariance, factor), prior_var=prior_var
+        )
+
+
+@dataclass(frozen=True)
+class ByTraining(Recipe):
+    """Of an optimizer that finds a mean and a covariance: VOGN, IVON and their like, and Swag."""
+
+    temperature: float = 1.0
+
+    def dual(self, posterior: Posterior) -> Dual:
+        """The linear model at the mean, at the same temperature."""
+        process = posterior.process
+        assert isinstance(process, AroundNetwork)
+        with evaluating(process.linearized.network):
+            return make_dual(
+                process.linearized,
+                posterior.data,
+                posterior.likelihood,
+                process.prior_var,
+                temperature=self.temperature,
+            )
+
+    def tempered(self, posterior: Posterior, factor: float) -> Posterior:
+        """With the covariance scaled, and without an evidence."""
+        process = posterior.process
+        assert isinstance(process, AroundNetwork)
+        recipe = replace(self, temperature=factor * self.temperature)
+        return replace(posterior, process=process.scaled(factor), evidence=None, recipe=recipe)
+
+    def facts(self, posterior: Posterior) -> dict[str, str]:
+        """The temperature, if there is one."""
+        return {} if self.temperature == 1.0 else {"temperature": number(self.temperature)}
+
+
+@dataclass(frozen=True)
+class ByLaplace(ByTraining):
+    """Of `laplace`: what is kept of Σ, and what the curvature of the data was divided by."""
+
+    structure: object = None
+
+    def facts(self, posterior: Posterior) -> dict[str, str]:
+        """The structure, and the temperature if there is one."""
+        return {"structure": f"{self.structure}", **super().facts(posterior)}
+
+
+def around_network(
+    linearized: Linearized,
+    covariance: Covariance,
+    prior_var: PriorVar,
+    likelihood: Likelihood,
+    data: tuple[Inputs, Tensor],
+    *,
+    evidence: Tensor | None = None,
+    recipe: Recipe | None = None,
+) -> Posterior:
+    """The posterior N(θ*, Σ) of a network's parameters, found by training if no recipe is given."""
+    x, y = data
+    with evaluating(linearized.network):
+        num_outputs = linearized(rows(x, slice(0, 1))).shape[1]
+    process = AroundNetwork(linearized, covariance, prior_var, num_outputs)
+    return Posterior(process, likelihood, x, y, evidence, recipe or ByTraining())

@@ -1,0 +1,156 @@
+"""Take more data into a Gaussian process without starting over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.inputs import describe, gather, join, num_rows, tensors
+from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.linalg import Cholesky as CholeskyFactor
+from net2gp.linalg import cholesky
+from net2gp.posteriors.conditioning.conditioned import (
+    Conditioned,
+    Factor,
+    NoiseFactor,
+    SpectralFactor,
+)
+from net2gp.posteriors.conditioning.gaussian import (
+    Solved,
+    from_factor,
+    gaussian_cg,
+    gaussian_dense,
+    gaussian_evidence,
+    noise_rows,
+    whitened,
+)
+from net2gp.posteriors.conditioning.problem import Problem, make_problem
+from net2gp.posteriors.conditioning.solve import approximate, with_gram
+from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Inference, Solver, WeightCholesky
+from net2gp.posteriors.conditioning.systems import precision
+from net2gp.posteriors.conditioning.whitened import Whitened
+from net2gp.posteriors.posterior import Posterior
+from net2gp.types import Data, Inputs, Likelihood
+
+
+def grown(
+    posterior: Posterior, data: Data, likelihood: Likelihood | None
+) -> tuple[Problem, Inputs]:
+    """The problem of old and new data together, and the new inputs."""
+    x, y = gather(data)
+    old_x, old_y = posterior.data
+    for name, new, old in (("x", x, old_x), ("y", y, old_y)):
+        if _layout(new) != _layout(old):
+            raise InputError(
+                f"new data must look like the old, but for the number of rows: {name} is "
+                f"{describe(new)}, but was {describe(old)} before."
+            )
+    together = (join([old_x, x]), torch.cat([old_y, y]))
+    joined = _joined_likelihood(posterior, y, likelihood)
+    process = posterior.process
+    assert isinstance(process, Conditioned | Whitened)
+    return make_problem(process.kernel, together, joined, process.prior_mean), x
+
+
+def extend(
+    posterior: Posterior,
+    problem: Problem,
+    new: Inputs,
+    solver: Solver,
+    inference: Inference | None,
+) -> Solved:
+    """The process given old and new data, from what the posterior has solved already."""
+    process = posterior.process
+    assert isinstance(process, Conditioned | Whitened)
+    if inference is not None:
+        start = process.centered(join([posterior.data[0], new])).to(torch.float64)
+        if not isinstance(process, Conditioned) or process.gram is None:
+            return approximate(problem, solver, inference, start)
+        if not isinstance(solver, Cholesky):
+            return approximate(problem, solver, inference, start)
+        K = _bordered(process.gram, problem, process.x, new)
+        return with_gram(problem, solver, inference, K, start)
+    if isinstance(process, Whitened):
+        return _with_precision(posterior, process, problem, new)
+    same_rows = problem.kernel.joint == process.kernel.joint
+    if isinstance(solver, CG):
+        return gaussian_cg(problem, solver, _guess(process, problem) if same_rows else None)
+    assert not isinstance(solver, WeightCholesky)
+    if not same_rows:  # new noise tells apart the outputs that shared one Gram matrix
+        return gaussian_dense(problem, solver)
+    cross, block = _new_blocks(problem, process.x, new)
+    block = block + torch.diag(noise_rows(problem)[len(process.alpha) :])
+    return from_factor(problem, solver, _cholesky(process.factor).extend(cross, block))
+
+
+def _guess(process: Conditioned, problem: Problem) -> Tensor:
+    """α of the old data, and zero for the new."""
+    alpha = process.alpha
+    added = problem.num_rows - len(alpha)
+    return torch.cat([alpha, alpha.new_zeros(added, alpha.shape[1])])
+
+
+def _with_precision(
+    posterior: Posterior, process: Whitened, problem: Problem, new: Inputs
+) -> Solved:
+    """The precision of the new points added in weight space."""
+    assert posterior.evidence is not None
+    added = num_rows(new)
+    noise, t = problem.noise[-added:], problem.target[-added:]
+    Phi = process.kernel.features(new).to(torch.float64)
+    old = process.precision.L @ process.precision.L.mT
+    A = old + precision(Phi, torch.diag_embed(noise.reciprocal())) - torch.eye(len(old)).to(old)
+    factor = cholesky(A, what="I + ΦᵀΛΦ")
+    b = old @ process.weights + torch.einsum("ncp,nc->p", Phi, t / noise)[:, None]
+    weights = factor.solve(b)
+    # log p(old, new) = log p(old) + log p(new | old), by the change of the quadratic and determinant
+    quadratic = (t * t / noise).sum() + (process.weights * (old @ process.weights)).sum()
+    quadratic = quadratic - (weights * b).sum()
+    log_det = factor.log_det() - process.precision.log_det() + noise.log().sum()
+    evidence = posterior.evidence + gaussian_evidence(quadratic, log_det, t.numel())
+    return whitened(problem, weights, factor, evidence)
+
+
+def _layout(x: Inputs) -> object:
+    """What must not differ between old and new inputs: structure, shapes of rows, dtypes, devices."""
+    names = list(x) if isinstance(x, Mapping) else type(x)
+    return names, [(v.shape[1:], v.dtype, v.device) for v in tensors(x)]
+
+
+def _joined_likelihood(
+    posterior: Posterior, y: Tensor, likelihood: Likelihood | None
+) -> Likelihood:
+    old: Likelihood = posterior.likelihood
+    if likelihood is None:
+        return old
+    if not has_gaussian_noise(old) or not has_gaussian_noise(likelihood):
+        raise InputError(
+            "update(likelihood=...) is for Gaussian noise that differs between points."
+        )
+    shapes = [(num_rows(v), posterior.num_outputs) for v in (posterior.data[0], y)]
+    parts = [
+        part.noise_variance(torch.zeros(shape, dtype=torch.float64, device=y.device))
+        for part, shape in zip((old, likelihood), shapes, strict=True)
+    ]
+    return old.with_noise(torch.cat(parts))
+
+
+def _new_blocks(problem: Problem, x: Inputs, new: Inputs) -> tuple[Tensor, Tensor]:
+    """k(x, new) and k(new, new) in float64."""
+    return problem.precise_kernel(x, new), problem.precise_kernel(new)
+
+
+def _bordered(K: Tensor, problem: Problem, x: Inputs, new: Inputs) -> Tensor:
+    cross, block = _new_blocks(problem, x, new)
+    return torch.cat([torch.cat([K, cross], 1), torch.cat([cross.mT, block], 1)])
+
+
+def _cholesky(factor: Factor) -> CholeskyFactor:
+    """A Cholesky factor of K + D, whatever it was solved with."""
+    if isinstance(factor, NoiseFactor):
+        return factor.cholesky
+    assert isinstance(factor, SpectralFactor)
+    return cholesky((factor.Q * factor.eigenvalues) @ factor.Q.mT, what="k(x, x) + noise")

@@ -1,0 +1,1 @@
+"""Gaussians over a network's parameters and the structures of their covariance."""

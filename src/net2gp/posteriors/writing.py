@@ -1,0 +1,134 @@
+"""Writing a value to one safetensors file with a JSON description in its header, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from net2gp._version import __version__
+from net2gp.errors import InputError
+from net2gp.inputs import rows
+from net2gp.limits.kernels import InfiniteWidth, LimitKernel
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.linear.linearized import Linearized
+from net2gp.linear.planning.plans import Plans
+from net2gp.tags import tag_of
+from net2gp.types import Inputs, Kernel
+
+FORMAT = 2
+KIND = "net2gp posterior"
+VALUE = "network value"
+
+NAMES: dict[type, str] = {}
+"""The tags of the classes that files may hold; `net2gp.posteriors.saving.save` fills it."""
+
+
+def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> None:
+    """Write a value and what its network computes to a file, beside `path` first and then moved there."""
+    path = Path(path).expanduser()
+    if not path.parent.is_dir():
+        raise InputError(
+            f"there is no folder {path.parent} to save in. Create it, or pass another path."
+        )
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder. Pass a file in it: {path / 'posterior.safetensors'}."
+        )
+    tensors: dict[str, Tensor] = {}
+    tree = encode(value, tensors, {})
+    if network_value is not None:
+        tensors[VALUE] = network_value.cpu().clone()
+    body = json.dumps(tree)
+    header = {
+        "kind": KIND,
+        "format": str(FORMAT),
+        "version": __version__,
+        "tree": body,
+        "sha256": digest(tensors, __version__ + body),
+    }
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(tensors, partial, metadata=header)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def network_value(kernel: Kernel, x: Inputs | None) -> Tensor | None:
+    """What the network behind a kernel says of the first training point, or its limit of the first two.
+
+    In eval mode, as it was linearized: training it further changes nothing of the posterior.
+    """
+    inner: Any = kernel
+    while not isinstance(inner, LimitKernel | TangentKernel):
+        inner = getattr(inner, "kernel", None) or getattr(inner, "tangent", None)
+        if inner is None:
+            return None
+    if x is None:
+        return None
+    if isinstance(inner, LimitKernel):
+        return inner(rows(x, slice(0, 2))).detach()
+    with evaluating(inner.linearized.network):
+        return inner.linearized(rows(x, slice(0, 1)))
+
+
+def encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
+    """A value as JSON, its tensors put aside by name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        # factors are stored by columns, and come back so: products round by how memory is laid out
+        by_columns = value.dim() > 1 and not value.is_contiguous() and value.mT.is_contiguous()
+        if id(value) not in seen:
+            seen[id(value)] = f"t{len(tensors)}"
+            laid_out = (value.mT if by_columns else value).detach().cpu()
+            tensors[seen[id(value)]] = laid_out.clone(memory_format=torch.contiguous_format)
+        return {"columns" if by_columns else "tensor": seen[id(value)]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, tensors, seen) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {key: encode(item, tensors, seen) for key, item in value.items()}}
+    tag = NAMES.get(type(value)) or tag_of(type(value))
+    if tag is not None and is_dataclass(value):
+        names = [f.name for f in fields(value) if not isinstance(getattr(value, f.name), Plans)]
+        parts = {name: _field(value, name, tensors, seen) for name in names}
+        return {"class": tag, "fields": parts}
+    raise InputError(
+        f"a {type(value).__name__} cannot be saved without running code at load. Saved are posteriors whose "
+        "kernel, mean and likelihood are net2gp's own, or registered with @net2gp.likelihoods.savable; use "
+        "mean=linearized or None."
+    )
+
+
+def _field(owner: Any, name: str, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
+    value = getattr(owner, name)
+    if isinstance(owner, Linearized) and name == "output":
+        return {"output": value is not None}
+    if isinstance(owner, Linearized) and name == "network":
+        return {"network": type(value).__name__}
+    if isinstance(owner, InfiniteWidth) and name == "graph":
+        return {"graph": value.__class__.__name__}
+    if isinstance(owner, InfiniteWidth) and name == "plans":
+        return {"dict": {}}
+    return encode(value, tensors, seen)
+
+
+def digest(tensors: dict[str, Tensor], text: str) -> str:
+    """SHA-256 over the tensors' names, types, shapes and bytes, and over the text of the header."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()
