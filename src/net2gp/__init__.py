@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from net2gp.posteriors.posterior import Posterior
     from net2gp.posteriors.saving.save import load, save
     from net2gp.posteriors.tune import tune
-    from net2gp.posteriors.weights.structures import Diagonal, Full, Kron, LastLayer
+    from net2gp.posteriors.weights.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
 
 __all__ = [
     "RBF",
@@ -44,6 +44,7 @@ __all__ = [
     "Categorical",
     "Diagonal",
     "Full",
+    "FunctionSpace",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Kron",
@@ -89,6 +90,7 @@ _HOMES = {
     "net2gp.posteriors": (
         "Diagonal",
         "Full",
+        "FunctionSpace",
         "Kron",
         "LastLayer",
         "Posterior",

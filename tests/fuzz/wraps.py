@@ -117,7 +117,11 @@ def parametrization_of_its_own(dice: Dice, shape: Shape, make: Make) -> nn.Modul
 @wrap
 def pruned(dice: Dice, shape: Shape, make: Make) -> nn.Module:
     inner = make(shape)
-    prune.random_unstructured(dice.one(*weighted(inner)), "weight", amount=0.4)
+    # a weight that another hook computes is no parameter, and torch cannot prune it
+    free = [layer for layer in weighted(inner) if "weight" in layer._parameters]
+    if not free:
+        raise Refused
+    prune.random_unstructured(dice.one(*free), "weight", amount=0.4)
     return inner
 
 

@@ -22,11 +22,11 @@ from net2gp.methods import (
     Flow,
     NeverLearned,
     Relative,
-    flow_ode,
     gradient_flow,
     loss_flow,
     max_learning_rate,
 )
+from net2gp.methods.flow import ode
 from posteriors.ways import network, points, seeded
 
 DOUBLE = torch.float64
@@ -556,7 +556,7 @@ def test_stiff_and_explicit_solvers_agree(monkeypatch):
     x, test = task()[0], fresh()
     flow = loss_flow(SMOOTH, (x, torch.arange(7) % 3), n2g.Categorical())
     implicit = flow.path([1.0, 300.0], test)
-    monkeypatch.setattr(flow_ode, "STIFF_SIZE", 0)
+    monkeypatch.setattr(ode, "STIFF_SIZE", 0)
     assert_close(flow.path([1.0, 300.0], test), implicit, 1e-8)
 
 
