@@ -289,3 +289,26 @@ def test_given_parameters_of_other_names_or_shapes_are_refused(smooth) -> None:
         InputError, match=r"params\['0.bias'\] must have shape \(7,\), but is a tensor"
     ):
         linearize(smooth[0], {"0.bias": torch.ones(2)})
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_products_are_finite_where_backward_passes_are(columns):
+    """Forward mode through the root of a window of zeros is 0 · ∞, at the points that have one."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
+            self.pool = nn.LPPool1d(2, 2)
+
+        def forward(self, x):
+            return self.pool(torch.relu(x * self.scale)[:, None])[:, 0]
+
+    x = torch.tensor([[1.0, 2.0, 3.0, 4.0], [-1.0, -2.0, 3.0, 4.0]], dtype=torch.float64)
+    linearized = linearize(Pooled().eval())
+    v = torch.randn(4, columns, dtype=torch.float64)
+    linearized.jvp(x.abs(), {"scale": v[:, 0]})  # inputs of this shape are known to have slopes
+    J = linearized.jacobian(x)
+    assert bool(J.isfinite().all())
+    torch.testing.assert_close(linearized.jvp(x, {"scale": v[:, 0]}), J @ v[:, 0])
+    torch.testing.assert_close(linearized.kernel(1.0).apply(x, v), (J @ v).flatten(0, 1))

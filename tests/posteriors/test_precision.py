@@ -251,6 +251,7 @@ def test_a_posterior_is_loaded_onto_the_gpu(tmp_path):
 @gpu
 def test_a_cached_prediction_on_the_gpu_needs_no_training_points():
     posterior = built("gaussian by conjugate gradients").to("cuda")
-    forgetful = replace(posterior, x=None, y=None, factor=None)
+    process = replace(posterior.process, x=None, factor=None)
+    forgetful = replace(posterior, process=process, x=None, y=None)
     law = forgetful.marginal(unseen_points().cuda())
     assert bool((law.covariance_matrix.diagonal(dim1=1, dim2=2) >= 0).all())

@@ -92,13 +92,20 @@ def _find_ways(linearized: Linearized, x: Inputs) -> Ways:
 
 
 def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
-    """J(x) v: (N, C)."""
+    """J(x) v: (N, C).
+
+    Forward mode is 0 · ∞ at points where a function has no slope but backward passes take it as 0, such as
+    a root of a window of zeros. What is not finite is therefore computed from the rows of J.
+    """
     way = ways(linearized, x)
     if way.push == "rows" or follows(x):  # what follows x does so through the rows of J
         product = _rows_times(linearized, x, linearized.flatten(v)[:, None])
         return product.reshape(num_rows(x), -1)
     function = partial(_evaluate, linearized, x)
-    return pushforward(function, linearized.params, v, forward=way.push == "forward")
+    out = pushforward(function, linearized.params, v, forward=way.push == "forward")
+    if is_wrapped(out) or bool(out.isfinite().all()):
+        return out
+    return _rows_times(linearized, x, linearized.flatten(v)[:, None]).reshape(out.shape)
 
 
 def pulling(linearized: Linearized, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params]]:
@@ -128,7 +135,10 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
     for part in chunks(x, size):
         push = partial(_push_flat, linearized, part, way.push == "forward")
         columns = _each(push, v.mT.contiguous(), max(1, capacity // size))
-        parts.append(columns.permute(1, 2, 0).flatten(0, 1))
+        product = columns.permute(1, 2, 0).flatten(0, 1)
+        if not is_wrapped(product) and not bool(product.isfinite().all()):
+            product = _rows_times(linearized, part, v)
+        parts.append(product)
     return torch.cat(parts)
 
 
