@@ -222,7 +222,7 @@ class MonteCarlo:
 def _sobol_normal(num_samples: int, dimension: int, seed: int) -> Tensor:
     engine = SobolEngine(dimension, scramble=True, seed=seed)
     uniform = engine.draw((num_samples + 1) // 2, dtype=torch.float64)
-    # Sobol points are multiples of 2⁻³⁰ and may be 0, where the normal quantile is infinite. Half a step keeps
-    # them inside (0, 1).
+    # Sobol points are multiples of 2⁻³⁰ and may be 0, where the normal quantile is infinite. Half a step
+    # keeps them inside (0, 1).
     half = torch.special.ndtri(uniform + 2.0**-31)
     return torch.cat([half, -half])[:num_samples]
