@@ -15,13 +15,6 @@ OPEN = {
     "deep.Composed.matmul",
     "deep.Composed.scaled",
     "deep.Composed.to",
-    "deep.LogSlope",
-    "deep.collapse_threshold",
-    "deep.composed",
-    "deep.increment_kurtosis",
-    "deep.log_distances",
-    "deep.log_slope",
-    "deep.mean_slope",
     # kernels
     "kernels.IndependentOutputs",
     "kernels.IndependentOutputs.__call__",
