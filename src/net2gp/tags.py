@@ -1,4 +1,4 @@
-"""Names under which classes are saved: stable words in files, whatever module a class lives in."""
+"""Names under which classes are saved. Files keep them, whatever module a class lives in."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ _CLASSES: dict[str, type] = {}
 def savable(tag: str) -> Callable[[T], T]:
     """Let `save` and `load` know a dataclass of your own by `tag`: a likelihood, a kernel or a mean.
 
-    Saved are the fields: numbers, texts, tensors, and tuples, dicts and savable values of these. `load` calls
-    the class with them, so that the module that defines it must have been imported. Nothing in a file is
-    executed, and a name in a file finds no class unless it was registered.
+    A file holds the fields: numbers, texts, tensors, and tuples, dicts and savable values of these. `load`
+    calls the class with them, so the module that defines the class must have been imported. Nothing in a
+    file is executed, and a name in a file finds only registered classes.
 
     Args:
-        tag: letters, digits, underscores and dots, with a dot: the name of your project and of the class. A
-            file keeps it, so that it should not change when the class moves or is renamed.
+        tag: The names of your project and of the class, with a dot between them. It consists of letters,
+            digits, underscores and dots. Files keep it, so it should not change when the class moves or is
+            renamed.
 
     Returns:
         A decorator that returns the class as it is.
+
+    Raises:
+        InputError: If `tag` has another form. The decorator raises it if the class is no dataclass or if
+            another class has the tag.
 
     >>> from dataclasses import dataclass
     >>> @savable("example.Count")
@@ -49,7 +54,7 @@ def savable(tag: str) -> Callable[[T], T]:
                 "frozen=True) below @savable(...)."
             )
         known = _CLASSES.get(tag)
-        # a cell or module that is run again defines the same class anew
+        # A notebook cell or module that runs a second time defines the same class again.
         if known is not None and _place(known) != _place(cls):
             raise InputError(
                 f"the tag {tag!r} is that of {'.'.join(_place(known))} already. Pass another to savable."
@@ -61,12 +66,12 @@ def savable(tag: str) -> Callable[[T], T]:
 
 
 def tag_of(cls: type) -> str | None:
-    """The tag of a class, or None if it has none."""
+    """Return the tag of a class, or None if it has none."""
     return next((tag for tag, known in _CLASSES.items() if known is cls), None)
 
 
 def class_of(tag: str) -> type | None:
-    """The class that was registered with a tag, or None."""
+    """Return the class that was registered with a tag, or None."""
     return _CLASSES.get(tag)
 
 

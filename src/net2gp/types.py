@@ -1,4 +1,4 @@
-"""The nouns: what flows between the rooms, as type aliases and protocols."""
+"""The nouns of the library, as type aliases and protocols: everything that flows between the rooms."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
 Predicted = TypeVar("Predicted", bound=Distribution, default=Distribution, covariant=True)
-"""The law of y that a likelihood predicts."""
+"""The distribution of y that a likelihood predicts."""
 
 Params = dict[str, Tensor]
 """Parameters by name, as `named_parameters()` gives them."""
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
-"""What a network takes: a tensor, or a tuple or dict of tensors with a common first (batch) axis."""
+"""What a network takes: a tensor, or a tuple or dict of tensors that share their first (batch) axis."""
 
 Data = DataLoader | Dataset | tuple[Inputs | np.ndarray, Tensor | np.ndarray] | Mapping[str, Tensor]
-"""Inputs and targets: a pair, a dict with "labels", or a `Dataset` or loader of these, not shuffled."""
+"""Inputs and targets: a pair, a dict with "labels", or a `Dataset` or an unshuffled loader of these."""
 
 Mean = Callable[[Inputs], Tensor]
-"""A prior mean: inputs of N points to (N, C)."""
+"""A prior mean, which maps the inputs of N points to (N, C)."""
 
 
 @runtime_checkable
@@ -76,43 +76,107 @@ class FeatureKernel(Kernel, Protocol):
         """P, the width of Φ."""
 
     def features(self, x: Inputs) -> Tensor:
-        """Φ(x): (N, C, P)."""
+        """Compute the feature map.
+
+        Args:
+            x: N points.
+
+        Returns:
+            Φ(x), of shape (N, C, P).
+        """
 
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
-        """Φ(x) w: (N·C, k) for w of shape (P, k), without storing Φ(x)."""
+        """Multiply Φ(x) by a matrix without storing Φ(x).
+
+        Args:
+            x: N points.
+            w: A matrix of shape (P, k).
+
+        Returns:
+            Φ(x) w, of shape (N·C, k).
+        """
 
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
-        """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k), without storing Φ(x)."""
+        """Multiply Φ(x)ᵀ by a matrix without storing Φ(x).
+
+        Args:
+            x: N points.
+            u: A matrix of shape (N·C, k), with rows point by point.
+
+        Returns:
+            Φ(x)ᵀ u, of shape (P, k).
+        """
 
 
 @runtime_checkable
 class Likelihood(Protocol[Predicted]):
-    """p(y | f), point by point; f is (N, C)."""
+    """A conditional law p(y | f) that treats every point by itself.
+
+    f are the outputs of the network, of shape (N, C). `net2gp.likelihoods.traits` lists the optional members
+    that other rooms ask for.
+    """
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise an error that says what to change, if `y` cannot be the targets of outputs `f`."""
+        """Raise an error that says what to change, if `y` cannot be the targets of outputs `f`.
+
+        Args:
+            f: Outputs of the network, (N, C).
+            y: Targets of the same points.
+
+        Raises:
+            InputError: If shape, dtype, device or values of the targets do not fit this likelihood.
+        """
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y_n | f_n): (N,)."""
+        """Compute the log density of each point.
+
+        Args:
+            f: Outputs, (N, C).
+            y: Targets, in a shape that `check` accepts.
+
+        Returns:
+            log p(y_n | f_n), of shape (N,).
+        """
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """∇_f log p(y_n | f_n): (N, C)."""
+        """Compute the gradient of the log density in f.
+
+        Args:
+            f: Outputs, (N, C).
+            y: Targets, in a shape that `check` accepts.
+
+        Returns:
+            ∇_f log p(y_n | f_n), of shape (N, C).
+        """
 
     def curvature(self, f: Tensor) -> Tensor:
-        """Fisher information −E_y ∇²_f log p(y | f_n): (N, C, C), positive semi-definite.
+        """Compute the Fisher information −E_y ∇²_f log p(y | f_n), which is positive semi-definite.
 
         For Gaussian, Bernoulli, Categorical and Poisson it is the negative Hessian itself, whatever y is.
+
+        Args:
+            f: Outputs, (N, C).
+
+        Returns:
+            One matrix per point, of shape (N, C, C).
         """
 
     def predict(self, f: MultivariateNormal) -> Predicted:
-        """p(y_n) = ∫ p(y_n | f_n) N(f_n) df_n; `f` has batch N and event C."""
+        """Integrate f out: p(y_n) = ∫ p(y_n | f_n) N(f_n) df_n.
+
+        Args:
+            f: The Gaussian law of the outputs, with batch N and event C.
+
+        Returns:
+            The law of the targets, one per point.
+        """
 
 
 Own = TypeVar("Own", bound=Likelihood, default=Likelihood, covariant=True)
-"""The likelihood that a posterior has, so that its predictions have a type: `.probs` or `.mean`."""
+"""The likelihood of a posterior. It gives predictions their type, with `.probs` or `.mean`."""
 
 Observed = TypeVar("Observed", bound=Likelihood)
-"""The likelihood that a method is given, and that the posterior which it returns has."""
+"""The likelihood that is passed to a method and that the returned posterior keeps."""
 
 Outcome = TypeVar("Outcome", bound=Distribution)
-"""The law of y that a posterior predicts."""
+"""The distribution of y that a posterior predicts."""

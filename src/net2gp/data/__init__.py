@@ -1,32 +1,32 @@
-"""Data to try things on: synthetic curves, bundled digits, and files from NET2GP_DATA."""
+"""Data to try things on: synthetic curves, bundled digits, and files from the folder NET2GP_DATA."""
 
 from net2gp.data.digits import digits
-from net2gp.data.files import (
+from net2gp.data.files import arrays, data_folder, state_dict
+from net2gp.data.images import (
     CIFAR10,
     IMAGENET,
     Channels,
-    Grid,
-    MonthlyStations,
-    Table,
-    arrays,
-    california_housing,
     cifar10,
     cifar10_bytes,
-    colorado_precipitation,
-    data_folder,
     fashion_mnist,
     kmnist_test,
-    malaria,
     mnist,
     notmnist,
-    state_dict,
-    summer_precipitation,
-    uci,
-    us_precipitation,
     usps,
 )
 from net2gp.data.networks import LeNet5, LeNet5Cifar, ResNet20, pretrained
 from net2gp.data.synthetic import Curve, Sinusoid, sinusoid_task, snelson_like
+from net2gp.data.tables import (
+    Grid,
+    MonthlyStations,
+    Table,
+    california_housing,
+    colorado_precipitation,
+    malaria,
+    summer_precipitation,
+    uci,
+    us_precipitation,
+)
 
 __all__ = [
     "CIFAR10",

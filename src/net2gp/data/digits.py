@@ -11,16 +11,26 @@ from net2gp.errors import InputError
 
 
 def digits(split: Literal["train", "test"] = "train") -> tuple[Tensor, Tensor]:
-    """Handwritten digits: x (N, 1, 8, 8) in [0, 1], y (N,) in 0..9; no download.
+    """Read handwritten digits without a download.
 
-    1797 digits of scikit-learn's bundled copy; in every class each fourth one is a test digit,
-    which keeps the classes and the writers balanced.
+    These are the 1797 digits that scikit-learn ships. Every fourth digit of each class is a test digit,
+    which keeps classes and writers balanced.
 
-    Reference: Alpaydin & Kaynak (1998), Optical recognition of handwritten digits.
+    Args:
+        split: "train" or "test".
+
+    Returns:
+        Images (N, 1, 8, 8) in [0, 1] and labels (N,) in 0..9.
+
+    Raises:
+        InputError: If `split` is something else.
+        ImportError: If scikit-learn is not installed.
 
     >>> x, y = digits("test")
     >>> x.shape, float(x.max())
     (torch.Size([445, 1, 8, 8]), 1.0)
+
+    Reference: Alpaydin & Kaynak (1998), Optical recognition of handwritten digits.
     """
     if split not in ("train", "test"):
         raise InputError(f"split must be 'train' or 'test', but is {split!r}.")

@@ -1,4 +1,4 @@
-"""The architectures of the trained weights that `state_dict` reads."""
+"""The architectures whose trained weights `state_dict` reads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from net2gp.errors import InputError
 class LeNet5(nn.Module):
     """Two convolutions and three linear layers for images (N, 1, 28, 28).
 
-    44,426 parameters with ten classes, 43,746 with two.
+    It has 44,426 parameters with ten classes and 43,746 with two.
 
-    Reference: LeCun et al. (1998), Gradient-based learning applied to document recognition.
+    Args:
+        num_classes: The number of outputs.
 
     >>> LeNet5()(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
+
+    Reference: LeCun et al. (1998), Gradient-based learning applied to document recognition.
     """
 
     def __init__(self, num_classes: int = 10) -> None:
@@ -30,13 +33,23 @@ class LeNet5(nn.Module):
         self.fc = nn.Linear(84, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (N, num_classes)."""
+        """Compute the logits.
+
+        Args:
+            x: Images, (N, 1, 28, 28).
+
+        Returns:
+            Logits, (N, num_classes).
+        """
         h = self.layer2(self.layer1(x)).flatten(1)
         return self.fc(relu(self.fc2(relu(self.fc1(h)))))
 
 
 class LeNet5Cifar(nn.Module):
-    """The same layers for color images (N, 3, 32, 32): 62,006 parameters with ten classes.
+    """The layers of `LeNet5` for color images (N, 3, 32, 32). It has 62,006 parameters with ten classes.
+
+    Args:
+        num_classes: The number of outputs.
 
     >>> LeNet5Cifar()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -51,14 +64,24 @@ class LeNet5Cifar(nn.Module):
         self.fc3 = nn.Linear(84, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (N, num_classes)."""
+        """Compute the logits.
+
+        Args:
+            x: Images, (N, 3, 32, 32).
+
+        Returns:
+            Logits, (N, num_classes).
+        """
         h = max_pool2d(relu(self.conv1(x)), 2)
         h = max_pool2d(relu(self.conv2(h)), 2).flatten(1)
         return self.fc3(relu(self.fc2(relu(self.fc1(h)))))
 
 
 class _Block(nn.Module):
-    """Two convolutions and a shortcut without parameters: stride, then zero channels around."""
+    """Two convolutions and a shortcut without parameters.
+
+    The shortcut takes every second pixel if the block halves the image, and pads with channels of zeros.
+    """
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -76,15 +99,18 @@ class _Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """The residual network of twenty layers for images (N, 3, 32, 32); 269,722 parameters.
+    """The residual network of twenty layers for images (N, 3, 32, 32), with 269,722 parameters.
 
-    Shortcuts carry no parameters (option A of the paper). Batch normalization uses its running
-    statistics in eval mode, which linearizations need.
+    Shortcuts have no parameters (option A of the paper). In eval mode, batch normalization uses its running
+    statistics, which linearizations need.
 
-    Reference: He et al. (2016), Deep residual learning for image recognition.
+    Args:
+        num_classes: The number of outputs.
 
     >>> ResNet20().eval()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
+
+    Reference: He et al. (2016), Deep residual learning for image recognition.
     """
 
     def __init__(self, num_classes: int = 10) -> None:
@@ -97,7 +123,14 @@ class ResNet20(nn.Module):
         self.linear = nn.Linear(64, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (N, num_classes)."""
+        """Compute the logits.
+
+        Args:
+            x: Images, (N, 3, 32, 32).
+
+        Returns:
+            Logits, (N, num_classes).
+        """
         h = relu(self.bn1(self.conv1(x)))
         h = self.layer3(self.layer2(self.layer1(h)))
         return self.linear(h.mean((-2, -1)))
@@ -113,10 +146,18 @@ _ARCHITECTURES: dict[str, type[LeNet5] | type[LeNet5Cifar] | type[ResNet20]] = {
 
 
 def pretrained(name: str) -> nn.Module:
-    """The trained network of that name, in eval mode, with the weights of `state_dict(name)`.
+    """Build a trained network in eval mode, with the weights of `state_dict(name)`.
 
-    Inputs of the MNIST networks are in [0, 1]; those of the others are standardized, by `IMAGENET`
-    for ResNet-20 and by `CIFAR10` for the LeNets.
+    Args:
+        name: The name of the weights, such as "resnet20_cifar10". The MNIST networks take images in [0, 1].
+            The inputs of the others are standardized, by `IMAGENET` for ResNet-20 and by `CIFAR10` for the
+            LeNets.
+
+    Returns:
+        The network.
+
+    Raises:
+        InputError: If no network has that name.
     """
     if name not in _ARCHITECTURES:
         raise InputError(f"no network is called {name!r}. Known: {', '.join(_ARCHITECTURES)}.")

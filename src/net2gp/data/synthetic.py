@@ -13,7 +13,15 @@ from net2gp.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Sinusoid:
-    """Noisy samples x, y (N, 1) of amplitude · sin(frequency · x + phase)."""
+    """Noisy samples of amplitude · sin(frequency · x + phase).
+
+    Args:
+        amplitude: The amplitude of the curve.
+        phase: Its phase.
+        frequency: Its frequency.
+        x: Inputs, (N, 1).
+        y: Targets, (N, 1).
+    """
 
     amplitude: float
     phase: float
@@ -32,21 +40,35 @@ class Sinusoid:
         return self.x, self.y
 
     def truth(self, x: Tensor) -> Tensor:
-        """The curve at `x`, without noise."""
+        """Evaluate the curve without noise.
+
+        Args:
+            x: Inputs of any shape.
+
+        Returns:
+            The curve at `x`.
+        """
         return self.amplitude * torch.sin(self.frequency * x + self.phase)
 
 
 def sinusoid_task(seed: int, num_points: int = 10) -> Sinusoid:
-    """A sinusoid of random amplitude, phase and frequency, and `num_points` samples of it.
+    """Draw a sinusoid of random amplitude, phase and frequency, and samples of it.
 
     A ~ U(0.1, 5), b ~ U(0, 2π), w ~ U(0.5, 2), x ~ U(−5, 5), y = A sin(w x + b) + 0.01 A ε. The
-    same seed with more points is the same curve.
+    same seed gives the same curve for any number of points.
 
-    Reference: Yoon et al. (2018), Bayesian model-agnostic meta-learning.
+    Args:
+        seed: The seed of the random numbers.
+        num_points: The number of samples.
+
+    Returns:
+        The curve with its samples.
 
     >>> task = sinusoid_task(seed=0, num_points=5)
     >>> task.x.shape, bool((task.y - task.truth(task.x)).abs().max() < 0.05 * task.amplitude)
     (torch.Size([5, 1]), True)
+
+    Reference: Yoon et al. (2018), Bayesian model-agnostic meta-learning.
     """
     _check_points(num_points)
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +84,14 @@ def sinusoid_task(seed: int, num_points: int = 10) -> Sinusoid:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Noisy samples x, y (N, 1) of a fixed curve on [0, 6], with none inside `gap`."""
+    """Noisy samples of a fixed curve on [0, 6], with a gap in the inputs.
+
+    Args:
+        x: Inputs, (N, 1).
+        y: Targets, (N, 1).
+        noise_var: The variance of the noise.
+        gap: The interval without inputs.
+    """
 
     x: Tensor
     y: Tensor
@@ -75,15 +104,30 @@ class Curve:
         return self.x, self.y
 
     def truth(self, x: Tensor) -> Tensor:
-        """sin(1.3 x) + 0.6 sin(2.9 x + 1) − 0.2 x, without noise."""
+        """Evaluate the curve sin(1.3 x) + 0.6 sin(2.9 x + 1) − 0.2 x without noise.
+
+        Args:
+            x: Inputs of any shape.
+
+        Returns:
+            The curve at `x`.
+        """
         return torch.sin(1.3 * x) + 0.6 * torch.sin(2.9 * x + 1) - 0.2 * x
 
 
 def snelson_like(seed: int = 0, num_points: int = 150, *, noise_var: float = 0.05) -> Curve:
-    """A curve with a gap in its middle, where a good posterior is unsure.
+    """Draw samples of a curve with a gap in its middle, where a good posterior is uncertain.
 
-    In the manner of the toy data of Snelson & Ghahramani (2006), Sparse Gaussian processes using
-    pseudo-inputs, with a formula of its own.
+    The data resemble the toy data of Snelson & Ghahramani (2006), Sparse Gaussian processes using
+    pseudo-inputs, but the formula is another.
+
+    Args:
+        seed: The seed of the random numbers.
+        num_points: The number of samples.
+        noise_var: The variance of the noise.
+
+    Returns:
+        The curve with its samples.
 
     >>> curve = snelson_like()
     >>> curve.x.shape, bool(((curve.x > curve.gap[0]) & (curve.x < curve.gap[1])).any())

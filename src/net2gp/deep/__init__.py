@@ -1,4 +1,4 @@
-"""Compositions of Gaussian processes: their second and fourth moments, and what depth does to them."""
+"""Compositions of Gaussian processes: their second and fourth moments, and the effect of depth."""
 
 from net2gp.deep.composition import Composed, composed, increment_kurtosis
 from net2gp.deep.depth import (

@@ -76,16 +76,27 @@ class Composed:
 
 
 def composed(outer: RBF, inner: Kernel, *, width: int | None = None) -> Composed:
-    """The covariance of f(g(x)): f a process of kernel `outer`, g of `width` independent ones of `inner`.
+    """Compute the covariance of f(g(x)), where f has the kernel `outer` and g are independent processes.
 
-    A difference g_h(x) − g_h(x') is N(0, v), v = k₁(x, x) + k₁(x', x') − 2 k₁(x, x'), hence
+    Each of the H inner processes g_h has the kernel k₁ = `inner`. A difference g_h(x) − g_h(x') is N(0, v)
+    with v = k₁(x, x) + k₁(x', x') − 2 k₁(x, x'), hence
 
         E k₂(g(x), g(x')) = σ₂² ∏_h (1 + v / ℓ_h²)^(−1/2).
 
-    `width` H is the number of length scales of `outer`, or 1. The kernel can be conditioned as any
-    other, which is regression with the Gaussian process of the same covariance as the deep one; as an
-    inner kernel again it is the covariance of that Gaussian process, not of three exact layers.
-    Cost: that of `inner`, and N·M·H. Differences are taken in float64.
+    The kernel can be conditioned like any other. This is regression with the Gaussian process that has the
+    covariance of the deep process. Used as an inner kernel again, it stands for that Gaussian process and
+    not for three exact layers. The cost is that of `inner` plus N·M·H. Differences are computed in float64.
+
+    Args:
+        outer: The squared-exponential kernel k₂ of f, with variance σ₂² and length scales ℓ_h.
+        inner: The kernel of each inner process, with independent outputs.
+        width: The number H of inner processes. None means the number of length scales of `outer`.
+
+    Returns:
+        The covariance of the composition, as a kernel.
+
+    Raises:
+        InputError: If a kernel is of the wrong kind, or `width` does not fit the length scales.
 
     >>> kernel = composed(RBF(lengthscale=0.7), RBF(lengthscale=0.8, output_var=1.3**2))
     >>> kernel(torch.tensor([[0.0], [0.5]], dtype=torch.float64))
@@ -121,15 +132,25 @@ def composed(outer: RBF, inner: Kernel, *, width: int | None = None) -> Composed
 
 
 def increment_kurtosis(kernel: Composed, x: Inputs, y: Inputs | None = None) -> Tensor:
-    """The kurtosis of f(g(x)) − f(g(y)) for each pair, 3 if it were Gaussian: (N, M), in float64.
+    """Compute the kurtosis of f(g(x)) − f(g(y)) for each pair. For a Gaussian process it would be 3.
 
     Given d = g(x) − g(y), the increment is N(0, 2σ₂²(1 − e(d))) with e(d) = exp(−½ Σ d_h² / ℓ_h²), so
 
         E[Δ⁴] / E[Δ²]² = 3 E[(1 − e)²] / E[1 − e]² = 3 (1 − 2A + B) / (1 − A)²,
 
-    A = ∏ (1 + v/ℓ_h²)^(−1/2), B = ∏ (1 + 2v/ℓ_h²)^(−1/2). It is evaluated as
-    3 + 3A² (B/A² − 1) / (1 − A)², which keeps its digits at small v; at v = 0 it is the limit, 9 for one
-    inner process.
+    A = ∏ (1 + v/ℓ_h²)^(−1/2), B = ∏ (1 + 2v/ℓ_h²)^(−1/2). It is evaluated as 3 + 3A² (B/A² − 1) / (1 − A)²,
+    which keeps its digits at small v. At v = 0 it is the limit, which is 9 for one inner process.
+
+    Args:
+        kernel: A kernel that `composed` returned.
+        x: N points.
+        y: M points. None means `x`.
+
+    Returns:
+        The kurtosis of each pair, (N, M), in float64.
+
+    Raises:
+        InputError: If `kernel` is not a composed kernel.
 
     >>> kernel = composed(RBF(lengthscale=0.7), RBF(lengthscale=0.8, output_var=1.3**2))
     >>> points = torch.tensor([[0.0], [0.5]], dtype=torch.float64)
@@ -151,13 +172,13 @@ def increment_kurtosis(kernel: Composed, x: Inputs, y: Inputs | None = None) -> 
     apart = torch.expm1(log_similarity).square()
     scales = squared_scales(kernel, u)
     limit = 2 * scales.pow(-2).sum() / scales.reciprocal().sum().square()
-    # below this v / ℓ² the limit is right to rounding, and apart may underflow
+    # Below this v / ℓ² the limit is exact up to rounding, and `apart` may underflow.
     near = u.amax(0) < 1e-16
     return 3 + 3 * torch.where(near, limit, excess / torch.where(near, 1.0, apart))
 
 
 def ratios(kernel: Composed, x: Inputs, y: Inputs | None) -> Tensor:
-    """v(x, y) / ℓ_h² of each inner process: (H, N, M), in float64."""
+    """Compute v(x, y) / ℓ_h² of each inner process: (H, N, M), in float64."""
     inner = kernel.inner.precise()
     own, other = inner.diag(x), inner.diag(x if y is None else y)
     v = (own[:, None] + other[None, :] - 2 * inner(x, y)).double().clamp(min=0)
@@ -167,6 +188,6 @@ def ratios(kernel: Composed, x: Inputs, y: Inputs | None) -> Tensor:
 
 
 def squared_scales(kernel: Composed, like: Tensor) -> Tensor:
-    """ℓ_h² of each inner process: (H,)."""
+    """Return ℓ_h² of each inner process: (H,)."""
     scale = torch.as_tensor(kernel.outer.lengthscale, dtype=torch.float64, device=like.device)
     return scale.reshape(-1).expand(kernel.width).square()

@@ -1,6 +1,6 @@
 """Likelihoods p(y | f): what is observed, given the outputs of the network.
 
-Each one knows its log density, the gradient and curvature of it in f, and how to integrate f out.
+Each likelihood computes its log density, the gradient and the curvature in f, and how to integrate f out.
 """
 
 from net2gp.likelihoods.bernoulli import Bernoulli

@@ -1,4 +1,4 @@
-"""Binary labels, one or several for each point."""
+"""Binary labels, one or several per point."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ from net2gp.likelihoods.targets import (
 
 @dataclass(frozen=True)
 class Bernoulli:
-    """y_c ∈ {0, 1} with p(y_c = 1 | f) = σ(f_c), independent labels given the C logits f.
+    """Binary labels y_c ∈ {0, 1} with p(y_c = 1 | f) = σ(f_c), independent given the C logits f.
 
-    log p(y | f) = Σ_c y_c f_c − log(1 + e^{f_c}); the residual is y − σ(f) and the curvature
-    diag(σ(f) σ(−f)). Cost O(N·C), and O(N·C²) for the curvature.
+    log p(y | f) = Σ_c y_c f_c − log(1 + e^{f_c}). The residual is y − σ(f) and the curvature
+    diag(σ(f) σ(−f)). The cost is O(N·C), and O(N·C²) for the curvature.
 
-    `link` integrates f out in `predict`: `Quadrature()` (accurate to 1e-6), `Probit()` (a closed
-    form) or `MonteCarlo()`.
+    Args:
+        link: How `predict` integrates f out: `Quadrature()` (the default, accurate to 1e-6), `Probit()` (a
+            closed form) or `MonteCarlo()`.
 
-    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, chapter 3.
+    Raises:
+        InputError: If `link` is something else.
 
     >>> Bernoulli().residual(torch.zeros(1, 2), torch.tensor([[1, 0]]))
     tensor([[ 0.5000, -0.5000]])
+
+    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, chapter 3.
     """
 
     link: Quadrature | Probit | MonteCarlo = field(default_factory=Quadrature)
@@ -51,20 +55,24 @@ class Bernoulli:
 
     @property
     def open_link(self) -> bool:
-        """Whether the link is the default, in whose place `laplace` chooses a `Probit`."""
+        """Whether the link is the default, which `laplace` replaces by a matched `Probit`."""
         return self.link == Quadrature()
 
     def with_link(self, link: Quadrature | Probit | MonteCarlo) -> Bernoulli:
-        """The same likelihood with this link."""
+        """Return the same likelihood with another link."""
         return replace(self, link=link)
 
     @staticmethod
     def cross_entropy(f: Tensor, logits: Tensor) -> Tensor:
-        """−E log p(y | logits) for labels y of the law at f, averaged over points and labels."""
+        """Compute −E log p(y | logits) for labels y drawn at f, averaged over points and labels."""
         return binary_cross_entropy_with_logits(logits, f.sigmoid())
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless `y` holds 0 and 1 only, as (N, C), or (N,) with one output."""
+        """Check that `y` holds only 0 and 1, as (N, C), or (N,) with one output.
+
+        Raises:
+            InputError: If it does not, or holds the label -100 that losses ignore.
+        """
         check_targets(f, y)
         shape_targets(f, y)
         wrong = (y != 0) & (y != 1)
@@ -77,24 +85,24 @@ class Bernoulli:
         warn_of_probabilities(f, binary=True)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y_n | f_n), summed over labels: (N,)."""
+        """Compute log p(y_n | f_n), summed over labels: (N,)."""
         y = shape_targets(f, y).to(f)
         return (y * logsigmoid(f) + (1 - y) * logsigmoid(-f)).sum(-1)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """y − σ(f): (N, C)."""
+        """Compute y − σ(f): (N, C)."""
         return shape_targets(f, y).to(f) - f.sigmoid()
 
     def curvature(self, f: Tensor) -> Tensor:
-        """diag(σ(f) σ(−f)): (N, C, C)."""
+        """Compute diag(σ(f) σ(−f)): (N, C, C)."""
         return torch.diag_embed(f.sigmoid() * (-f).sigmoid())
 
     def predict(self, f: MultivariateNormal) -> distributions.Bernoulli:
-        """p(y_nc = 1) = E σ(f_nc) for each label, as `.probs` (N, C)."""
+        """Compute p(y_nc = 1) = E σ(f_nc) of each label, as `.probs` (N, C)."""
         mean, variance = mean_and_variance(f)
         if isinstance(self.link, Probit):
             return distributions.Bernoulli(logits=self.link.shrink(mean, variance))
-        # The difference of two log probabilities keeps both tails, where 1 − p rounds to 1.
+        # A difference of two log probabilities keeps digits in both tails, where 1 − p rounds to 1.
         logits = self._log_expected_sigmoid(mean, variance)
         logits = logits - self._log_expected_sigmoid(-mean, variance)
         return distributions.Bernoulli(logits=logits)

@@ -1,4 +1,4 @@
-"""Labels from one of C classes."""
+"""Labels that name one of C classes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,24 @@ from net2gp.linalg import softmax_root
 
 @dataclass(frozen=True)
 class Categorical:
-    """y ∈ {0, …, C − 1} with p(y = c | f) = softmax(f)_c, for C ≥ 2 logits f.
+    """Labels y ∈ {0, …, C − 1} with p(y = c | f) = softmax(f)_c, for C ≥ 2 logits f.
 
-    log p(y | f) = f_y − log Σ_c e^{f_c}; with p = softmax(f), the residual is e_y − p and the
-    curvature diag(p) − p pᵀ. Cost O(N·C), and O(N·C²) for the curvature.
+    log p(y | f) = f_y − log Σ_c e^{f_c}. With p = softmax(f), the residual is e_y − p and the
+    curvature diag(p) − p pᵀ. The cost is O(N·C), and O(N·C²) for the curvature.
 
-    `link` integrates f out in `predict`: `MonteCarlo()` with a fixed sample, `Probit()` (the
-    mean-field closed form, which leaves the correlations of the logits out), `Contrast()` (each
-    class against the best), or `LaplaceBridge()` (the Dirichlet that matches the Gaussian).
+    Args:
+        link: How `predict` integrates f out: `MonteCarlo()` (the default, with a fixed sample), `Probit()`
+            (the mean-field closed form, which ignores the correlations of the logits), `Contrast()` (which
+            compares each class with the best one) or `LaplaceBridge()` (the Dirichlet law that matches the
+            Gaussian).
 
-    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, section 3.5.
+    Raises:
+        InputError: If `link` is something else.
 
     >>> Categorical().residual(torch.zeros(1, 2), torch.tensor([1]))
     tensor([[-0.5000,  0.5000]])
+
+    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, section 3.5.
     """
 
     link: MonteCarlo | Probit | LaplaceBridge | Contrast = field(default_factory=MonteCarlo)
@@ -51,25 +56,36 @@ class Categorical:
 
     @property
     def open_link(self) -> bool:
-        """Whether the link is the default, in whose place `laplace` chooses a `Contrast`."""
+        """Whether the link is the default, which `laplace` replaces by a matched `Contrast`."""
         return self.link == MonteCarlo()
 
     def with_link(self, link: MonteCarlo | Probit | LaplaceBridge | Contrast) -> Categorical:
-        """The same likelihood with this link."""
+        """Return the same likelihood with another link."""
         return replace(self, link=link)
 
     @staticmethod
     def cross_entropy(f: Tensor, logits: Tensor) -> Tensor:
-        """−E log p(y | logits) for y of the law at f, averaged over points."""
+        """Compute −E log p(y | logits) for labels y drawn at f, averaged over points."""
         return -(f.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
 
     @staticmethod
     def num_outputs(y: Tensor) -> int:
-        """The largest label and one, at least 2; the width of codes."""
+        """Count the classes that targets need.
+
+        Args:
+            y: Labels (N,), or codes (N, C) of the classes.
+
+        Returns:
+            The largest label plus one and at least 2, or the width of the codes.
+        """
         return max(2, int(y.max()) + 1) if y.dim() == 1 else y.shape[1]
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless `y` holds integers from 0 to C − 1, as (N,)."""
+        """Check that `y` holds integers from 0 to C − 1, as (N,).
+
+        Raises:
+            InputError: If it does not, or if the network has fewer than two outputs.
+        """
         check_targets(f, y)
         points, classes = f.shape
         if classes < 2:
@@ -98,34 +114,58 @@ class Categorical:
         warn_of_probabilities(f, binary=False)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y_n | f_n): (N,)."""
+        """Compute log p(y_n | f_n): (N,)."""
         return f.log_softmax(-1).gather(-1, y.long()[:, None])[:, 0]
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """e_y − softmax(f): (N, C)."""
+        """Compute e_y − softmax(f): (N, C)."""
         return one_hot(y.long(), f.shape[-1]).to(f) - f.softmax(-1)
 
     def curvature(self, f: Tensor) -> Tensor:
-        """diag(p) − p pᵀ: (N, C, C)."""
+        """Compute diag(p) − p pᵀ: (N, C, C)."""
         p = f.softmax(-1)
         return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
 
     def curvature_root(self, f: Tensor) -> Tensor:
-        """C − 1 columns, the rank of the curvature: (N, C, C − 1)."""
+        """Compute a root of the curvature with C − 1 columns, which is its rank.
+
+        Args:
+            f: Outputs, (N, C).
+
+        Returns:
+            R with R Rᵀ = diag(p) − p pᵀ, of shape (N, C, C − 1).
+        """
         return softmax_root(f.double().softmax(-1)).to(f.dtype)
 
     def summed_curvature(self, f: Tensor) -> Tensor:
-        """Σ_n diag(p_n) − p_n p_nᵀ without a matrix for each point: (C, C)."""
+        """Compute the sum of the curvatures without a matrix for each point.
+
+        Args:
+            f: Outputs, (N, C).
+
+        Returns:
+            Σ_n diag(p_n) − p_n p_nᵀ, of shape (C, C).
+        """
         p = f.softmax(-1)
         return torch.diag(p.sum(0)) - p.mT @ p
 
     def inverse_curvature(self, f: Tensor) -> Tensor:
-        """(diag p − ppᵀ)⁺ = P diag(1/p) P with P = I − 11ᵀ/C: no eigenvalue has to be judged to be zero."""
+        """Compute the pseudo-inverse of each point's curvature.
+
+        It is (diag p − p pᵀ)⁺ = P diag(1/p) P with P = I − 11ᵀ/C. The closed form needs no decision about
+        which eigenvalues are zero.
+
+        Args:
+            f: Outputs, (N, C).
+
+        Returns:
+            One matrix per point, of shape (N, C, C).
+        """
         P = torch.eye(f.shape[1]).to(f) - 1 / f.shape[1]
         return (P * f.softmax(-1).reciprocal()[:, None, :]) @ P
 
     def predict(self, f: MultivariateNormal) -> distributions.Categorical:
-        """p(y_n = c) = E softmax(f_n)_c, as `.probs` (N, C)."""
+        """Compute p(y_n = c) = E softmax(f_n)_c, as `.probs` (N, C)."""
         if isinstance(self.link, Probit):
             return distributions.Categorical(logits=self.link.shrink(*mean_and_variance(f)))
         if isinstance(self.link, Contrast):
@@ -147,5 +187,14 @@ class Categorical:
 
 
 def logit_samples(mean: Tensor, root: Tensor, z: Tensor) -> Tensor:
-    """mean + root z for base points z (S, C): (S, N, C)."""
+    """Draw logits as mean + root z.
+
+    Args:
+        mean: Means, (N, C).
+        root: Roots of the covariances, (N, C, C).
+        z: Base points, (S, C).
+
+    Returns:
+        Samples of shape (S, N, C).
+    """
     return mean + torch.einsum("ncd,sd->snc", root, z)

@@ -1,4 +1,4 @@
-"""Expected log density, residual and curvature under a Gaussian f, for variational inference."""
+"""Expectations of log density, residual and curvature under a Gaussian f, for variational inference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from net2gp.types import Likelihood
 
 
 class ExpectedDerivatives(NamedTuple):
-    """E log p (N,), E residual (N, C) and E curvature (N, C, C) under Gaussian outputs."""
+    """Expectations under Gaussian outputs.
+
+    Args:
+        log_prob: E log p(y_n | f_n), (N,).
+        residual: The expected residual, (N, C).
+        curvature: The expected curvature, (N, C, C).
+    """
 
     log_prob: Tensor
     residual: Tensor
@@ -32,20 +38,30 @@ class ExpectedDerivatives(NamedTuple):
 def expected_derivatives(
     likelihood: Any, mean: Tensor, covariance: Tensor, y: Tensor
 ) -> ExpectedDerivatives:
-    """E log p(y_n | f_n), E residual and E curvature for f_n ~ N(mean_n, covariance_n).
+    """Compute the expected log density, residual and curvature for f_n ~ N(mean_n, covariance_n).
 
-    `mean` is (N, C), `covariance` (N, C, C). For Gaussian, Bernoulli and Categorical the residual
-    is the gradient of E log p in the mean and the curvature its negative Hessian (Bonnet, Price),
-    exactly so for the rule in use. Exact for Gaussian; Gauss rules for Bernoulli and for the raw
-    scales of HeteroscedasticGaussian; a fixed quasi-random sample for Categorical and any other
-    likelihood (its `link`, if that is a MonteCarlo). Always deterministic. Cost: S evaluations for
-    S nodes or samples.
+    For Gaussian, Bernoulli and Categorical the expected residual is the gradient of E log p in the mean and
+    the expected curvature is its negative Hessian (Bonnet, Price), exactly so for the rule in use. The
+    expectations are exact for Gaussian. Gauss rules compute them for Bernoulli and for the raw scales of
+    HeteroscedasticGaussian. A fixed quasi-random sample computes them for Categorical and for any other
+    likelihood (the sample of its `link`, if that is a MonteCarlo). Results are always deterministic. The
+    cost is S evaluations for S nodes or samples. Register a closed form for a class of your own with
+    `@expected_derivatives.register`.
 
-    Reference: Opper & Archambeau (2009), The variational Gaussian approximation revisited.
+    Args:
+        likelihood: The likelihood p(y | f).
+        mean: Means of the outputs, (N, C).
+        covariance: Covariances of the outputs, (N, C, C).
+        y: Targets, in a shape that `likelihood.check` accepts.
+
+    Returns:
+        The three expectations.
 
     >>> mean, covariance = torch.zeros(1, 1), torch.ones(1, 1, 1)
     >>> expected_derivatives(Gaussian(0.5), mean, covariance, torch.ones(1)).residual
     tensor([[2.]])
+
+    Reference: Opper & Archambeau (2009), The variational Gaussian approximation revisited.
     """
     rule = getattr(likelihood, "link", None)
     rule = rule if isinstance(rule, MonteCarlo) else MonteCarlo()
@@ -123,7 +139,17 @@ def _(
 def expected_by_outputs(
     likelihood: Likelihood, mean: Tensor, covariance: Tensor, y: Tensor, num_points: int = 32
 ) -> ExpectedDerivatives:
-    """The expectations where each target depends on one output alone: a Gauss rule for each output.
+    """Compute the expectations with a Gauss rule per output, where each target depends on one output alone.
+
+    Args:
+        likelihood: A likelihood with one target per output.
+        mean: Means of the outputs, (N, C).
+        covariance: Covariances, (N, C, C). Only the variances are used.
+        y: Targets.
+        num_points: The number of nodes of the rule.
+
+    Returns:
+        The three expectations.
 
     >>> mean, covariance = torch.zeros(1, 1), torch.ones(1, 1, 1)
     >>> expected_by_outputs(Gaussian(0.5), mean, covariance, torch.ones(1)).residual

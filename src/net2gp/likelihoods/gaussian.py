@@ -17,19 +17,23 @@ from net2gp.likelihoods.targets import check_real_targets, shape_targets
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """y = f + ε with ε ~ N(0, noise_var), independent over points and outputs.
+    """Regression y = f + ε with ε ~ N(0, noise_var), independent over points and outputs.
 
-    log p(y | f) = Σ_c −½ [(y_c − f_c)² / v_c + log 2π v_c]; the residual is (y − f) / v and the
-    curvature diag(1 / v). Cost O(N·C), and O(N·C²) for the curvature.
+    With v = noise_var, log p(y | f) = Σ_c −½ [(y_c − f_c)² / v_c + log 2π v_c]. The residual is (y − f) / v
+    and the curvature diag(1 / v). The cost is O(N·C), and O(N·C²) for the curvature.
 
-    `noise_var` is one number, or (C,) with one for each output, or (N, 1) or (N, C) with one for
-    each point. `None` means that it is to be learned, by `adapt` or `tune`. Zero is allowed where
-    no density is needed: conditioning then interpolates. Tensors stay differentiable.
+    Args:
+        noise_var: The variance of the noise: one number, (C,) with one per output, or (N, 1) or (N, C) with
+            one per point. None means that `adapt`, `laplace` or `tune` learns it. Zero is allowed where no
+            density is needed; conditioning then interpolates. A tensor stays differentiable.
 
-    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, chapter 2.
+    Raises:
+        InputError: If `noise_var` is negative or has more than two axes.
 
     >>> Gaussian(noise_var=0.5).residual(torch.tensor([[1.0]]), torch.tensor([2.0]))
     tensor([[2.]])
+
+    Reference: Rasmussen & Williams (2006), Gaussian Processes for Machine Learning, chapter 2.
     """
 
     noise_var: float | Tensor | None = None
@@ -46,7 +50,16 @@ class Gaussian:
             )
 
     def noise_variance(self, f: Tensor) -> Tensor:
-        """The noise variance of each entry of `f`: (N, C), of the dtype and device of `f`.
+        """Expand the noise variance to the shape of `f`.
+
+        Args:
+            f: Outputs, (N, C).
+
+        Returns:
+            The variance of each entry, (N, C), with the dtype and device of `f`.
+
+        Raises:
+            InputError: If the noise variance is not known yet, or does not fit the shape of `f`.
 
         >>> Gaussian(torch.tensor([0.1, 0.2])).noise_variance(torch.zeros(3, 2)).shape
         torch.Size([3, 2])
@@ -78,47 +91,61 @@ class Gaussian:
         return noise.expand(points, outputs)
 
     def with_noise(self, noise_var: float | Tensor) -> Gaussian:
-        """Gaussian noise of this variance."""
+        """Return Gaussian noise of another variance."""
         return Gaussian(noise_var)
 
     @property
     def tied_points(self) -> int | None:
-        """N, where each point has a noise of its own."""
+        """The number of points N, if each point has its own noise, else None."""
         per_point = isinstance(self.noise_var, Tensor) and self.noise_var.dim() == 2
         return len(self.noise_var) if per_point else None  # type: ignore[arg-type]
 
     def of_points(self, part: Tensor | slice) -> Gaussian:
-        """The noise of some of the points."""
+        """Select the noise of some of the points.
+
+        Args:
+            part: Indices or a slice of the points.
+
+        Returns:
+            The likelihood of these points. It is the same value if the noise does not depend on the point.
+        """
         return self if self.tied_points is None else Gaussian(self.noise_var[part])  # type: ignore[index]
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless `y` is floating and (N, C), or (N,) with one output."""
+        """Check that `y` is floating and (N, C), or (N,) with one output."""
         check_real_targets(f, y)
         shape_targets(f, y)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y_n | f_n): (N,)."""
+        """Compute log p(y_n | f_n): (N,)."""
         noise = self._positive_noise(f)
         squares = (shape_targets(f, y) - f).square() / noise
         return -0.5 * (squares + noise.log() + math.log(2 * math.pi)).sum(-1)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """(y − f) / v: (N, C)."""
+        """Compute (y − f) / v: (N, C)."""
         return (shape_targets(f, y) - f) / self._positive_noise(f)
 
     def curvature(self, f: Tensor) -> Tensor:
-        """diag(1 / v): (N, C, C)."""
+        """Compute diag(1 / v): (N, C, C)."""
         return torch.diag_embed(self._positive_noise(f).reciprocal())
 
     def curvature_root(self, f: Tensor) -> Tensor:
-        """diag(1 / √v): (N, C, C)."""
+        """Compute a root of the curvature.
+
+        Args:
+            f: Outputs, (N, C).
+
+        Returns:
+            diag(1 / √v), of shape (N, C, C).
+        """
         return torch.diag_embed(self.noise_variance(f).rsqrt())
 
     def predict(self, f: MultivariateNormal) -> MultivariateNormal:
-        """N(m_n, S_n + diag(v_n)): batch N, event C."""
+        """Compute N(m_n, S_n + diag(v_n)), with batch N and event C."""
         mean = f.mean
         covariance = f.covariance_matrix + torch.diag_embed(self.noise_variance(mean))
-        # A dense covariance would be factored at once, which a singular one does not survive.
+        # The covariance stays lazy: a dense one would be factored at once, which fails if it is singular.
         return gaussian_law(mean, covariance)
 
     def _positive_noise(self, f: Tensor) -> Tensor:

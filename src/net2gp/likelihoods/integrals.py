@@ -14,11 +14,12 @@ from torch.nn.functional import logsigmoid
 from net2gp.linalg import symmetric_root
 
 BLOCK = 2**22
-"""How many numbers an integrand may hold at once; points are taken in blocks that keep to it."""
+"""The most numbers that an integrand holds at once. Points are taken in blocks that respect it."""
 
 CROSSOVER = 4.5
-"""The variance of f from which on the logistic rule is the better one. There, with 32 points, both
-are within 5e-7 of E σ(f) and 2e-6 of E σ'(f), and each gains quickly on its own side."""
+"""The variance of f above which the logistic rule is more accurate than the Gauss–Hermite rule. At this
+variance both are, with 32 points, within 5e-7 of E σ(f) and 2e-6 of E σ'(f). Each improves quickly on its
+own side."""
 
 
 @lru_cache(maxsize=16)
@@ -29,8 +30,8 @@ def _normal_rule(num_points: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=16)
 def _logistic_rule(num_points: int) -> tuple[np.ndarray, np.ndarray]:
-    # The monic polynomials orthogonal under the logistic density obey
-    # p_{k+1} = t p_k − k⁴π²/(4k² − 1) p_{k−1}; Golub–Welsch turns that into nodes and weights.
+    # The monic polynomials that are orthogonal under the logistic density obey
+    # p_{k+1} = t p_k − k⁴π²/(4k² − 1) p_{k−1}. Golub–Welsch turns the recurrence into nodes and weights.
     k = np.arange(1.0, num_points)
     off_diagonal = np.pi * k**2 / np.sqrt(4 * k**2 - 1)
     nodes, vectors = np.linalg.eigh(np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
@@ -38,7 +39,14 @@ def _logistic_rule(num_points: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normal_rule(num_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights (K,) with Σ w g(z) ≈ E g(z), z ~ N(0, 1).
+    """Compute a Gauss–Hermite rule: Σ w g(z) ≈ E g(z) for z ~ N(0, 1).
+
+    Args:
+        num_points: The number K of nodes.
+        like: A tensor whose dtype and device the rule takes.
+
+    Returns:
+        Nodes and weights, each (K,).
 
     >>> z, w = normal_rule(8, like=torch.zeros(1))
     >>> round(float((w * z**4).sum()), 4)
@@ -49,33 +57,48 @@ def normal_rule(num_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def logistic_rule(num_points: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights (K,) with Σ w g(t) ≈ E g(t), t with the logistic density σ'(t).
+    """Compute a Gauss rule Σ w g(t) ≈ E g(t) for t with the logistic density σ'(t).
 
-    Reference: Gautschi (2004), Orthogonal Polynomials: Computation and Approximation.
+    Args:
+        num_points: The number K of nodes.
+        like: A tensor whose dtype and device the rule takes.
+
+    Returns:
+        Nodes and weights, each (K,).
 
     >>> t, w = logistic_rule(8, like=torch.zeros(1))
     >>> bool(((w * t**2).sum() - torch.pi**2 / 3).abs() < 1e-5)
     True
+
+    Reference: Gautschi (2004), Orthogonal Polynomials: Computation and Approximation.
     """
     nodes, weights = _logistic_rule(num_points)
     return torch.from_numpy(nodes).to(like), torch.from_numpy(weights).to(like)
 
 
 def _deviations(variance: Tensor) -> tuple[Tensor, Tensor]:
-    """√v held below and above the crossover, so that the branch not taken stays finite."""
+    """Clamp √v to either side of the crossover, so that the branch that is not taken stays finite."""
     tiny = torch.finfo(variance.dtype).tiny
     narrow = variance.clamp(tiny, CROSSOVER).sqrt()[..., None]
     return narrow, variance.clamp(min=CROSSOVER).sqrt()[..., None]
 
 
 def log_expected_sigmoid(mean: Tensor, variance: Tensor, num_points: int) -> Tensor:
-    """log E σ(f), f ~ N(m, v), accurate for any v and far into the tail of small probabilities.
+    """Compute log E σ(f) for f ~ N(m, v), accurately for any v and far into the tail of small probabilities.
 
-    Below v = 4.5 by Gauss–Hermite. Above it the logistic function looks like a step to that rule
-    (32 points: off by 5 % at v = 900); there, with t of logistic density, E σ(f) = E Φ((m − t)/√v),
-    whose integrand is the smoother the larger v is. In the tail, σ(f) = e^f σ(−f) tilts the
-    Gaussian: E σ(f) = e^{m + v/2} E σ(f'), f' ~ N(−m − v, v). Float64 inside. Cost O(num_points) an
-    entry.
+    Below v = 4.5 a Gauss–Hermite rule is used. For larger v the logistic function looks like a step to that
+    rule (with 32 points it is off by 5 % at v = 900). There, with t of logistic density, E σ(f) = E Φ((m −
+    t)/√v), and this integrand becomes smoother as v grows. In the tail, σ(f) = e^f σ(−f) tilts the Gaussian:
+    E σ(f) = e^{m + v/2} E σ(f') for f' ~ N(−m − v, v). Everything is computed in float64. The cost is
+    O(num_points) per entry.
+
+    Args:
+        mean: m, of any shape.
+        variance: v, in the same shape.
+        num_points: The number of nodes of the rules.
+
+    Returns:
+        log E σ(f), in the shape of `mean`.
 
     >>> log_expected_sigmoid(torch.tensor([-900.0]), torch.tensor([2.0]), 32)
     tensor([-899.])
@@ -97,11 +120,18 @@ def log_expected_sigmoid(mean: Tensor, variance: Tensor, num_points: int) -> Ten
 def expected_softplus(
     mean: Tensor, variance: Tensor, num_points: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """E log(1 + e^f) and its first two derivatives in m, E σ(f) and E σ'(f), f ~ N(m, v).
+    """Compute E log(1 + e^f) for f ~ N(m, v) and its first two derivatives in m, E σ(f) and E σ'(f).
 
-    The rules are those of `log_expected_sigmoid`; above the crossover softplus(f) = E (f − t)₊
-    gives E softplus(f) = E [√v φ(d) + (m − t) Φ(d)], d = (m − t)/√v. The derivatives are exact for
-    the rule.
+    The rules are the ones of `log_expected_sigmoid`. Above the crossover, softplus(f) = E (f − t)₊ gives
+    E softplus(f) = E [√v φ(d) + (m − t) Φ(d)] with d = (m − t)/√v. The derivatives are exact for the rule.
+
+    Args:
+        mean: m, of any shape.
+        variance: v, in the same shape.
+        num_points: The number of nodes of the rules.
+
+    Returns:
+        The three expectations, each in the shape of `mean`.
 
     >>> expected_softplus(torch.tensor([0.0]), torch.tensor([9.0]), 32)[1]
     tensor([0.5000])
@@ -123,24 +153,30 @@ def expected_softplus(
 
 
 def moments(f: MultivariateNormal) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (N, C), variance (N, C) and covariance (N, C, C) of `f`, variances not below zero.
+    """Return mean (N, C), variance (N, C) and covariance (N, C, C) of `f`, with variances of at least zero.
 
-    gpytorch's own `variance` has a floor (1e-6 in float32) that a noise-free posterior lies below.
+    gpytorch's own `variance` has a floor (1e-6 in float32), and a noise-free posterior may lie below it.
     """
     covariance = f.covariance_matrix
     return f.mean, covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0), covariance
 
 
 def mean_and_variance(f: MultivariateNormal) -> tuple[Tensor, Tensor]:
-    """Mean and variance (N, C) of `f`, without its covariances where they are not there yet."""
+    """Return mean and variance (N, C) of `f`, without computing its covariances if they are lazy."""
     return f.mean, f.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2).clamp(min=0)
 
 
 def psd_root(covariance: Tensor) -> Tensor:
-    """R with R Rᵀ = covariance (..., C, C), which may be singular or zero.
+    """Compute R with R Rᵀ = covariance, which may be singular or zero.
 
-    Cholesky where it succeeds with digits left, else the symmetric root, which has a gradient at a
-    singular covariance too as long as its rank stays. Cost O(C³).
+    R is the Cholesky factor where its pivots keep some digits, else the symmetric root. The symmetric root
+    has a gradient at a singular covariance too, as long as the rank does not change. The cost is O(C³).
+
+    Args:
+        covariance: Positive semi-definite matrices, (..., C, C).
+
+    Returns:
+        Roots in the same shape.
 
     >>> psd_root(torch.ones(2, 2, dtype=torch.float64)).square().sum(-1).round(decimals=9)
     tensor([1., 1.], dtype=torch.float64)
@@ -151,7 +187,8 @@ def psd_root(covariance: Tensor) -> Tensor:
     failed = (info != 0) | (pivots.amin(-1) <= digits)
     if not bool(failed.any()):
         return root
-    # Factor again without the failures: their infinite gradients would spoil those of the others.
+    # Factor a second time with the failures replaced by the identity: their infinite gradients would turn
+    # the gradients of all other matrices into NaN.
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     root = torch.linalg.cholesky(torch.where(failed[..., None, None], eye, covariance))
     repaired = symmetric_root(covariance[failed])
@@ -161,7 +198,16 @@ def psd_root(covariance: Tensor) -> Tensor:
 def by_points(
     function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Tensor, ...], numbers: int
 ) -> tuple[Tensor, ...]:
-    """`function` of the rows of `arguments`, in blocks; it holds `numbers` numbers for a row."""
+    """Apply `function` to the rows of `arguments` in blocks.
+
+    Args:
+        function: Takes blocks of rows and returns tensors with as many rows.
+        arguments: Tensors with the same number of rows.
+        numbers: How many numbers `function` holds per row.
+
+    Returns:
+        The results of all blocks, concatenated.
+    """
     size = max(1, BLOCK // numbers)
     starts = range(0, max(1, arguments[0].shape[0]), size)
     parts = [function(*(value[i : i + size] for value in arguments)) for i in starts]

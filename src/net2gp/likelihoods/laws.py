@@ -1,4 +1,4 @@
-"""Laws as values: Gaussians of f of which all or a part is known, and averages of laws of y."""
+"""Distributions as values: Gaussians of f that are known in part or in full, and averages of laws of y."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from net2gp.show import as_html, as_text, number
 
 
 class Law(MultivariateNormal):
-    """GPyTorch's multivariate normal, with variances as they are.
+    """GPyTorch's multivariate normal without its floor on variances.
 
-    GPyTorch raises variances below 1e-6 (float32) or 1e-10 (float64) to that floor, which would be most
-    of the variance of targets on a small scale.
+    GPyTorch raises variances to at least 1e-6 (float32) or 1e-10 (float64). For targets on a small scale
+    this floor would be most of the variance.
     """
 
     def _facts(self) -> dict[str, str]:
@@ -41,7 +41,14 @@ class Law(MultivariateNormal):
 
 
 def gaussian_law(mean: Tensor, covariance: Tensor) -> Law:
-    """N(mean, covariance), not factorized before it must be: a covariance may be singular.
+    """Build N(mean, covariance) without factorizing it before that is needed, since it may be singular.
+
+    Args:
+        mean: Means, (..., C).
+        covariance: Covariances, (..., C, C).
+
+    Returns:
+        The Gaussian law.
 
     >>> import torch
     >>> gaussian_law(torch.zeros(2), torch.zeros(2, 2)).variance
@@ -51,7 +58,11 @@ def gaussian_law(mean: Tensor, covariance: Tensor) -> Law:
 
 
 class Variances(Law):
-    """A law of f of which only means and variances (N, C) are known, for links that need nothing else.
+    """A law of f with known means and variances (N, C), for links that need nothing else.
+
+    Args:
+        mean: Means, (N, C).
+        variances: Variances, (N, C).
 
     >>> Variances(torch.zeros(1, 2), torch.ones(1, 2)).variance
     tensor([[1., 1.]])
@@ -62,11 +73,17 @@ class Variances(Law):
 
 
 class Contrasts(Variances):
-    """A law of f of which only means and variances Var[f_c − f_t] (N, C) are known, as `Contrast` needs."""
+    """A law of f with known means and variances Var[f_c − f_t] (N, C), as `Contrast` needs them."""
 
 
 def contrasts(f: MultivariateNormal) -> Tensor:
-    """Var[f_c − f_t] for the class t of the largest mean: (N, C).
+    """Compute Var[f_c − f_t], where t is the class with the largest mean.
+
+    Args:
+        f: The law of the logits, with batch N and event C.
+
+    Returns:
+        The variances, (N, C).
 
     >>> contrasts(gaussian_law(torch.tensor([[3.0, 2.0]]), torch.eye(2)[None]))
     tensor([[0., 2.]])
@@ -77,10 +94,13 @@ def contrasts(f: MultivariateNormal) -> Tensor:
 
 
 class Average(Distribution):
-    """(1/S) Σ_s p_s(y) for S laws of the same points: a mixture with equal weights.
+    """The mixture (1/S) Σ_s p_s(y) of S laws of the same points, with equal weights.
 
-    Its mean and variance are those of the mixture, and `log_prob` is log (1/S) Σ_s p_s(y). Each draw comes
-    from one of the laws. Cost: that of the S laws.
+    `mean` and `variance` are exact, and `log_prob` is log (1/S) Σ_s p_s(y). Each draw comes from one of the
+    laws. The cost is the sum of the costs of the S laws.
+
+    Args:
+        laws: The S laws.
 
     >>> laws = [distributions.Normal(torch.tensor([m]), torch.tensor([1.0])) for m in (-1.0, 1.0)]
     >>> Average(laws).variance
@@ -95,7 +115,7 @@ class Average(Distribution):
 
     @property
     def support(self) -> Any:
-        """That of each of the laws."""
+        """The support of each of the laws."""
         return self.laws[0].support
 
     @property
@@ -111,14 +131,14 @@ class Average(Distribution):
         return variances.mean(0) + means.var(0, correction=0)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log (1/S) Σ_s p_s(value)."""
+        """Compute log (1/S) Σ_s p_s(value)."""
         parts = torch.stack([law.log_prob(value) for law in self.laws])
         return parts.logsumexp(0) - math.log(len(self.laws))
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draws of y."""
+        """Draw y."""
         draws = torch.stack([law.sample(sample_shape) for law in self.laws])
-        # numbers of one event belong together, so that they come from one law
+        # The numbers of one event belong together, so all of them come from the same law.
         index = torch.randint(
             len(self.laws), (*sample_shape, *self.batch_shape), device=draws.device
         )
@@ -127,7 +147,13 @@ class Average(Distribution):
 
 
 def average(laws: Sequence[Distribution]) -> Distribution:
-    """The mixture of laws of y with equal weights; of labels it is the law with the average probabilities.
+    """Average laws of y with equal weights.
+
+    Args:
+        laws: Laws of the same points.
+
+    Returns:
+        For laws of labels, the law with the average probabilities; otherwise a mixture (`Average`).
 
     >>> laws = [distributions.Categorical(torch.tensor([[p, 1 - p]])) for p in (0.0, 0.5)]
     >>> average(laws).probs

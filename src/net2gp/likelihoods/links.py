@@ -1,4 +1,4 @@
-"""How a likelihood integrates the Gaussian outputs of the network out."""
+"""How a likelihood integrates out the Gaussian outputs of the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from net2gp.inputs import ordinary_tensors
 
 @dataclass(frozen=True)
 class Quadrature:
-    """A Gauss rule with `num_points` nodes in each one-dimensional integral.
+    """A Gauss rule for one-dimensional integrals.
+
+    Args:
+        num_points: The number of nodes, at most 128.
+
+    Raises:
+        InputError: If `num_points` is not a count from 1 to 128.
 
     >>> Quadrature(num_points=64)
     Quadrature(num_points=64)
@@ -37,9 +43,12 @@ class Quadrature:
 class Probit:
     """The closed form that treats the logistic function as a rescaled probit.
 
-    E σ(f) ≈ σ(m / √(1 + π v / 8)) for f ~ N(m, v); in several classes each logit is divided by its
-    own factor. Within 0.02 of the exact probability in one dimension. Cost O(1) for each logit. `scale`
-    multiplies the mean: see `Contrast`.
+    E σ(f) ≈ σ(scale · m / √(1 + π v / 8)) for f ~ N(m, v). With several classes, each logit is divided by
+    its own factor. In one dimension the result is within 0.02 of the exact probability. The cost is O(1) per
+    logit.
+
+    Args:
+        scale: A factor of the mean. `Contrast` says what it is for.
 
     Reference: MacKay (1992), The evidence framework applied to classification networks.
     """
@@ -52,11 +61,26 @@ class Probit:
 
     @staticmethod
     def variances(mean: Tensor, covariance: Tensor) -> Tensor:
-        """Var f_c: (N, C)."""
+        """Read the variances that `shrink` needs.
+
+        Args:
+            mean: Means, (N, C).
+            covariance: Covariances, (N, C, C).
+
+        Returns:
+            Var f_c, of shape (N, C).
+        """
         return covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0)
 
     def shrink(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """scale · m / √(1 + π v / 8).
+        """Compute the logits of the prediction.
+
+        Args:
+            mean: m, of any shape.
+            variance: v, in the same shape.
+
+        Returns:
+            scale · m / √(1 + π v / 8), in the shape of `mean`.
 
         >>> Probit().shrink(torch.tensor([2.0]), torch.tensor([0.0]))
         tensor([2.])
@@ -66,16 +90,19 @@ class Probit:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Each class against the one with the largest mean, by the closed form of `Probit`.
+    """The closed form of `Probit` for the difference between each class and the class with the largest mean.
 
-    p = softmax(g) with g_c = scale · (m_c − m_t) / √(1 + π v_c / 8), v_c = Var[f_c − f_t] for the class t of
-    the largest mean, which stays the largest. What all logits share, which softmax does not see, does not
-    count as doubt, as it does in `Probit`. Cost O(C) for each point.
+    p = softmax(g) with g_c = scale · (m_c − m_t) / √(1 + π v_c / 8), where t is the class with the largest
+    mean and v_c = Var[f_c − f_t]. The class t keeps the largest probability. Softmax ignores what all logits
+    have in common, and so does this link; `Probit` counts it as uncertainty. The cost is O(C) per point.
 
-    `scale` makes up for a mean that is too small for its variance. Where classes can be separated, data
-    determine the ratio of mean and standard deviation of f, but hardly their common scale: training stops at
-    some size of the logits, and the variance at that point belongs to larger ones. `laplace` finds the
-    scale at which predictions on the training data are as sure as the network's own.
+    Where classes can be separated, the data determine the ratio of mean and standard deviation of f, but
+    hardly their common scale: training stops at some size of the logits, and the variance at that point
+    belongs to larger logits. `laplace` finds the scale at which predictions on the training data are as
+    certain as the network itself.
+
+    Args:
+        scale: A factor of the mean, which corrects a mean that is too small for its variance.
 
     References: MacKay (1992), The evidence framework applied to classification networks; Nickisch, Rasmussen
     (2008), Approximations for binary Gaussian process classification, on mode and mean.
@@ -89,7 +116,14 @@ class Contrast:
 
     @staticmethod
     def variances(mean: Tensor, covariance: Tensor) -> Tensor:
-        """Var[f_c − f_t]: (N, C).
+        """Compute the variances that `shrink` needs.
+
+        Args:
+            mean: Means, (N, C).
+            covariance: Covariances, (N, C, C).
+
+        Returns:
+            Var[f_c − f_t], of shape (N, C).
 
         >>> Contrast.variances(torch.tensor([[3.0, 2.0, 0.0]]), torch.eye(3)[None])
         tensor([[0., 2., 2.]])
@@ -100,24 +134,39 @@ class Contrast:
         return both.clamp(min=0)
 
     def shrink(self, mean: Tensor, variances: Tensor) -> Tensor:
-        """The logits g: (N, C)."""
+        """Compute the logits of the prediction.
+
+        Args:
+            mean: Means, (N, C).
+            variances: Var[f_c − f_t], (N, C).
+
+        Returns:
+            The logits g, of shape (N, C).
+        """
         distance = mean - mean.max(-1, keepdim=True).values
         return self.scale * distance / (1 + torch.pi / 8 * variances).sqrt()
 
 
 @dataclass(frozen=True)
 class LaplaceBridge:
-    """The Dirichlet whose Laplace approximation, in the basis of the logits, is the Gaussian.
+    """The Dirichlet law whose Laplace approximation, in the basis of the logits, is the Gaussian.
 
-    With μ, Σ the law of the logits less their mean (which softmax does not see):
-    α_c = (1 − 2/C + e^{μ_c}/C² Σ_d e^{−μ_d}) / Σ_cc. Cost O(C²) for each point.
+    Softmax does not change when the mean of the logits is subtracted. With μ, Σ the moments of the centered
+    logits, α_c = (1 − 2/C + e^{μ_c}/C² Σ_d e^{−μ_d}) / Σ_cc. The cost is O(C²) per point.
 
     Reference: Hobbhahn, Kristiadi, Hennig (2022), Fast predictive uncertainty for classification with
     Bayesian deep networks.
     """
 
     def concentration(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        """α: (N, C).
+        """Compute the concentration of the Dirichlet law.
+
+        Args:
+            mean: Means of the logits, (N, C).
+            covariance: Covariances of the logits, (N, C, C).
+
+        Returns:
+            α, of shape (N, C).
 
         >>> LaplaceBridge().concentration(torch.zeros(1, 2), torch.eye(2)[None])
         tensor([[1., 1.]])
@@ -133,10 +182,14 @@ class LaplaceBridge:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """An average over `num_samples` scrambled Sobol points in antithetic pairs.
+    """An average over scrambled Sobol points in antithetic pairs.
 
-    The points depend on (num_samples, seed) alone, so that results are deterministic, smooth in the
-    mean and the covariance, and untouched by the global random state.
+    The points depend on `num_samples` and `seed` alone. Results are therefore deterministic, smooth in the
+    mean and the covariance, and independent of the global random state.
+
+    Args:
+        num_samples: The number S of points.
+        seed: The seed of the scrambling.
 
     Reference: Owen (1998), Scrambling Sobol' and Niederreiter–Xing points.
     """
@@ -148,7 +201,14 @@ class MonteCarlo:
         check_count(self.num_samples, "num_samples", example=512)
 
     def base_sample(self, dimension: int, like: Tensor) -> Tensor:
-        """Standard normal points of shape (S, dimension), of the dtype and device of `like`.
+        """Return standard normal points.
+
+        Args:
+            dimension: The dimension of a point.
+            like: A tensor whose dtype and device the points take.
+
+        Returns:
+            Points of shape (S, dimension).
 
         >>> z = MonteCarlo(num_samples=64).base_sample(3, like=torch.zeros(1))
         >>> z.shape, bool(z.mean(0).abs().max() < 1e-6)
@@ -162,6 +222,7 @@ class MonteCarlo:
 def _sobol_normal(num_samples: int, dimension: int, seed: int) -> Tensor:
     engine = SobolEngine(dimension, scramble=True, seed=seed)
     uniform = engine.draw((num_samples + 1) // 2, dtype=torch.float64)
-    # Sobol points are multiples of 2⁻³⁰ and may be 0, where the normal quantile is infinite.
+    # Sobol points are multiples of 2⁻³⁰ and may be 0, where the normal quantile is infinite. Half a step
+    # keeps them inside (0, 1).
     half = torch.special.ndtri(uniform + 2.0**-31)
     return torch.cat([half, -half])[:num_samples]

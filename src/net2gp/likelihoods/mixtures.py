@@ -1,4 +1,4 @@
-"""The law of y when f is known by draws: the average of p(y | f) over them."""
+"""The law of y if f is given by draws: the average of p(y | f) over the draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from net2gp.likelihoods.traits import law_of_targets
 
 @singledispatch
 def mixture(likelihood: Any, f: Tensor) -> distributions.Distribution:
-    """(1/S) Σ_s p(y | f_s) for draws f (S, N, C): by default the `average` of S laws.
+    """Compute (1/S) Σ_s p(y | f_s). By default it is the `average` of S laws.
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Draws of the outputs, (S, N, C).
+
+    Returns:
+        The law of y, with batch N.
 
     >>> f = torch.tensor([[[0.0, 0.0]], [[0.0, 100.0]]])
     >>> mixture(Categorical(), f).probs

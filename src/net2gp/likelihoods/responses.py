@@ -1,4 +1,4 @@
-"""How targets follow the outputs: the slope of E[y | f], the variance given f, and how far laws are apart."""
+"""How targets respond to outputs: slope of E[y | f], variance given f, and divergence of two laws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from net2gp.types import Likelihood
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """How targets follow f: `slope` G = ∂E[y | f]/∂f (N, D, C), `variance` Var[y | f] (N, D)."""
+    """How targets respond to outputs f.
+
+    Args:
+        slope: G = ∂E[y | f]/∂f, (N, D, C).
+        variance: Var[y | f], (N, D).
+    """
 
     slope: Tensor
     variance: Tensor
@@ -29,10 +34,20 @@ class Response:
 
 @singledispatch
 def response(likelihood: Any, f: Tensor) -> Response:
-    """The slope of E[y | f] and Var[y | f] at outputs f (N, C).
+    """Compute the slope of E[y | f] and Var[y | f].
 
-    By default both are read off the law of y given f, the slope by D backward passes. For a law of classes,
-    E[y | f] are their probabilities.
+    By default both come from the law of y given f, and the slope takes D backward passes. For a law of
+    classes, E[y | f] are the probabilities of the classes.
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+
+    Returns:
+        Slope and variance.
+
+    Raises:
+        InputError: If `likelihood` is no likelihood, or its law has no gradient in f.
 
     >>> response(Bernoulli(), torch.zeros(1, 1)).slope
     tensor([[[0.2500]]])
@@ -61,7 +76,7 @@ def response(likelihood: Any, f: Tensor) -> Response:
 
 
 def _moments(law: Distribution) -> tuple[Tensor, Tensor]:
-    """E y and Var y: (N, D); of the indicators of classes, if the law is of one of them."""
+    """Return E y and Var y, (N, D). For a law of classes, y are the indicators of the classes."""
     if isinstance(law, distributions.Categorical):
         return law.probs, law.probs * (1 - law.probs)
     mean = law.mean
@@ -90,10 +105,18 @@ def _(likelihood: HeteroscedasticGaussian, f: Tensor) -> Response:
 
 @singledispatch
 def divergence(likelihood: Any, f: Tensor, g: Tensor) -> Tensor:
-    """KL(p(y | f_n) ‖ p(y | g_n)) for each point: (N,).
+    """Compute KL(p(y | f_n) ‖ p(y | g_n)) for each point.
 
-    By default it is its second-order expansion ½ (g − f)ᵀΛ(f)(g − f), whose error is of third order in g − f:
-    the Fisher information Λ is the Hessian of the divergence.
+    The default is the second-order expansion ½ (g − f)ᵀΛ(f)(g − f), since the Fisher information Λ is the
+    Hessian of the divergence. Its error is of third order in g − f.
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+        g: Other outputs, (N, C).
+
+    Returns:
+        The divergences, (N,).
 
     >>> divergence(Gaussian(0.5), torch.zeros(1, 1), torch.ones(1, 1))
     tensor([1.])

@@ -16,10 +16,20 @@ IGNORED = -100
 
 
 def shape_targets(f: Tensor, y: Tensor, num_targets: int | None = None) -> Tensor:
-    """`y` as (N, D): a one-dimensional y becomes (N, 1) if D = 1, and no other shape is changed.
+    """Return `y` as (N, D): a one-dimensional y becomes (N, 1) if D = 1, and no other shape is changed.
 
-    D is the number of outputs, f.shape[1], unless `num_targets` says otherwise. Nothing is
-    broadcast: (N,) against (N, 1) would silently make (N, N).
+    Nothing is broadcast, since (N,) against (N, 1) would silently give (N, N).
+
+    Args:
+        f: Outputs, (N, C).
+        y: Targets, (N, D), or (N,) if D = 1.
+        num_targets: The number D of targets per point. None means the number of outputs, C.
+
+    Returns:
+        The targets, (N, D).
+
+    Raises:
+        InputError: If `y` has another shape.
 
     >>> import torch
     >>> shape_targets(torch.zeros(3, 1), torch.ones(3)).shape
@@ -56,7 +66,7 @@ def check_targets(f: Tensor, y: Any) -> None:
 
 
 def check_real_targets(f: Tensor, y: Any) -> None:
-    """Raise unless `y` could be the targets of a regression on `f`, but for its shape."""
+    """Raise unless `y` could be the targets of a regression on `f`. The shape is not checked."""
     check_targets(f, y)
     if not y.is_floating_point():
         raise InputError(
@@ -84,7 +94,7 @@ def check_counts(f: Tensor, y: Any) -> None:
 
 
 def without_ignored(y: Tensor) -> str:
-    """What to do about labels of -100, which losses of torch ignore; an empty text if there are none."""
+    """Say what to do about labels of -100, which torch's losses ignore. Without such labels it is empty."""
     if y.dim() != 1 or not bool((y == IGNORED).any()):
         return ""
     return (

@@ -1,7 +1,7 @@
-"""What other rooms ask of a likelihood: each answer is the likelihood's own, or a default.
+"""What other rooms ask of a likelihood. The likelihood answers itself, or a default applies.
 
-A likelihood needs the five members of `net2gp.types.Likelihood`. Everything else here is optional: a member
-of the name that a function's docstring gives takes the place of the default.
+A likelihood needs the five members of `net2gp.types.Likelihood`. Everything here is optional: the docstring
+of a function names the member that replaces the default.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from net2gp.linalg import psd_root
 from net2gp.types import Likelihood
 
 Need = Literal["variances", "contrasts", "covariance"]
-"""What a link reads of the law of f: variances, those of differences to the best class, or all of it."""
+"""What a link reads of the law of f: variances, variances of differences to the best class, or everything."""
 
 CURVATURE_NUMBERS = 2**24
-"""How many numbers of curvatures are held at once where only their sum is wanted."""
+"""The most numbers of curvatures that are held at once if only their sum is needed."""
 
 Given = TypeVar("Given", bound=Likelihood)
 
@@ -34,39 +34,75 @@ class GaussianNoise(Likelihood, Protocol):
         """The variance of ε, or None if it is to be learned."""
 
     def noise_variance(self, f: Tensor) -> Tensor:
-        """The variance of each entry of f: (N, C)."""
+        """Expand the noise variance to the shape of `f`.
+
+        Args:
+            f: Outputs, (N, C).
+
+        Returns:
+            The variance of each entry, (N, C).
+        """
 
     def with_noise(self, noise_var: float | Tensor) -> GaussianNoise:
-        """The same likelihood with this noise."""
+        """Return the same likelihood with another noise.
+
+        Args:
+            noise_var: The variance of ε.
+
+        Returns:
+            The likelihood with this noise.
+        """
 
 
 @runtime_checkable
 class Linked(Likelihood, Protocol):
-    """A likelihood with a link whose scale can be matched to a network's own certainty."""
+    """A likelihood with a link whose scale can be matched to the certainty of a network."""
 
     @property
     def link(self) -> Any:
-        """How f is integrated out."""
+        """The way in which f is integrated out."""
 
     @property
     def matched_link(self) -> Any:
-        """The class of links of which one is chosen, by its scale."""
+        """The class of link that is chosen, with a matched scale, if the link is open."""
 
     @property
     def open_link(self) -> bool:
-        """Whether no link was given, so that one is to be chosen."""
+        """Whether no link was given, so that one is chosen."""
 
     def with_link(self, link: Any) -> Likelihood:
-        """The same likelihood with this link."""
+        """Return the same likelihood with another link.
+
+        Args:
+            link: How f is integrated out.
+
+        Returns:
+            The likelihood with this link.
+        """
 
     def cross_entropy(self, f: Tensor, logits: Tensor) -> Tensor:
-        """−E log p(y | logits) for y of the law at f, averaged over points."""
+        """Compute −E log p(y | logits) for targets y drawn at f.
+
+        Args:
+            f: Outputs that give the law of y, (N, C).
+            logits: Outputs whose log density is averaged, (N, C).
+
+        Returns:
+            The average over points, a number.
+        """
 
 
 def num_outputs(likelihood: Likelihood, y: Tensor) -> int:
-    """The number of outputs C for targets y, where no network says it (`num_outputs(y)`).
+    """Count the outputs C that targets need, for kernels that do not say it themselves (`num_outputs(y)`).
 
-    By default it is the number of targets per point.
+    The default is the number of targets per point.
+
+    Args:
+        likelihood: The likelihood of the targets.
+        y: Targets, (N,) or (N, D).
+
+    Returns:
+        The number of outputs.
 
     >>> from net2gp.likelihoods import Categorical
     >>> num_outputs(Categorical(), torch.tensor([0, 3, 1]))
@@ -79,44 +115,59 @@ def num_outputs(likelihood: Likelihood, y: Tensor) -> int:
 
 
 def has_gaussian_noise(likelihood: object) -> TypeGuard[GaussianNoise]:
-    """Whether y = f + Gaussian noise, so that posteriors are exact: it has the members of `GaussianNoise`."""
+    """Whether y = f + Gaussian noise (the members of `GaussianNoise`), so that posteriors are exact."""
     return isinstance(likelihood, GaussianNoise)
 
 
 def has_open_noise(likelihood: object) -> TypeGuard[GaussianNoise]:
-    """Whether Gaussian noise is left to be learned."""
+    """Whether the variance of Gaussian noise is to be learned."""
     return has_gaussian_noise(likelihood) and likelihood.noise_var is None
 
 
 def has_open_link(likelihood: object) -> TypeGuard[Linked]:
-    """Whether the link is at its default, to be chosen: it has the members of `Linked`, and `open_link`."""
+    """Whether the likelihood has the members of `Linked` and `open_link` asks to choose a link."""
     return isinstance(likelihood, Linked) and likelihood.open_link
 
 
 def is_classifier(likelihood: object) -> bool:
-    """Whether y are labels, of which a network can be so sure that a point has no curvature left."""
+    """Whether y are labels (`classifier`).
+
+    A network can be so certain of a label that the point has no curvature left.
+    """
     return bool(getattr(likelihood, "classifier", False))
 
 
 def has_one_class(likelihood: object) -> bool:
-    """Whether the outputs are logits of classes, exactly one of which is the label (`one_class`)."""
+    """Whether the outputs are logits of classes and exactly one class is the label (`one_class`)."""
     return bool(getattr(likelihood, "one_class", False))
 
 
 def needs(likelihood: object) -> Need:
-    """What `predict` reads of the law of f: what the link says that it `needs`, else the covariance."""
+    """What `predict` reads of the law of f: the member `needs` of the link, by default the covariance.
+
+    >>> from net2gp.likelihoods import Categorical, Probit
+    >>> needs(Categorical(Probit())), needs(Categorical())
+    ('variances', 'covariance')
+    """
     found: Need = getattr(getattr(likelihood, "link", None), "needs", "covariance")
     return found
 
 
 def tied_points(likelihood: object) -> int | None:
-    """The number of points that the likelihood belongs to, if it has numbers for each (`tied_points`)."""
+    """The number of points if the likelihood holds numbers for each of them (`tied_points`), else None."""
     found: int | None = getattr(likelihood, "tied_points", None)
     return found
 
 
 def of_points(likelihood: Given, part: Tensor | slice) -> Given:
-    """The likelihood of some of the points: numbers that belong to points go with them (`of_points`).
+    """Select the likelihood of some of the points, with the numbers that belong to them (`of_points(part)`).
+
+    Args:
+        likelihood: The likelihood of all points.
+        part: Indices or a slice of the points.
+
+    Returns:
+        The likelihood of the selected points. It is unchanged if no number belongs to a point.
 
     >>> from net2gp.likelihoods import Gaussian
     >>> of_points(Gaussian(torch.tensor([[0.1], [0.2]])), slice(1, 2)).noise_var
@@ -127,7 +178,14 @@ def of_points(likelihood: Given, part: Tensor | slice) -> Given:
 
 
 def law_of_targets(likelihood: Likelihood, f: Tensor) -> Distribution:
-    """The law of y given outputs f (N, C): `law(f)`, or the prediction from an f without variance.
+    """Return the law of y given outputs: `law(f)`, or the prediction from an f without variance.
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+
+    Returns:
+        The law of y.
 
     >>> from net2gp.likelihoods import Bernoulli
     >>> law_of_targets(Bernoulli(), torch.zeros(1, 1)).mean
@@ -140,7 +198,16 @@ def law_of_targets(likelihood: Likelihood, f: Tensor) -> Distribution:
 
 
 def negative_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
-    """−∇²_f log p(y_n | f_n), which may be indefinite: (N, C, C), by C backward passes."""
+    """Compute −∇²_f log p(y_n | f_n), which may be indefinite, with C backward passes.
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+        y: Targets.
+
+    Returns:
+        One matrix per point, (N, C, C).
+    """
     with torch.enable_grad():
         f = f.detach().requires_grad_()
         residual = likelihood.residual(f, y)
@@ -154,8 +221,16 @@ def negative_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
 def is_canonical(likelihood: Likelihood, f: Tensor, y: Tensor) -> bool:
     """Whether the curvature is the negative Hessian itself, so that log p is concave (`canonical`).
 
-    A likelihood that does not say so is tried: with the given targets, at outputs f (N, C) and at random
-    outputs around them. Cost: 2·C backward passes through the residual.
+    For a likelihood that does not say so, both are compared with the given targets, at the outputs f and at
+    random outputs around them. The cost is 2·C backward passes through the residual.
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+        y: Targets.
+
+    Returns:
+        The answer of the likelihood, or of the comparison.
 
     >>> from net2gp.likelihoods import Bernoulli
     >>> is_canonical(Bernoulli(), torch.zeros(2, 1), torch.tensor([0, 1]))
@@ -176,7 +251,14 @@ def _has_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> bool:
 
 
 def curvature_root(likelihood: Likelihood, f: Tensor) -> Tensor:
-    """R with R Rᵀ the curvature: (N, C, K) with K ≤ C columns (`curvature_root(f)`).
+    """Compute R with R Rᵀ equal to the curvature (`curvature_root(f)`).
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+
+    Returns:
+        Roots of shape (N, C, K) with K ≤ C columns.
 
     >>> from net2gp.likelihoods import Gaussian
     >>> curvature_root(Gaussian(0.25), torch.zeros(1, 1))
@@ -187,7 +269,15 @@ def curvature_root(likelihood: Likelihood, f: Tensor) -> Tensor:
 
 
 def summed_curvature(likelihood: Likelihood, f: Tensor) -> Tensor:
-    """Σ_n Λ_n: (C, C), by parts that fit into memory (`summed_curvature(f)`)."""
+    """Compute the sum Σ_n Λ_n of the curvatures, in parts that fit into memory (`summed_curvature(f)`).
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+
+    Returns:
+        The sum, (C, C).
+    """
     own = getattr(likelihood, "summed_curvature", None)
     if own is not None:
         return own(f)
@@ -198,7 +288,16 @@ def summed_curvature(likelihood: Likelihood, f: Tensor) -> Tensor:
 
 
 def inverse_curvature(likelihood: Likelihood, f: Tensor, curvature: Tensor) -> Tensor:
-    """The pseudo-inverse Λ⁺ of each point's curvature at f: (N, C, C) (`inverse_curvature(f)`)."""
+    """Compute the pseudo-inverse Λ⁺ of each point's curvature at f (`inverse_curvature(f)`).
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+        curvature: The curvatures at f, (N, C, C).
+
+    Returns:
+        One matrix per point, (N, C, C).
+    """
     own = getattr(likelihood, "inverse_curvature", None)
     if own is not None:
         return own(f)

@@ -1,4 +1,4 @@
-"""Block-diagonal matrices: N blocks of size C × C; rows run point by point, index n·C + c."""
+"""Block-diagonal matrices of N blocks C × C, and roots of blocks. Rows run point by point, index n·C + c."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from net2gp.errors import InputError, NotPositiveDefinite
 
 
 def block_matmul(blocks: Tensor, v: Tensor) -> Tensor:
-    """blockdiag(blocks) @ v for blocks (N, C, C) and v (N·C, k): (N·C, k), in O(N C² k).
+    """Compute blockdiag(blocks) @ v in O(N C² k).
+
+    Args:
+        blocks: N blocks, (N, C, C).
+        v: A matrix, (N·C, k).
+
+    Returns:
+        The product, (N·C, k).
+
+    Raises:
+        InputError: If `v` has another number of rows.
 
     >>> blocks = torch.stack([torch.eye(2), 3 * torch.eye(2)])
     >>> block_matmul(blocks, torch.ones(4, 1)).flatten()
@@ -29,7 +39,17 @@ def block_matmul(blocks: Tensor, v: Tensor) -> Tensor:
 
 
 def add_blocks(K: Tensor, blocks: Tensor) -> Tensor:
-    """K + blockdiag(blocks) for K (N·C, N·C), as a new matrix; differentiable in both.
+    """Compute K + blockdiag(blocks) as a new matrix, differentiable in both.
+
+    Args:
+        K: A matrix, (N·C, N·C).
+        blocks: N blocks, (N, C, C).
+
+    Returns:
+        The sum, (N·C, N·C).
+
+    Raises:
+        InputError: If the sizes do not match.
 
     >>> add_blocks(torch.zeros(2, 2), torch.tensor([[[1.0]], [[2.0]]]))
     tensor([[1., 0.],
@@ -47,7 +67,17 @@ def add_blocks(K: Tensor, blocks: Tensor) -> Tensor:
 
 
 def diagonal_blocks(K: Tensor, C: int) -> Tensor:
-    """The N diagonal blocks (N, C, C) of K (N·C, N·C), copied out so that K can be freed.
+    """Copy the diagonal blocks out of a matrix, which can then be freed.
+
+    Args:
+        K: A matrix, (N·C, N·C).
+        C: The size of a block.
+
+    Returns:
+        The blocks, (N, C, C).
+
+    Raises:
+        InputError: If K is not square or C does not divide its size.
 
     >>> diagonal_blocks(torch.arange(16.0).reshape(4, 4), 2)[1]
     tensor([[10., 11.],
@@ -61,21 +91,31 @@ def diagonal_blocks(K: Tensor, C: int) -> Tensor:
 
 
 def psd_root(blocks: Tensor, *, symmetric: bool = True) -> Tensor:
-    """The symmetric root S of each block, S Sᵀ = S² = block: (…, C, C) in float64, in O(N C³).
+    """Compute a root S of each positive semi-definite block, S Sᵀ = block, in O(N C³).
 
-    If not `symmetric`, S = V √λ: its columns are orthogonal, those of small eigenvalues small.
+    The root comes from an eigendecomposition, S = V √λ Vᵀ, so it is exact for singular blocks too, such as
+    the curvature diag(p) − p pᵀ of a softmax. Its null space stays null: eigenvalues that are negative, or
+    zero up to the rounding of the input, are set to zero. Gradients flow through eigh, so they exist where
+    the eigenvalues of a block differ.
 
-    By eigendecomposition, S = V √λ Vᵀ, so it is exact for singular blocks too, such as the
-    curvature diag(p) − p pᵀ of a softmax, whose null space stays null: eigenvalues that are zero up
-    to the rounding of the input, or negative, are set to zero. Clearly negative ones (below −1e-4,
-    also relative to the block) raise `NotPositiveDefinite`. Gradients are those of eigh, so they
-    exist where the eigenvalues of a block differ.
+    Args:
+        blocks: Positive semi-definite matrices, (…, C, C).
+        symmetric: Whether S is symmetric. With False, S = V √λ, whose columns are orthogonal and small where
+            the eigenvalue is small.
 
-    Reference: Higham, Functions of Matrices, 2008, chapter 6.
+    Returns:
+        Roots, (…, C, C), in float64.
+
+    Raises:
+        InputError: If the blocks are not square.
+        NotPositiveDefinite: If an eigenvalue is clearly negative, below −1e-4 both in absolute terms and
+            relative to the block.
 
     >>> psd_root(torch.tensor([[[4.0, 0.0], [0.0, 0.0]]]))
     tensor([[[2., 0.],
              [0., 0.]]], dtype=torch.float64)
+
+    Reference: Higham, Functions of Matrices, 2008, chapter 6.
     """
     C = blocks.shape[-1]
     if blocks.dim() < 2 or blocks.shape[-2] != C:
@@ -97,16 +137,23 @@ def psd_root(blocks: Tensor, *, symmetric: bool = True) -> Tensor:
 
 
 def symmetric_root(A: Tensor) -> Tensor:
-    """The symmetric root S = V √λ Vᵀ of positive semi-definite A (…, n, n), rounding below zero left out.
+    """Compute the symmetric root S = V √λ Vᵀ of positive semi-definite A in O(n³).
 
-    Its derivative solves S dS + dS S = dA, which unlike that of eigh exists where eigenvalues are equal, and
-    at singular A too as long as the rank does not change. First derivatives only; O(n³).
+    Eigenvalues that are negative by rounding count as zero. The derivative solves S dS + dS S = dA. Unlike
+    the derivative of eigh, it exists where eigenvalues are equal, and at singular A too, as long as the rank
+    does not change. There are first derivatives only.
 
-    Reference: Higham, Functions of Matrices, 2008, chapter 6.
+    Args:
+        A: Positive semi-definite matrices, (…, n, n).
+
+    Returns:
+        Roots, (…, n, n).
 
     >>> symmetric_root(torch.ones(2, 2, dtype=torch.float64))
     tensor([[0.7071, 0.7071],
             [0.7071, 0.7071]], dtype=torch.float64)
+
+    Reference: Higham, Functions of Matrices, 2008, chapter 6.
     """
     return _SymmetricRoot.apply(A)
 
@@ -126,12 +173,19 @@ class _SymmetricRoot(torch.autograd.Function):
         roots, V = ctx.saved_tensors
         sums = roots[..., :, None] + roots[..., None, :]
         inner = V.mT @ (0.5 * (grads[0] + grads[0].mT)) @ V
-        # where both are zero, what is positive semi-definite does not change at first order
+        # Between two null directions, a semi-definite A of fixed rank does not change at first order.
         return V @ torch.where(sums > 0, inner / sums.where(sums > 0, 1.0), 0.0) @ V.mT
 
 
 def kron_identity(K: Tensor, C: int) -> Tensor:
-    """K ⊗ I_C for K (N, M): the (N·C, M·C) covariance of C independent outputs that share K.
+    """Compute K ⊗ I_C, the covariance of C independent outputs that share K.
+
+    Args:
+        K: A matrix, (N, M).
+        C: The number of outputs.
+
+    Returns:
+        The covariance, (N·C, M·C).
 
     >>> kron_identity(torch.tensor([[1.0, 2.0]]), 2)
     tensor([[1., 0., 2., 0.],
@@ -144,7 +198,7 @@ def kron_identity(K: Tensor, C: int) -> Tensor:
 
 
 def _on_the_diagonal(K: Tensor, C: int) -> Tensor:
-    """A view (N, C, C) of the diagonal blocks of K."""
+    """Return a view (N, C, C) of the diagonal blocks of K."""
     N = K.shape[0] // C
     return K.unflatten(0, (N, C)).unflatten(2, (N, C)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
@@ -157,7 +211,7 @@ def _check_blocks(blocks: Tensor) -> tuple[int, int]:
 
 def _check_not_negative(values: Tensor, largest: Tensor) -> None:
     """Raise if an eigenvalue is below zero by more than a float32 computation explains."""
-    # On a unit scale at least: 1 − p rounds by eps, however small a saturated p − p² is.
+    # The scale is at least 1, since 1 − p rounds by eps however small p − p² is for a saturated p.
     negative = (values < -1e-4 * largest.clamp(min=1.0)).any(-1)
     if bool(negative.any()):
         first = int(negative.reshape(-1).nonzero()[0])
@@ -170,11 +224,17 @@ def _check_not_negative(values: Tensor, largest: Tensor) -> None:
 
 
 def softmax_root(p: Tensor) -> Tensor:
-    """R with R Rᵀ = diag(p) − p pᵀ for probabilities p (N, C): (N, C, C − 1).
+    """Compute R with R Rᵀ = diag(p) − p pᵀ.
 
-    The Cholesky factor without its last column, which is zero. With the tails q_j = Σ_{k > j} p_k, column j
-    is √(p_j q_j / q_{j−1}) times 1 on the diagonal and −p_i / q_j below it: no differences, so that small
-    probabilities keep their digits. For a single class it is one column of zeros.
+    R is the Cholesky factor without its last column, which is zero. With the tails q_j = Σ_{k > j} p_k,
+    column j is √(p_j q_j / q_{j−1}) times 1 on the diagonal and −p_i / q_j below it. The formula has no
+    differences, so small probabilities keep their digits. For a single class, R is one column of zeros.
+
+    Args:
+        p: Probabilities, (N, C).
+
+    Returns:
+        Roots, (N, C, C − 1).
 
     >>> p = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
     >>> R = softmax_root(p)
@@ -196,10 +256,16 @@ def softmax_root(p: Tensor) -> Tensor:
 
 
 def symmetric_eigen(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors of a symmetric matrix (n, n).
+    """Compute eigenvalues and eigenvectors of a symmetric matrix.
 
     torch's divide and conquer can fail where eigenvalues span hundreds of powers of ten or repeat many
-    times; relatively robust representations (LAPACK's syevr, Dhillon & Parlett 2004) then take its place.
+    times. Relatively robust representations (LAPACK's syevr, Dhillon & Parlett 2004) then replace it.
+
+    Args:
+        A: A symmetric matrix, (n, n).
+
+    Returns:
+        Ascending eigenvalues (n,) and eigenvectors (n, n).
 
     >>> symmetric_eigen(torch.diag(torch.tensor([3.0, 1.0])))[0]
     tensor([1., 3.])

@@ -1,4 +1,4 @@
-"""Block conjugate gradients: many right-hand sides at once, from products with the matrix only."""
+"""Block conjugate gradients: many right-hand sides at once, with nothing but products with the matrix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from net2gp.errors import InputError, NotConverged, check_finite
 from net2gp.linalg.checkpoint import Checkpoint
 
 Matmul = Callable[[Tensor], Tensor]
-"""v (n, k) to A v (n, k)."""
+"""Maps v (n, k) to A v (n, k)."""
 
 OUT_OF_ITERATIONS = "the iterations ran out"
 STALLED = "the residual stalled"
@@ -22,22 +22,36 @@ NOT_DEFINITE = "the curvature was not positive"
 
 
 class Preconditioner(Protocol):
-    """A symmetric positive definite M ≈ A with a cheap inverse root, e.g. `LowRankPlusIdentity`."""
+    """A symmetric positive definite M ≈ A with a cheap inverse root, such as `LowRankPlusIdentity`."""
 
     def inverse_sqrt(self, v: Tensor) -> Tensor:
-        """M^(−1/2) v for v (n, k), with the symmetric root."""
+        """Multiply by the symmetric root of the inverse.
+
+        Args:
+            v: A matrix, (n, k).
+
+        Returns:
+            M^(−1/2) v, (n, k).
+        """
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What `block_cg` reached."""
+    """The result of `block_cg`.
 
-    x: Tensor  # the shape of b, float64
-    relative_residuals: Tensor  # (k,): ‖b − A x‖ / ‖b‖ per column, computed from x at the end
+    Args:
+        x: The solution, in the shape of b, in float64.
+        relative_residuals: ‖b − A x‖ / ‖b‖ of each column, (k,), computed from x at the end.
+        iterations: The number of iterations.
+        converged: Whether all relative residuals are within the tolerance.
+        history: The largest relative residual before the first iteration and after each one.
+    """
+
+    x: Tensor
+    relative_residuals: Tensor
     iterations: int
     converged: bool
     history: tuple[float, ...]
-    """The largest relative residual before the first iteration and after each one."""
 
 
 @torch.no_grad()
@@ -52,28 +66,36 @@ def block_cg(
     on_step: Callable[[int, float], None] | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Solution:
-    """Solve A x = b for symmetric positive definite A and b (n,) or (n, k), starting at x0 or zero.
+    """Solve A x = b for symmetric positive definite A.
 
-    Each iteration minimizes, not maximizes, the energy q(x) = ½ xᵀ A x − xᵀ b of every column over
-    a space that grows by k directions, shared by all columns. So q falls monotonically, and since
-    q(x) − q(A⁻¹b) = ½ ‖x − A⁻¹b‖²_A, so does the error; the residual may rise now and then.
+    Each iteration minimizes the energy q(x) = ½ xᵀ A x − xᵀ b of every column over a space that grows by k
+    directions and is shared by all columns. So q decreases monotonically, and since
+    q(x) − q(A⁻¹b) = ½ ‖x − A⁻¹b‖²_A, so does the error. The residual may increase now and then.
 
-    The residual block is kept as Q C with orthonormal Q (Dubrulle's rQ form), and the directions P
-    are orthonormalized and made conjugate explicitly, so columns of b may be dependent, zero, or
-    finish at different times. Zero columns give zero. A preconditioner M is split,
-    M^(−1/2) A M^(−1/2), but the stopping rule is the plain relative residual: ‖b − A x‖ / ‖b‖ at
-    most `tol` in every column. It is checked on b − A x itself: if the recursion was too
-    optimistic, the iteration restarts from x, within `max_iterations`. Short of `tol`, a
-    `NotConverged` warning says why and what to try, and the best x so far comes back.
+    The residual block is kept as Q C with orthonormal Q (Dubrulle's rQ form). The directions P are
+    orthonormalized and made conjugate explicitly, so columns of b may be dependent, zero, or finish at
+    different times. Zero columns give zero. A preconditioner M is split, M^(−1/2) A M^(−1/2), but the
+    stopping rule is the plain relative residual ‖b − A x‖ / ‖b‖. It is checked on b − A x itself: if the
+    recursion was too optimistic, the iteration restarts from x, within `max_iterations`. If `tol` is not
+    reached, a `NotConverged` warning says why and what to try, and the best x so far is returned. An
+    iteration costs one product with (n, k) and O(n k²); there is one more product at the end. Memory is O(n
+    k).
 
-    `matmul` gets float64 and may answer in float32: all sums here are float64. It runs without
-    autograd. `on_step(iteration, residual)` is called after each iteration. One product with (n, k)
-    and O(n k²) per iteration, one more product at the end; O(n k) memory. With a `checkpoint` the state
-    is written now and then, seven (n, k) blocks, and a solve that was stopped goes on from it, by the same
-    numbers as if it had not been: the right-hand side then is the one that was written.
+    Args:
+        matmul: Computes A v. It gets float64 and may answer in float32, since all sums are float64. It runs
+            without autograd.
+        b: Right-hand sides, (n,) or (n, k).
+        preconditioner: M ≈ A, or None for none.
+        x0: Where to start, in the shape of b. None means zero.
+        tol: The relative residual that every column must reach.
+        max_iterations: The most iterations.
+        on_step: Is called with the iteration and the largest residual after each iteration.
+        checkpoint: Where the state, seven (n, k) blocks, is written now and then. A solve that was
+            interrupted continues from it with the same numbers and with the right-hand side that was
+            written.
 
-    References: Dubrulle, Retooling the method of block conjugate gradients, 2001; O'Leary, The
-    block conjugate gradient algorithm and related methods, 1980.
+    Returns:
+        The solution and how it was reached.
 
     >>> A = torch.tensor([[4.0, 2.0], [2.0, 5.0]], dtype=torch.float64)
     >>> solution = block_cg(lambda v: A @ v, torch.tensor([[6.0, 0.0], [7.0, 0.0]]))
@@ -81,11 +103,14 @@ def block_cg(
     True
     >>> solution.converged, solution.iterations
     (True, 1)
+
+    References: Dubrulle, Retooling the method of block conjugate gradients, 2001; O'Leary, The
+    block conjugate gradient algorithm and related methods, 1980.
     """
     columns = _check(b, x0, tol)
     norms = _norms(columns)
     scale = norms.where(norms > 0, torch.ones_like(norms))
-    unit = columns / scale  # so that norms of residual columns are the relative residuals
+    unit = columns / scale  # the norms of residual columns are then relative residuals
     system = _System(matmul, preconditioner, tol, max_iterations, on_step, checkpoint)
     state = system.resume(unit.device)
     if state is not None:
@@ -111,7 +136,7 @@ def block_cg(
 
 @dataclass
 class _System:
-    """The operator, when to stop, and the record of the run so far."""
+    """The operator, the stopping rule, and the record of the run so far."""
 
     matmul: Matmul
     preconditioner: Preconditioner | None
@@ -120,13 +145,12 @@ class _System:
     on_step: Callable[[int, float], None] | None
     checkpoint: Checkpoint | None = None
     history: list[float] = field(default_factory=list)
-    eps: float = torch.finfo(torch.float64).eps  # of the dtype that matmul answers in
-    fixed: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # what does not change, for the checkpoint
-    ended: str | None = (
-        None  # why a solve that was read from a checkpoint had ended; "" if it converged
-    )
+    # The rounding of the dtype in which matmul answers.
+    eps: float = torch.finfo(torch.float64).eps
+    # The tensors that do not change, for the checkpoint.
+    fixed: dict[str, Tensor] = field(default_factory=dict)
+    # Why a solve that was read from a checkpoint had ended: "" if it converged, None if it had not ended.
+    ended: str | None = None
 
     @property
     def iterations(self) -> int:
@@ -144,20 +168,20 @@ class _System:
         return result.to(torch.float64)
 
     def resume(self, device: torch.device) -> dict[str, Tensor] | None:
-        """The state of the checkpoint, if there is one."""
+        """Return the state of the checkpoint, if there is one."""
         found = None if self.checkpoint is None else self.checkpoint.load(device)
         if found is None:
             return None
         tensors, numbers = found
         self.history, self.eps = list(numbers["history"]), float(numbers["eps"])  # type: ignore[call-overload, arg-type]
         ended = numbers["ended"]
-        # one that ran out of iterations goes on if it is now given more
+        # A solve that ran out of iterations continues if it is given more.
         more = ended == OUT_OF_ITERATIONS and self.iterations < self.max_iterations
         self.ended = None if ended is None or more else str(ended)
         return tensors
 
     def keep(self, state: dict[str, Tensor], *, ended: bool = False, reason: str = "") -> None:
-        """Write the state, if it is time or the end."""
+        """Write the state if it is time, or at the end."""
         if self.checkpoint is None or self.ended is not None:
             return
         if ended or self.checkpoint.due:
@@ -165,7 +189,7 @@ class _System:
             self.checkpoint.write(self.fixed | state, numbers)
 
     def half(self, v: Tensor) -> Tensor:
-        """M^(−1/2) v."""
+        """Compute M^(−1/2) v."""
         return v if self.preconditioner is None else self.preconditioner.inverse_sqrt(v)
 
     def record(self, residual: float) -> None:
@@ -177,7 +201,10 @@ class _System:
 def _refine(
     system: _System, unit: Tensor, x: Tensor, residual: Tensor, state: dict[str, Tensor] | None
 ) -> tuple[Tensor, Tensor, str]:
-    """Run cycles until the true residual passes: x, its residual, and why it gave up, if it did."""
+    """Run cycles until the true residual passes.
+
+    Returns x, its residual, and why the iteration gave up, which is empty if it did not.
+    """
     if system.ended is not None:
         return x, residual, system.ended
     reached = _largest(residual)
@@ -187,7 +214,7 @@ def _refine(
         inside = None
         new_residual = unit - system.product(new_x)
         if reason:
-            # A cycle that was cut short may end with a larger residual, yet nearer to the solution.
+            # A cycle that was cut short may end with a larger residual and still be nearer to the solution.
             better = _energy(unit, new_x, new_residual) < _energy(unit, x, residual)
         else:
             better = _norms(new_residual) < _norms(residual)
@@ -202,7 +229,10 @@ def _refine(
 def _cycle(
     system: _System, x: Tensor, residual: Tensor, inside: dict[str, Tensor] | None
 ) -> tuple[Tensor, str]:
-    """Block CG from x and its residual until the recursion passes: x, and why it gave up, if so."""
+    """Run block CG from x and its residual until the recursion passes.
+
+    Returns x, and why the cycle gave up, which is empty if it did not.
+    """
     begin = {"x": x, "residual": residual}
     if inside is None:
         Q, C = torch.linalg.qr(system.half(residual))  # M^(−1/2) residual = Q C throughout
@@ -219,13 +249,13 @@ def _cycle(
         factor, info = torch.linalg.cholesky_ex(0.5 * (curvature + curvature.mT))
         if int(info) != 0:
             return x, NOT_DEFINITE
-        # PᵀQ is the identity in exact arithmetic while all directions are independent; computing it
-        # keeps the step the minimizer over span(P) when some of them are only filled in by the QR.
+        # PᵀQ is the identity in exact arithmetic while all directions are independent. It is computed because
+        # the QR fills in arbitrary directions when they are not, and the step must minimize over span(P).
         step = torch.cholesky_solve(P.mT @ Q, factor)
         x = x + V @ (step @ C)
         residual = residual - AV @ (step @ C)
         system.record(_largest(residual))
-        # Products round by about eps·‖A‖‖x‖; a recursion well below that only fools itself.
+        # Products round by about eps·‖A‖‖x‖. A recursive residual well below this is not the true residual.
         size = max(size, float((_norms(AV) / _norms(V)).max()))
         floor = 0.1 * system.eps * size * _norms(x)
         if bool((_norms(residual) <= floor.clamp(min=system.tol)).all()):
@@ -239,7 +269,7 @@ def _cycle(
 
 
 def _energy(b: Tensor, x: Tensor, residual: Tensor) -> Tensor:
-    """½ xᵀ A x − xᵀ b of each column, with A x = b − residual."""
+    """Compute ½ xᵀ A x − xᵀ b of each column, with A x = b − residual."""
     return -0.5 * (x * (b + residual)).sum(0)
 
 

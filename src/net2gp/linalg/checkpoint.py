@@ -1,4 +1,4 @@
-"""The state of a long iteration as a file, so that it goes on where it was stopped."""
+"""The state of a long iteration as a file, from which an interrupted iteration continues."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ KIND = "net2gp iteration"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often the state of an iteration is written, and which problem it belongs to.
+    """Where and how often the state of an iteration is written, and the problem to which it belongs.
 
-    `key` names the problem: a file that was written under another key is refused, never continued. Files are
-    safetensors, written beside the old one and then renamed, so that a process that is killed while
-    writing leaves the state before. The file stays when the iteration has ended: asked again, it answers
-    from it.
+    Files are safetensors. They are written beside the old file and then renamed, so a process that is killed
+    while writing leaves the previous state. The file stays when the iteration has ended, and a second call
+    then answers from it.
+
+    Args:
+        path: The file.
+        key: Identifies the problem. A file with another key is refused and never continued.
+        every_seconds: The least time between two writes.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -49,7 +53,11 @@ class Checkpoint:
         return time.monotonic() - self._last[0] >= self.every_seconds
 
     def check_writable(self) -> None:
-        """Raise, before a long iteration, what would be wrong with writing after it."""
+        """Check before a long iteration that its state can be written.
+
+        Raises:
+            InputError: If the path is a folder, or its folder is missing or not writable.
+        """
         path = Path(self.path).expanduser()
         if path.is_dir():
             raise InputError(f"the checkpoint {path} is a folder. Pass the path of a file in it.")
@@ -64,7 +72,12 @@ class Checkpoint:
             )
 
     def write(self, tensors: dict[str, Tensor], numbers: dict[str, object]) -> None:
-        """Replace the file by this state."""
+        """Replace the file by a new state.
+
+        Args:
+            tensors: Tensors by name.
+            numbers: Values that JSON can hold, by name.
+        """
         self.check_writable()
         path = Path(self.path).expanduser()
         header = {"kind": KIND, "key": self.key, "numbers": json.dumps(numbers)}
@@ -76,7 +89,18 @@ class Checkpoint:
     def load(
         self, device: torch.device | str
     ) -> tuple[dict[str, Tensor], dict[str, object]] | None:
-        """The state that was written, or None if there is no file."""
+        """Read the state that was written.
+
+        Args:
+            device: Where the tensors go.
+
+        Returns:
+            Tensors and numbers by name, or None if there is no file.
+
+        Raises:
+            InputError: If the file belongs to another problem.
+            FileFormatError: If the file is no checkpoint or cannot be read.
+        """
         path = Path(self.path).expanduser()
         if not path.exists():
             return None
@@ -100,13 +124,16 @@ class Checkpoint:
 
 
 def _stored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-    """A copy, as the format refuses shared memory; columns stay columns, so that sums keep their order."""
+    """Copy a tensor, since the format refuses shared memory.
+
+    A column-major matrix stays column-major, since the memory layout determines the order of sums.
+    """
     if tensor.dim() == 2 and tensor.mT.is_contiguous() and not tensor.is_contiguous():
         return f"{name}.mT", tensor.mT.cpu().clone()
     return name, tensor.cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _restored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-    # in memory of torch's own alignment, on which the order of sums depends too
+    # A copy has torch's own memory alignment, on which the order of sums depends too.
     own = tensor.clone()
     return (name.removesuffix(".mT"), own.mT) if name.endswith(".mT") else (name, own)

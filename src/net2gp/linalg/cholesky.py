@@ -1,4 +1,4 @@
-"""Cholesky factors as values: with a jitter ladder that says what it did, and growth by blocks."""
+"""Cholesky factors as values, with a jitter ladder that reports what it added, and with growth by blocks."""
 
 from __future__ import annotations
 
@@ -11,44 +11,69 @@ from torch import Tensor
 from net2gp.errors import InputError, JitterAdded, NotPositiveDefinite
 
 RELATIVE_JITTERS = (1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
-"""The rungs of the ladder, as parts of the mean diagonal."""
+"""The rungs of the ladder, as fractions of the mean diagonal."""
 
 
 @dataclass(frozen=True)
 class Cholesky:
-    """The factor L of A + jitter·I = L Lᵀ, in float64.
+    """The factor L of A + jitter·I = L Lᵀ, in float64. A solve with k right-hand sides costs O(n² k).
 
-    `jitter` is the most that was added to a diagonal entry: zero unless a `JitterAdded` warning
-    said otherwise. Right-hand sides are (n,) or (n, k); solves are float64 and cost O(n² k).
+    Args:
+        L: The lower triangular factor, (n, n).
+        jitter: The most that was added to a diagonal entry. It is zero unless a `JitterAdded` warning was
+            given.
 
     >>> factor = cholesky(torch.tensor([[4.0, 2.0], [2.0, 3.0]]))
     >>> factor.solve(torch.tensor([2.0, 1.0]))
     tensor([0.5000, 0.0000], dtype=torch.float64)
     """
 
-    L: Tensor  # (n, n), lower triangular
+    L: Tensor
     jitter: float = 0.0
 
     def solve(self, b: Tensor) -> Tensor:
-        """A⁻¹ b = L⁻ᵀ L⁻¹ b."""
+        """Compute A⁻¹ b = L⁻ᵀ L⁻¹ b.
+
+        Args:
+            b: Right-hand sides, (n,) or (n, k).
+
+        Returns:
+            The solutions, in the shape of b, in float64.
+        """
         # torch.cholesky_solve would copy L; two triangular solves do not.
         return _solve_triangular(self.L.mT, self.half_solve(b), upper=True)
 
     def half_solve(self, b: Tensor) -> Tensor:
-        """L⁻¹ b, so that the columns of half_solve(b) have Gram matrix bᵀ A⁻¹ b."""
+        """Compute L⁻¹ b. Its columns have the Gram matrix bᵀ A⁻¹ b.
+
+        Args:
+            b: Right-hand sides, (n,) or (n, k).
+
+        Returns:
+            L⁻¹ b, in the shape of b, in float64.
+        """
         return _solve_triangular(self.L, b.to(self.L.dtype), upper=False)
 
     def log_det(self) -> Tensor:
-        """log |A| = 2 Σ log L_ii."""
+        """Compute log |A| = 2 Σ log L_ii."""
         return 2.0 * self.L.diagonal().log().sum()
 
     def extend(self, cross: Tensor, block: Tensor) -> Cholesky:
-        """The factor of [[A, cross], [crossᵀ, block]], reusing this one.
+        """Compute the factor of [[A, cross], [crossᵀ, block]] from this one.
 
-        With W = L⁻¹ cross, (n, m), the new rows are [Wᵀ, chol(block − Wᵀ W)]; O(n² m + n m² + m³)
-        instead of O((n + m)³). The jitter of this factor carries on to the new diagonal entries; if
-        the Schur complement needs more, the ladder (relative to the diagonal of `block`) adds it
-        there alone.
+        With W = L⁻¹ cross, the new rows are [Wᵀ, chol(block − Wᵀ W)]. The cost is O(n² m + n m² + m³)
+        instead of O((n + m)³). The jitter of this factor is added to the new diagonal entries too. If the
+        Schur complement needs more, the ladder (relative to the diagonal of `block`) adds it there alone.
+
+        Args:
+            cross: The new columns of the old rows, (n, m).
+            block: The new rows and columns, (m, m).
+
+        Returns:
+            The factor of size n + m.
+
+        Raises:
+            InputError: If the shapes do not fit.
 
         >>> small = cholesky(torch.tensor([[4.0]]))
         >>> small.extend(torch.tensor([[2.0]]), torch.tensor([[5.0]])).L
@@ -76,19 +101,29 @@ class Cholesky:
 
 
 def cholesky(A: Tensor, *, what: str = "the matrix") -> Cholesky:
-    """Factorize the symmetric positive definite `A` (n, n) in float64, whatever dtype it has.
+    """Factorize a symmetric positive definite matrix in float64, whatever its dtype is.
 
-    Tried as it is first; then with 1e-10, 1e-9, …, 1e-4 of its mean diagonal added to the
-    diagonal, with a `JitterAdded` warning; then refused with `NotPositiveDefinite`. Only the lower
-    triangle is factorized. O(n³/3); beside `A` it takes one n × n buffer when no gradient is asked
-    for. Gradients flow to `A` (the jitter counts as a constant). `what` names the matrix in
-    messages.
+    The matrix is tried as it is first. Then 1e-10, 1e-9, …, 1e-4 of its mean diagonal is added to the
+    diagonal, with a `JitterAdded` warning. Only the lower triangle is used. The cost is O(n³/3), and the
+    memory beside A is one n × n buffer if no gradient is needed. Gradients flow to A; the jitter counts as a
+    constant.
 
-    Reference: Golub & Van Loan, Matrix Computations, 4th ed., section 4.2.
+    Args:
+        A: The matrix, (n, n).
+        what: The name of the matrix in messages.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: If A is not square or not finite.
+        NotPositiveDefinite: If the largest jitter does not suffice.
 
     >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]])).L
     tensor([[2., 0.],
             [1., 2.]], dtype=torch.float64)
+
+    Reference: Golub & Van Loan, Matrix Computations, 4th ed., section 4.2.
     """
     if A.dim() != 2 or A.shape[0] != A.shape[1]:
         raise InputError(f"{what} must be square, (n, n), but has shape {tuple(A.shape)}.")
@@ -96,7 +131,7 @@ def cholesky(A: Tensor, *, what: str = "the matrix") -> Cholesky:
 
 
 def _climb(A: Tensor, scale: float, base: float, what: str) -> Cholesky:
-    """Factor of A + (base + rung·scale)·I for the lowest rung that works, starting with none."""
+    """Factorize A + (base + rung·scale)·I for the lowest rung that works, starting with none."""
     _check_finite(A, what)
     for rung in (0.0, *RELATIVE_JITTERS):
         jitter = base + rung * scale
@@ -118,14 +153,14 @@ def _climb(A: Tensor, scale: float, base: float, what: str) -> Cholesky:
 
 
 def _try(A: Tensor, jitter: float) -> Tensor | None:
-    """Lower factor of A + jitter·I, or None."""
+    """Return the lower factor of A + jitter·I, or None if it does not exist."""
     if A.requires_grad and torch.is_grad_enabled():
         work = A.to(torch.float64)
         if jitter > 0.0:
             work = work + torch.diag_embed(work.new_full((A.shape[0],), jitter))
         L, info = torch.linalg.cholesky_ex(work)
         return L if int(info) == 0 else None
-    # LAPACK wants columns contiguous; given such a buffer as input and output it works in place.
+    # LAPACK wants contiguous columns. If such a buffer is both input and output, it works in place.
     L = torch.empty(A.shape, dtype=torch.float64, device=A.device).mT.copy_(A.detach())
     L.diagonal().add_(jitter)
     info = torch.empty((), dtype=torch.int32, device=A.device)
@@ -139,7 +174,7 @@ def _mean_diagonal(A: Tensor) -> float:
 
 
 def _check_finite(A: Tensor, what: str) -> None:
-    # A sum allocates nothing and carries every NaN and infinity; isfinite() takes a copy of A.
+    # A sum allocates nothing and propagates every NaN and infinity, whereas isfinite() needs a copy of A.
     if bool(torch.isfinite(A.detach().sum())):
         return
     counts = torch.stack([(~torch.isfinite(row)).sum() for row in A.detach()])
@@ -153,7 +188,7 @@ def _check_finite(A: Tensor, what: str) -> None:
 
 
 def _diagnosis(A: Tensor, scale: float, what: str) -> str:
-    """What was tried, what is probably wrong, and what to type."""
+    """Say what was tried, what is probably wrong, and what to type."""
     n = A.shape[0]
     lowest = float(A.diagonal().min())
     asymmetry = max(float((A[i] - A[:, i]).abs().max()) for i in range(n))

@@ -1,4 +1,4 @@
-"""Lanczos: a small tridiagonal picture of a large symmetric matrix, from products with it."""
+"""Lanczos: a small tridiagonal matrix that represents a large symmetric one, from products with it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,40 @@ _PROBE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Tridiagonal:
-    """T = Qᵀ A Q on a Krylov space of A, with Q orthonormal; float64."""
+    """T = Qᵀ A Q on a Krylov space of A, in float64.
 
-    Q: Tensor  # (n, t)
-    T: Tensor  # (t, t)
+    Args:
+        Q: An orthonormal basis of the space, (n, t).
+        T: The tridiagonal matrix, (t, t).
+    """
+
+    Q: Tensor
+    T: Tensor
 
 
 @torch.no_grad()
 def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tridiagonal:
-    """Q and T = Qᵀ A Q for the Krylov space span{s, A s, …, A^(rank−1) s} of symmetric A, s (n,).
+    """Compute Q and T = Qᵀ A Q for the Krylov space span{s, A s, …, A^(rank−1) s} of symmetric A.
 
-    Every new vector is orthogonalized against all earlier ones, twice, so Q stays orthonormal to
-    rounding. When the space is exhausted early (it is invariant under A), t < rank columns come
-    back. `rank` products with (n, 1) in the dtype of `start`, O(n rank²) more in float64.
+    Every new vector is orthogonalized twice against all earlier ones, so Q stays orthonormal up to rounding.
+    The cost is `rank` products with (n, 1) in the dtype of `start`, and O(n rank²) more in float64.
 
-    Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapter 13.
+    Args:
+        matmul: Computes A v.
+        start: The vector s, (n,), not zero.
+        rank: The largest dimension of the space.
+
+    Returns:
+        Q and T. They have t < rank columns if the space is invariant under A earlier.
+
+    Raises:
+        InputError: If `start` is zero or not a vector, or `rank` is below 1.
 
     >>> A = torch.diag(torch.tensor([1.0, 2.0, 2.0]))
     >>> lanczos(lambda v: A @ v, torch.ones(3), 3).Q.shape
     torch.Size([3, 2])
+
+    Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapter 13.
     """
     if start.dim() != 1 or not bool(start.abs().sum() > 0):
         raise InputError(
@@ -49,19 +64,24 @@ def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tri
 
 
 def inverse_root(tridiagonal: Tridiagonal) -> Tensor:
-    """R (n, t) with R Rᵀ = Q T⁻¹ Qᵀ ≈ A⁻¹: the cache behind constant-time predictive variances.
+    """Compute R with R Rᵀ = Q T⁻¹ Qᵀ ≈ A⁻¹, the cache behind constant-time predictive variances, in O(n t²).
 
-    k_*ᵀ A⁻¹ k_* is replaced by ‖Rᵀ k_*‖². For positive definite A, Q (Qᵀ A Q)⁻¹ Qᵀ ⪯ A⁻¹ and it
-    grows with the rank, so a cached variance k_** − ‖Rᵀ k_*‖² is never below the exact one and
-    falls towards it. O(n t²).
+    ‖Rᵀ k_*‖² replaces k_*ᵀ A⁻¹ k_*. For positive definite A, Q (Qᵀ A Q)⁻¹ Qᵀ ⪯ A⁻¹ and it grows with the
+    rank. So a cached variance k_** − ‖Rᵀ k_*‖² is never below the exact one and decreases towards it.
 
-    Reference: Pleiss, Gardner, Weinberger & Wilson, Constant-time predictive distributions for
-    Gaussian processes (LOVE), 2018.
+    Args:
+        tridiagonal: What `lanczos` returned.
+
+    Returns:
+        R, (n, t).
 
     >>> A = torch.diag(torch.tensor([1.0, 4.0]))
     >>> R = inverse_root(lanczos(lambda v: A @ v, torch.ones(2), 2))
     >>> torch.allclose(R @ R.mT, A.inverse().double())
     True
+
+    Reference: Pleiss, Gardner, Weinberger & Wilson, Constant-time predictive distributions for
+    Gaussian processes (LOVE), 2018.
     """
     factor = cholesky(tridiagonal.T, what="the Lanczos matrix Qᵀ A Q")
     return factor.half_solve(tridiagonal.Q.mT).mT
@@ -78,21 +98,37 @@ def log_det_quadrature(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """An estimate of log |A| for positive definite A (n, n), and its standard error over probes.
+    """Estimate log |A| for positive definite A, with the standard error over probes.
 
-    log |A| = tr log A = E zᵀ (log A) z for random signs z. Each zᵀ (log A) z is n Σ_j τ_j² log θ_j
-    with the eigenvalues θ_j of the Lanczos matrix of z and the first entries τ_j of its
-    eigenvectors (Gauss quadrature). The standard error does not see the error of the quadrature,
-    which falls geometrically with the rank, the slower the larger √condition is. `rank` products
-    with (n, num_probes) in `dtype`, O(n rank² num_probes) more in float64. Probes run together as
-    long as their bases fit in 1 GiB.
+    log |A| = tr log A = E zᵀ (log A) z for random signs z. Each zᵀ (log A) z is n Σ_j τ_j² log θ_j with the
+    eigenvalues θ_j of the Lanczos matrix of z and the first entries τ_j of its eigenvectors (Gauss
+    quadrature). The standard error does not include the error of the quadrature. That error decreases
+    geometrically with the rank, more slowly for a larger √condition. The cost is `rank` products with (n,
+    num_probes), and O(n rank² num_probes) more in float64. Probes run together as long as their bases fit in
+    1 GiB.
 
-    Reference: Ubaru, Chen & Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature,
-    2017.
+    Args:
+        matmul: Computes A v.
+        n: The size of A.
+        num_probes: The number of random vectors, at least 2.
+        rank: The number of Lanczos steps.
+        generator: The source of random numbers. None means torch's global one.
+        dtype: The dtype in which products are computed.
+        device: Where they are computed.
+
+    Returns:
+        The estimate and its standard error.
+
+    Raises:
+        InputError: If `num_probes` is below 2 or `rank` below 1.
+        NotPositiveDefinite: If an eigenvalue of a Lanczos matrix is not positive.
 
     >>> estimate, error = log_det_quadrature(lambda v: 2 * v, 10)
     >>> round(float(estimate / torch.tensor(2.0).log()), 6), float(error) < 1e-12
     (10.0, True)
+
+    Reference: Ubaru, Chen & Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature,
+    2017.
     """
     if num_probes < 2:
         raise InputError(
@@ -114,9 +150,9 @@ def log_det_quadrature(
 def _lanczos(
     matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lanczos from every row of start (s, n), each in its own space: basis (s, t, n), α, β (s, t).
+    """Run Lanczos from every row of start (s, n), each in its own space: basis (s, t, n), α, β (s, t).
 
-    A row whose space is exhausted goes on with zero vectors, α = 1 and β = 0: T is then block
+    A row whose space is exhausted continues with zero vectors, α = 1 and β = 0. T is then block
     diagonal, and the added block has no weight in the first entries of the eigenvectors.
     """
     s, n = start.shape
@@ -145,13 +181,13 @@ def _lanczos(
 
 
 def _project(basis: Tensor, v: Tensor) -> Tensor:
-    """The part of each v (s, n) in the span of the orthonormal rows of basis (s, t, n)."""
+    """Return the part of each v (s, n) in the span of the orthonormal rows of basis (s, t, n)."""
     inner = torch.bmm(basis, v.unsqueeze(-1))
     return torch.bmm(inner.mT, basis).squeeze(1)
 
 
 def _tridiagonal(alpha: Tensor, beta: Tensor) -> Tensor:
-    """Matrices (s, t, t) with diagonal α (s, t) and off-diagonals β (s, t − 1)."""
+    """Build matrices (s, t, t) with diagonal α (s, t) and off-diagonals β (s, t − 1)."""
     off = torch.diag_embed(beta, offset=1)
     return torch.diag_embed(alpha) + off + off.mT
 

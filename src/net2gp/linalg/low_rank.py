@@ -12,47 +12,57 @@ from torch import Tensor
 from net2gp.errors import InputError
 
 LARGE = 1024
-"""Rows of a matrix from which a low rank is looked for."""
+"""The number of rows from which `psd_eigen` looks for a low rank."""
 
 
 @dataclass(frozen=True)
 class LowRankPlusIdentity:
-    """I + U diag(λ) Uᵀ with orthonormal U (n, r) and λ ≥ 0 (r,); every product costs O(n r k).
+    """The matrix I + U diag(λ) Uᵀ. Every product with (n, k) costs O(n r k).
 
-    As a preconditioner of K + σ²I take U and λ of K / σ²: conjugate gradients ignore scalars.
+    To precondition K + σ²I, take U and λ of K / σ²: conjugate gradients ignore scalar factors.
+
+    Args:
+        U: Orthonormal columns, (n, r).
+        eigenvalues: λ ≥ 0, (r,).
 
     >>> matrix = LowRankPlusIdentity.from_factor(torch.tensor([[1.0], [0.0]]))
     >>> matrix.matmul(torch.ones(2, 1)).flatten()
     tensor([2., 1.], dtype=torch.float64)
     """
 
-    U: Tensor  # (n, r)
-    eigenvalues: Tensor  # (r,)
+    U: Tensor
+    eigenvalues: Tensor
 
     @classmethod
     def from_factor(cls, L: Tensor) -> LowRankPlusIdentity:
-        """I + L Lᵀ for L (n, r), by QR and the SVD of the r × r factor: O(n r²).
+        """Build I + L Lᵀ with a QR and an SVD of the r × r factor, in O(n r²).
 
-        Not from LᵀL, which would square the condition number.
+        LᵀL is not used, since it would square the condition number.
+
+        Args:
+            L: A matrix, (n, r).
+
+        Returns:
+            The matrix.
         """
         Q, R = torch.linalg.qr(L.to(torch.float64))
         V, singular, _ = torch.linalg.svd(R, full_matrices=False)
         return cls(Q @ V, singular.square())
 
     def matmul(self, v: Tensor) -> Tensor:
-        """(I + U λ Uᵀ) v."""
+        """Compute (I + U λ Uᵀ) v for v (n,) or (n, k)."""
         return self._apply(self.eigenvalues, v)
 
     def inverse(self, v: Tensor) -> Tensor:
-        """(I + U λ Uᵀ)⁻¹ v = v − U λ/(1 + λ) Uᵀ v."""
+        """Compute (I + U λ Uᵀ)⁻¹ v = v − U λ/(1 + λ) Uᵀ v for v (n,) or (n, k)."""
         return self._apply(-self.eigenvalues / (1.0 + self.eigenvalues), v)
 
     def inverse_sqrt(self, v: Tensor) -> Tensor:
-        """(I + U λ Uᵀ)^(−1/2) v, the symmetric root."""
+        """Compute (I + U λ Uᵀ)^(−1/2) v with the symmetric root, for v (n,) or (n, k)."""
         return self._apply((1.0 + self.eigenvalues).rsqrt() - 1.0, v)
 
     def log_det(self) -> Tensor:
-        """Σ log(1 + λ)."""
+        """Compute Σ log(1 + λ)."""
         return self.eigenvalues.log1p().sum()
 
     def _apply(self, weights: Tensor, v: Tensor) -> Tensor:
@@ -70,22 +80,30 @@ def pivoted_cholesky(
     block: int = 1,
     tol: float = 0.0,
 ) -> Tensor:
-    """L (n, r), r ≤ rank, with L Lᵀ ≈ K, K − L Lᵀ positive semi-definite, from r columns of K.
+    """Approximate K ≈ L Lᵀ from a few columns of K, such that K − L Lᵀ is positive semi-definite.
 
-    Greedy: the next pivot has the largest diagonal entry of what remains, K − L Lᵀ. It stops early
-    when the remaining trace is at most `tol` times the trace of K, or is rounding only.
-    `columns(indices)` gives K[:, indices], (n, k); with `block` > 1 it is asked for that many
-    candidates at a time, which is cheaper for kernels. Of these, the ones that fell below half of
-    the largest entry outside because an earlier one explains them are not used, so the quality
-    per rank stays near that of the greedy rule. O(n r²) beside the columns; float64.
+    The next pivot is the largest diagonal entry of the remainder K − L Lᵀ. With `block` > 1, a candidate
+    that fell below half of the largest entry outside the block, because an earlier pivot explains it, is not
+    used. The quality per rank therefore stays near the greedy rule. Beside the columns, the cost is O(n r²)
+    in float64.
 
-    Reference: Harbrecht, Peters & Schneider, On the low-rank approximation by the pivoted Cholesky
-    decomposition, 2012.
+    Args:
+        diag: The diagonal of K, (n,).
+        columns: Maps indices (k,) to K[:, indices], (n, k).
+        rank: The largest number of pivots.
+        block: How many candidates are asked for at a time, which is cheaper for kernels.
+        tol: Stop when the remaining trace is at most `tol` times the trace of K, or rounding only.
+
+    Returns:
+        L, (n, r) with r ≤ rank.
 
     >>> K = torch.tensor([[4.0, 2.0], [2.0, 1.0]])
     >>> pivoted_cholesky(K.diagonal(), lambda i: K[:, i], 2)
     tensor([[2.],
             [1.]], dtype=torch.float64)
+
+    Reference: Harbrecht, Peters & Schneider, On the low-rank approximation by the pivoted Cholesky
+    decomposition, 2012.
     """
     enough = tol * float(diag.to(torch.float64).sum())
     return pivots(diag, columns, rank, block=block, trace=enough).L
@@ -93,9 +111,12 @@ def pivoted_cholesky(
 
 @dataclass(frozen=True, eq=False)
 class Pivots:
-    """L (n, r), the r rows that are pivots, in order, and the diagonal (n,) of K − L Lᵀ.
+    """A pivoted Cholesky factor. The rows of the pivots in L are the Cholesky factor of K among them.
 
-    The pivots' own rows of L are lower triangular: the Cholesky factor of K among them.
+    Args:
+        L: The factor, (n, r).
+        index: The r rows that are pivots, in order.
+        remaining: The diagonal of K − L Lᵀ, (n,).
     """
 
     L: Tensor
@@ -113,7 +134,22 @@ def pivots(
     trace: float = 0.0,
     largest: float = 0.0,
 ) -> Pivots:
-    """The pivots of `pivoted_cholesky`, until trace or largest entry of what remains are small enough."""
+    """Find the pivots of `pivoted_cholesky`.
+
+    Args:
+        diag: The diagonal of K, (n,).
+        columns: Maps indices (k,) to K[:, indices], (n, k).
+        rank: The largest number of pivots.
+        block: How many candidates are asked for at a time.
+        trace: Stop when the trace of the remainder is at most this.
+        largest: Stop when the largest diagonal entry of the remainder is at most this.
+
+    Returns:
+        The factor and the pivots.
+
+    Raises:
+        InputError: If `rank` is negative or `block` below 1.
+    """
     n = diag.shape[0]
     if rank < 0 or block < 1:
         raise InputError(f"rank must be ≥ 0 and block ≥ 1, but rank={rank} and block={block} came.")
@@ -147,11 +183,17 @@ def pivots(
 
 @torch.no_grad()
 def psd_eigen(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Ascending eigenvalues and eigenvectors of positive semi-definite matrices (…, n, n), fast at low rank.
+    """Compute ascending eigenvalues and eigenvectors of positive semi-definite matrices, fast at low rank.
 
-    Inputs of a wide layer at few places leave most directions empty. The pivots of A = LLᵀ then give its rank
-    r, the singular vectors of L (n, r) the eigenvectors, and a QR factorization the empty rest: O(n²r) in
-    place of some ten n³. Where r is more than a quarter of n, all is left to LAPACK.
+    The inputs of a wide layer at few places leave most directions empty. The pivots of A = LLᵀ then give its
+    rank r, the singular vectors of L (n, r) give the eigenvectors, and a QR factorization completes the
+    basis. The cost is O(n²r) instead of some ten n³. If r exceeds a quarter of n, LAPACK does everything.
+
+    Args:
+        A: Positive semi-definite matrices, (…, n, n).
+
+    Returns:
+        Eigenvalues (…, n) and eigenvectors (…, n, n).
 
     >>> values, Q = psd_eigen(torch.ones(2, 2, dtype=torch.float64))
     >>> values
@@ -176,9 +218,9 @@ def psd_eigen(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _small_cholesky(A: Tensor, least: float, most: int) -> tuple[Tensor, Tensor]:
-    """The pivots of a small matrix, greedily down to `least`, and the lower factor of A among them.
+    """Find the pivots of a small matrix, greedily down to `least`, and the lower factor of A among them.
 
-    In NumPy and without BLAS: for so few numbers the calls, and threads that wait, would cost the most.
+    It uses NumPy without BLAS: for so small a matrix, calls and waiting threads would dominate the time.
     """
     values = A.cpu().numpy()
     left, order = values.diagonal().copy(), []
@@ -206,21 +248,34 @@ def nystrom(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """U (n, r) orthonormal and λ (r,) descending with U diag(λ) Uᵀ ≈ A, from one product with A.
+    """Approximate A ≈ U diag(λ) Uᵀ from one product with A.
 
-    With an orthonormal random Ω (n, rank) and Y = A Ω the approximation is Y (Ωᵀ Y)⁺ Yᵀ. It is
-    computed for A + νI with ν at rounding level, and ν is taken off λ again; without this shift the
-    small eigenvalues would be noise. It lies below A: A − U λ Uᵀ is positive semi-definite up to ν.
-    `matmul` gets Ω in `dtype`; what follows is float64: O(n rank²). r < rank only if A has lower
-    numerical rank.
+    With an orthonormal random Ω (n, rank) and Y = A Ω, the approximation is Y (Ωᵀ Y)⁺ Yᵀ. It is computed for
+    A + νI with ν at rounding level, and ν is subtracted from λ. Without this shift, the small eigenvalues
+    would be noise. The approximation lies below A: A − U λ Uᵀ is positive semi-definite up to ν. After the
+    product, the cost is O(n rank²) in float64.
 
-    References: Tropp, Yurtsever, Udell & Cevher, Fixed-rank approximation of a
-    positive-semidefinite matrix from streaming data, 2017; Frangella, Tropp & Udell, Randomized
-    Nyström preconditioning, 2023.
+    Args:
+        matmul: Computes A v.
+        n: The size of A.
+        rank: The number of columns of Ω.
+        generator: The source of random numbers. None means torch's global one.
+        dtype: The dtype in which Ω is passed to `matmul`.
+        device: Where it is.
+
+    Returns:
+        Orthonormal U (n, r) and descending λ (r,). r < rank only if A has a lower numerical rank.
+
+    Raises:
+        InputError: If `rank` is not between 1 and n.
 
     >>> U, eigenvalues = nystrom(lambda v: 3 * v, 5, 2)
     >>> U.shape, eigenvalues.round(decimals=6)
     (torch.Size([5, 2]), tensor([3., 3.], dtype=torch.float64))
+
+    References: Tropp, Yurtsever, Udell & Cevher, Fixed-rank approximation of a
+    positive-semidefinite matrix from streaming data, 2017; Frangella, Tropp & Udell, Randomized
+    Nyström preconditioning, 2023.
     """
     if not 1 <= rank <= n:
         raise InputError(f"rank must lie between 1 and n = {n}, but is {rank}.")
@@ -233,7 +288,7 @@ def nystrom(
     Y = Y + shift * omega
     inner = omega.mT @ Y
     values, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
-    # After the shift every eigenvalue should be at least ν; those that are not are rounding.
+    # After the shift every eigenvalue should be at least ν. Smaller ones are rounding.
     keep = values > 0.5 * shift
     factor = Y @ (vectors[:, keep] / values[keep].sqrt())
     del probes, product, omega, Y
@@ -242,14 +297,21 @@ def nystrom(
 
 
 TALL = 16
-"""Rows over columns from which products with the transpose replace Householder reflections."""
+"""The ratio of rows to columns from which Gram matrices replace Householder reflections."""
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis of the columns (n, k), which must be far from dependent.
+    """Compute an orthonormal basis of columns that are far from dependent.
 
-    A tall matrix gets two rounds of Cholesky factors of its Gram matrix, matrix products almost only: many
-    times faster on a GPU than reflections, and as orthonormal if the condition number is below 1e7.
+    For a tall matrix, two rounds of Cholesky factors of its Gram matrix consist almost only of matrix
+    products. They are many times faster on a GPU than reflections, and as accurate if the condition number
+    is below 1e7.
+
+    Args:
+        columns: A matrix, (n, k).
+
+    Returns:
+        The basis, (n, k).
 
     Reference: Fukaya et al., CholeskyQR2, 2014.
     """
@@ -260,21 +322,21 @@ def orthonormal(columns: Tensor) -> Tensor:
         root, failed = torch.linalg.cholesky_ex(columns.mT @ columns)
         if int(failed):
             return torch.linalg.qr(columns)[0]
-        # the inverse is small; what it loses in digits the second round brings back
+        # The inverse is small (k × k). The second round restores the digits that it loses.
         eye = torch.eye(k, dtype=root.dtype, device=root.device)
         columns = columns @ torch.linalg.solve_triangular(root, eye, upper=False).mT
     return columns
 
 
 def _left_vectors(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """The left singular vectors of (n, k), and the squares of the singular values, descending."""
+    """Return the left singular vectors of (n, k), and the squares of the singular values, descending."""
     n, k = factor.shape
     if n < TALL * k or k == 0:
         U, singular, _ = torch.linalg.svd(factor, full_matrices=False)
         return U, singular.square()
     squares, V = torch.linalg.eigh(factor.mT @ factor)
     squares, V = squares.flip(0), V.flip(1)
-    # below, directions are lost in the rounding of the largest
+    # Directions below this threshold are lost in the rounding of the largest one.
     keep = squares > 1e-10 * squares[0]
     return orthonormal(factor @ (V[:, keep] / squares[keep].sqrt())), squares[keep]
 
@@ -282,7 +344,7 @@ def _left_vectors(factor: Tensor) -> tuple[Tensor, Tensor]:
 def random_normal(
     shape: tuple[int, ...], *, generator: torch.Generator | None, device: torch.device | str
 ) -> Tensor:
-    """Standard normal float64 numbers on `device`, drawn where the generator lives."""
+    """Draw standard normal float64 numbers where the generator lives, and move them to `device`."""
     source = generator.device if generator is not None else device
     draws = torch.randn(shape, dtype=torch.float64, device=source, generator=generator)
     return draws.to(device)

@@ -1,9 +1,10 @@
 """Scores of predictions: accuracy, likelihood, calibration, detection.
 
-Each takes tensors (or a distribution) and returns a 0-d tensor. Regressions take mean, variance and
-y of one shape, (N,) or (N, C), or samples with an axis S in front; classifications take probabilities
-(N, C) and labels (N,), where one probability a point, (N,) or (N, 1), means that of label 1. NaN makes
-a score NaN where scores are averaged, and is refused where points are counted or sorted.
+Each function takes tensors or a distribution and returns a tensor without axes. For regression, mean,
+variance and y have the same shape, (N,) or (N, C), and samples have an additional first axis S. For
+classification, probabilities are (N, C) and labels (N,). A single probability per point, (N,) or (N, 1),
+is the probability of label 1. Scores that average over points return NaN if an input is NaN. Scores
+that count or sort points refuse NaN.
 """
 
 from net2gp.metrics.classification import (

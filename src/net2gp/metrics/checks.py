@@ -1,4 +1,4 @@
-"""What every score asks of its input, and what to type where it is not so."""
+"""What every score requires of its input, with errors that say what to type instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from net2gp.inputs import describe
 
 
 def shaped_like(mean: Tensor, value: Tensor, name: str, of: str = "mean") -> Tensor:
-    """`value` in the shape of `mean`, with (N,) and (N, 1) taken for each other."""
+    """Return `value` in the shape of `mean`, where (N,) and (N, 1) stand for each other."""
     check_tensors(**{of: mean, name: value})
     if mean.shape == value.shape:
         return value
@@ -24,7 +24,7 @@ def shaped_like(mean: Tensor, value: Tensor, name: str, of: str = "mean") -> Ten
 
 
 def checked_variance(mean: Tensor, var: Tensor, *, zero: bool) -> Tensor:
-    """`var` in the shape of `mean`, positive, or zero if `zero`."""
+    """Return `var` in the shape of `mean` if it is positive. With `zero`, it may also be zero."""
     check_tensors(var=var)
     if not bool(((var >= 0) if zero else (var > 0)).all()):
         raise InputError(
@@ -35,7 +35,7 @@ def checked_variance(mean: Tensor, var: Tensor, *, zero: bool) -> Tensor:
 
 
 def shaped_like_a_sample(samples: Tensor, y: Tensor) -> Tensor:
-    """`y` in the shape of one of the samples."""
+    """Return `y` in the shape of one of the samples."""
     check_tensors(samples=samples, y=y)
     if samples.dim() < 2 or not len(samples):
         raise InputError(
@@ -46,7 +46,7 @@ def shaped_like_a_sample(samples: Tensor, y: Tensor) -> Tensor:
 
 
 def checked_levels(level: float | Tensor, like: Tensor) -> Tensor:
-    """Probabilities as a tensor of the dtype and device of `like`."""
+    """Return probabilities as a tensor with the dtype and device of `like`."""
     levels = torch.as_tensor(level, dtype=like.dtype, device=like.device)
     if not bool(((levels >= 0) & (levels <= 1)).all()):
         raise InputError(f"level must be between 0 and 1, but is {level}. Try level=0.95.")
@@ -54,7 +54,10 @@ def checked_levels(level: float | Tensor, like: Tensor) -> Tensor:
 
 
 def checked_classes(probs: Tensor, y: Tensor, *, any_scores: bool = False) -> tuple[Tensor, Tensor]:
-    """Probabilities as (N, C ≥ 2) and labels as (N,) integers; with C ≥ 2 columns `any_scores` may do."""
+    """Return probabilities as (N, C ≥ 2) and labels as (N,) integers.
+
+    With `any_scores`, C ≥ 2 columns need not be probabilities.
+    """
     check_tensors(probs=probs, y=y)
     if probs.dim() == 1:
         probs = probs[:, None]

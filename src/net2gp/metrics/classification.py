@@ -12,7 +12,15 @@ from net2gp.metrics.checks import checked_classes
 
 
 def accuracy(probs: Tensor, y: Tensor) -> Tensor:
-    """The share of points whose most probable class is y; with two columns or more, logits and means do too.
+    """Compute the share of points whose most probable class is y.
+
+    Args:
+        probs: Probabilities, (N, C), or (N,) or (N, 1) for label 1 of two. With two columns or more, logits
+            or means work as well.
+        y: Labels, (N,).
+
+    Returns:
+        The share, between 0 and 1.
 
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
     tensor(0.5000)
@@ -22,14 +30,21 @@ def accuracy(probs: Tensor, y: Tensor) -> Tensor:
 
 
 def brier(probs: Tensor, y: Tensor) -> Tensor:
-    """Σ_c (p_c − [y = c])², averaged over points: 0 is best, 2 is worst.
+    """Compute the Brier score Σ_c (p_c − [y = c])², averaged over points.
 
-    With two classes this is twice (p₁ − y)², which some call the Brier score.
+    With two classes this is twice (p₁ − y)², which is also called the Brier score.
 
-    Reference: Brier (1950), Verification of forecasts expressed in terms of probability.
+    Args:
+        probs: Probabilities, (N, C), or (N,) or (N, 1) for label 1 of two.
+        y: Labels, (N,).
+
+    Returns:
+        The score, between 0 (best) and 2.
 
     >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
     tensor(0.5000)
+
+    Reference: Brier (1950), Verification of forecasts expressed in terms of probability.
     """
     probs, y = checked_classes(probs, y)
     target = torch.nn.functional.one_hot(y, probs.shape[-1]).to(probs)
@@ -38,9 +53,13 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Confidence against accuracy in bins of equal width; empty bins hold NaN.
+    """Confidence and accuracy in B bins of equal width. Empty bins hold NaN.
 
-    `edges` is (B + 1,); `confidence`, `accuracy` and `count` are (B,).
+    Args:
+        edges: The edges of the bins, (B + 1,).
+        confidence: The mean confidence of the points in each bin, (B,).
+        accuracy: Their accuracy, (B,).
+        count: Their number, (B,).
     """
 
     edges: Tensor
@@ -50,12 +69,23 @@ class Reliability:
 
 
 def reliability(probs: Tensor, y: Tensor, num_bins: int = 15) -> Reliability:
-    """Mean confidence max_c p_c and accuracy of the points in each bin (lower, upper].
+    """Compute the mean confidence max_c p_c and the accuracy of the points in each bin (lower, upper].
 
-    Reference: Guo et al. (2017), On calibration of modern neural networks.
+    Args:
+        probs: Probabilities, (N, C), or (N,) or (N, 1) for label 1 of two.
+        y: Labels, (N,).
+        num_bins: The number of bins.
+
+    Returns:
+        The bins.
+
+    Raises:
+        InputError: If `num_bins` is below 1.
 
     >>> reliability(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]), 2).accuracy
     tensor([   nan, 0.5000])
+
+    Reference: Guo et al. (2017), On calibration of modern neural networks.
     """
     if num_bins < 1:
         raise InputError(f"num_bins must be at least 1, but is {num_bins}. Try num_bins=15.")
@@ -73,12 +103,20 @@ def reliability(probs: Tensor, y: Tensor, num_bins: int = 15) -> Reliability:
 
 
 def expected_calibration_error(probs: Tensor, y: Tensor, num_bins: int = 15) -> Tensor:
-    """Σ_b n_b/N |accuracy_b − confidence_b| over the bins of `reliability`.
+    """Compute Σ_b n_b/N |accuracy_b − confidence_b| over the bins of `reliability`.
 
-    Reference: Naeini, Cooper & Hauskrecht (2015), Obtaining well calibrated probabilities.
+    Args:
+        probs: Probabilities, (N, C), or (N,) or (N, 1) for label 1 of two.
+        y: Labels, (N,).
+        num_bins: The number of bins.
+
+    Returns:
+        The error, between 0 (calibrated) and 1.
 
     >>> expected_calibration_error(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]), 1)
     tensor(0.3500)
+
+    Reference: Naeini, Cooper & Hauskrecht (2015), Obtaining well calibrated probabilities.
     """
     bins = reliability(probs, y, num_bins)
     gap = (bins.accuracy - bins.confidence).abs().nan_to_num(0)

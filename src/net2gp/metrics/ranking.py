@@ -1,4 +1,4 @@
-"""Scores of uncertainties by the order that they put points in: detection and selection."""
+"""Scores of uncertainties by the order in which they put points: detection and selection."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from net2gp.metrics.checks import check_numbers
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """P(an outlier scores higher than an inlier), ties counting half.
+    """Compute the probability that an outlier scores higher than an inlier, where ties count half.
 
-    Scores are uncertainties, such as entropies or variances: 1 separates perfectly, ½ is chance.
-    Cost O(n log n).
+    Scores are uncertainties, such as entropies or variances. The cost is O(n log n).
 
-    Reference: Hanley & McNeil (1982), The meaning and use of the area under a ROC curve.
+    Args:
+        scores_in: Scores of inliers, of any shape.
+        scores_out: Scores of outliers, of any shape.
+
+    Returns:
+        The area under the ROC curve: 1 separates perfectly, ½ is chance.
+
+    Raises:
+        InputError: If one of the two holds no scores.
 
     >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
     tensor(0.7500)
+
+    Reference: Hanley & McNeil (1982), The meaning and use of the area under a ROC curve.
     """
     check_numbers(scores_in=scores_in, scores_out=scores_out)
     inside, outside = scores_in.reshape(-1).sort().values, scores_out.reshape(-1)
@@ -37,9 +46,11 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """The mean loss `risk` of the share `coverage` of points that one is surest of: (N,) each.
+    """The mean loss of the most certain points, for each number of them.
 
-    `coverage` is 1/N, 2/N, …, 1.
+    Args:
+        coverage: The shares 1/N, 2/N, …, 1 of points, (N,).
+        risk: The mean loss of that share of points, (N,).
     """
 
     coverage: Tensor
@@ -47,16 +58,22 @@ class RiskCoverage:
 
 
 def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
-    """The risk of predicting only the surest points, for each number of them.
+    """Compute the risk of predicting only the most certain points, for each number of them.
 
-    `uncertainty` and `loss` hold a number for each of N points, such as an entropy and
-    `probs.argmax(-1) != y`, or a variance and a squared error. Of points with the same uncertainty
-    the mean loss counts, which is the risk on average over their orders. Cost N log N.
+    Points with the same uncertainty each count with their mean loss, which is the average risk over all
+    their orders. The cost is O(N log N).
 
-    Reference: El-Yaniv & Wiener (2010), On the foundations of noise-free selective classification.
+    Args:
+        uncertainty: One number per point, such as an entropy or a variance.
+        loss: One number per point, such as `probs.argmax(-1) != y` or a squared error.
+
+    Returns:
+        Shares of points and their mean losses.
 
     >>> risk_coverage(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.5])).risk
     tensor([0.0000, 0.2500, 0.5000])
+
+    Reference: El-Yaniv & Wiener (2010), On the foundations of noise-free selective classification.
     """
     uncertainty, loss = _sorted_together(uncertainty, loss)
     _, group, size = torch.unique_consecutive(uncertainty, return_inverse=True, return_counts=True)
@@ -67,20 +84,31 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
 
 
 def aurc(uncertainty: Tensor, loss: Tensor) -> Tensor:
-    """The area under `risk_coverage`: its mean over 1, …, N points; less is better.
+    """Compute the area under `risk_coverage`, which is the mean of the risk over 1, …, N points.
 
-    An uncertainty that knows nothing has the mean loss; one that sorts the losses has the least area.
+    An uninformative uncertainty has the mean loss as its area. An uncertainty that sorts the losses has the
+    smallest possible area.
 
-    Reference: Geifman, Uziel & El-Yaniv (2019), Bias-reduced uncertainty estimation.
+    Args:
+        uncertainty: One number per point, such as an entropy or a variance.
+        loss: One number per point, such as `probs.argmax(-1) != y` or a squared error.
+
+    Returns:
+        The area. Less is better.
 
     >>> aurc(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.5]))
     tensor(0.2500)
+
+    Reference: Geifman, Uziel & El-Yaniv (2019), Bias-reduced uncertainty estimation.
     """
     return risk_coverage(uncertainty, loss).risk.mean()
 
 
 def _sorted_together(uncertainty: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as (N,), the least uncertain first; losses that are counts or truth values as floats."""
+    """Return both as (N,) with the least uncertain first.
+
+    Losses that are counts or booleans become floats.
+    """
     check_numbers(uncertainty=uncertainty, loss=loss)
     sizes = [value.shape[:1] if value.dim() else () for value in (uncertainty, loss)]
     one_each = uncertainty.numel() == loss.numel() == (sizes[0][0] if sizes[0] else 0)

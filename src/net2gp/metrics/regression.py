@@ -20,7 +20,14 @@ from net2gp.metrics.checks import (
 
 
 def rmse(mean: Tensor, y: Tensor) -> Tensor:
-    """Root mean squared error, over points and outputs.
+    """Compute the root mean squared error over points and outputs.
+
+    Args:
+        mean: Predicted means, (N,) or (N, C).
+        y: Targets, in the same shape.
+
+    Returns:
+        The error.
 
     >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(1.4142)
@@ -30,10 +37,15 @@ def rmse(mean: Tensor, y: Tensor) -> Tensor:
 
 
 def gaussian_nll(prediction: Distribution | tuple[Tensor, Tensor], y: Tensor) -> Tensor:
-    """½ log 2πv + (y − m)²/2v, averaged over points and outputs.
+    """Compute ½ log 2πv + (y − m)²/2v, averaged over points and outputs.
 
-    `prediction` is a pair (mean, variance), or a distribution of which only mean and variance are
-    used: unlike `nll`, correlated outputs are scored one by one.
+    Args:
+        prediction: A pair (mean, variance) of tensors (N,) or (N, C), or a distribution. Only mean and
+            variance of a distribution are used. Unlike `nll`, correlated outputs are scored one by one.
+        y: Targets, in the shape of the mean.
+
+    Returns:
+        The negative log likelihood per number.
 
     >>> gaussian_nll((torch.zeros(2), torch.ones(2)), torch.zeros(2))
     tensor(0.9189)
@@ -44,7 +56,17 @@ def gaussian_nll(prediction: Distribution | tuple[Tensor, Tensor], y: Tensor) ->
 
 
 def nll(distribution: Distribution, y: Tensor) -> Tensor:
-    """−log p(y_n), averaged over the points; the outputs of a point are summed.
+    """Compute −log p(y_n), averaged over the points. The outputs of a point are summed.
+
+    Args:
+        distribution: The predicted law of y, such as `posterior.predict(x)`.
+        y: Targets, in the shape of a draw. The last axis may be missing if it has size 1.
+
+    Returns:
+        The negative log likelihood per point.
+
+    Raises:
+        InputError: If `y` has another shape.
 
     >>> from torch.distributions import Categorical
     >>> nll(Categorical(logits=torch.zeros(3, 2)), torch.tensor([0, 1, 1]))
@@ -73,9 +95,16 @@ def _is_discrete(distribution: Distribution) -> bool:
 
 
 def coverage(mean: Tensor, var: Tensor, y: Tensor, level: float | Tensor) -> Tensor:
-    """The share of y inside the central Gaussian interval of probability `level`.
+    """Compute the share of y inside the central Gaussian interval of probability `level`.
 
-    A calibrated prediction covers the share `level`. A tensor of levels gives a share for each.
+    Args:
+        mean: Predicted means, (N,) or (N, C).
+        var: Predicted variances of y, in the same shape. Zero is allowed.
+        y: Targets, in the same shape.
+        level: A probability, or a tensor of them.
+
+    Returns:
+        The share for each level. A calibrated prediction covers the share `level`.
 
     >>> coverage(torch.zeros(4), torch.ones(4), torch.tensor([0.0, 0.5, -1.0, 3.0]), 0.9)
     tensor(0.7500)
@@ -84,17 +113,25 @@ def coverage(mean: Tensor, var: Tensor, y: Tensor, level: float | Tensor) -> Ten
     check_numbers(mean=mean, y=y)
     levels = checked_levels(level, mean)
     width = torch.special.ndtri((1 + levels) / 2)[..., None]
-    # 0·∞ at var = 0 and level = 1 would be NaN; there the interval still holds everything.
+    # At var = 0 and level = 1, 0·∞ would be NaN, but the interval of probability 1 holds everything.
     reach = torch.where(width.isinf(), torch.inf, width * var.reshape(-1).sqrt())
     return ((y - mean).abs().reshape(-1) <= reach).to(mean.dtype).mean(-1)
 
 
 def coverage_samples(samples: Tensor, y: Tensor, level: float | Tensor) -> Tensor:
-    """The share of y between the sample quantiles (1 ∓ level)/2, as in `coverage` for any law.
+    """Compute the share of y between the sample quantiles (1 ∓ level)/2, as `coverage` does for a Gaussian.
 
-    `samples` is (S, N) or (S, N, C), draws of y rather than of f: quantiles interpolate between them. Few
-    samples make intervals too short: S draws of the right law span their next one at level 1 in a share
-    (S − 1)/(S + 1) of cases. Cost S log S a number.
+    Quantiles interpolate between the samples. Few samples make the intervals too short: at level 1, S draws
+    of the right law contain another draw with probability (S − 1)/(S + 1). The cost is O(S log S) per
+    number.
+
+    Args:
+        samples: Draws of y (not of f), (S, N) or (S, N, C).
+        y: Targets, in the shape of one sample.
+        level: A probability, or a tensor of them.
+
+    Returns:
+        The share for each level.
 
     >>> samples = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])[:, None].expand(5, 2)
     >>> coverage_samples(samples, torch.tensor([2.5, 3.9]), torch.tensor([0.5, 1.0]))
@@ -109,15 +146,28 @@ def coverage_samples(samples: Tensor, y: Tensor, level: float | Tensor) -> Tenso
 
 
 def coverage_error(mean: Tensor, var: Tensor, y: Tensor, num_levels: int = 19) -> Tensor:
-    """|observed − nominal coverage|, averaged over equally spaced levels: 0 is calibrated, ½ the worst.
+    """Compute |observed − nominal coverage|, averaged over equally spaced levels.
 
-    For regression what `expected_calibration_error` is for classes. The levels are l/(L + 1), l = 1…L.
+    This is for regression what `expected_calibration_error` is for classes. The levels are l/(L + 1), l =
+    1…L.
 
-    Reference: Kuleshov, Fenner & Ermon (2018), Accurate uncertainties for deep learning using calibrated
-    regression, with absolute in place of squared differences.
+    Args:
+        mean: Predicted means, (N,) or (N, C).
+        var: Predicted variances of y, in the same shape. Zero is allowed.
+        y: Targets, in the same shape.
+        num_levels: The number L of levels.
+
+    Returns:
+        The error: 0 is calibrated, ½ is the worst.
+
+    Raises:
+        InputError: If `num_levels` is below 1.
 
     >>> coverage_error(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 9.0]), num_levels=3)
     tensor(0.1667)
+
+    Reference: Kuleshov, Fenner & Ermon (2018), Accurate uncertainties for deep learning using calibrated
+    regression, with absolute instead of squared differences.
     """
     if num_levels < 1:
         raise InputError(f"num_levels must be at least 1, but is {num_levels}. Try num_levels=19.")
@@ -127,14 +177,22 @@ def coverage_error(mean: Tensor, var: Tensor, y: Tensor, num_levels: int = 19) -
 
 
 def crps_gaussian(mean: Tensor, var: Tensor, y: Tensor) -> Tensor:
-    """Continuous ranked probability score ∫ (F(t) − [t ≥ y])² dt of N(m, v), averaged.
+    """Compute the continuous ranked probability score ∫ (F(t) − [t ≥ y])² dt of N(m, v), averaged.
 
     With z = (y − m)/√v it is √v [z (2Φ(z) − 1) + 2φ(z) − 1/√π], and |y − m| at v = 0.
 
-    Reference: Gneiting & Raftery (2007), Strictly proper scoring rules, prediction, and estimation.
+    Args:
+        mean: Predicted means, (N,) or (N, C).
+        var: Predicted variances of y, in the same shape. Zero is allowed.
+        y: Targets, in the same shape.
+
+    Returns:
+        The score, in units of y. Less is better.
 
     >>> crps_gaussian(torch.zeros(1), torch.zeros(1), torch.tensor([2.0]))
     tensor(2.)
+
+    Reference: Gneiting & Raftery (2007), Strictly proper scoring rules, prediction, and estimation.
     """
     y, var = shaped_like(mean, y, "y"), checked_variance(mean, var, zero=True)
     std = var.clamp(min=torch.finfo(var.dtype).tiny).sqrt()
@@ -146,16 +204,28 @@ def crps_gaussian(mean: Tensor, var: Tensor, y: Tensor) -> Tensor:
 
 
 def crps_samples(samples: Tensor, y: Tensor, *, unbiased: bool = True) -> Tensor:
-    """CRPS E|X − y| − ½ E|X − X'| of the law that `samples` (S, N) or (S, N, C) are drawn from, averaged.
+    """Compute the score E|X − y| − ½ E|X − X'| of the law that the samples are drawn from, averaged.
 
-    The second mean is over pairs of different samples, so that the score is right on average for any S;
-    `unbiased=False` takes all pairs, which scores the S samples themselves as the prediction (and a
-    single one by its absolute error). Cost S log S a number: sorted, the pairs are Σ_s (2s − S − 1) x₍ₛ₎.
+    The samples are sorted first, since the sum over pairs is then Σ_s (2s − S − 1) x₍ₛ₎. The cost is O(S log
+    S) per number.
 
-    References: Gneiting & Raftery (2007); Ferro (2014), Fair scores for ensemble forecasts.
+    Args:
+        samples: Draws of y, (S, N) or (S, N, C).
+        y: Targets, in the shape of one sample.
+        unbiased: Whether the mean over pairs leaves out pairs of a sample with itself, which makes the score
+            right on average for any S. With False it takes all pairs, which scores the S samples themselves
+            as the prediction (and a single sample by its absolute error).
+
+    Returns:
+        The score, in units of y. Less is better.
+
+    Raises:
+        InputError: If there are too few samples, two with `unbiased`.
 
     >>> crps_samples(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]), unbiased=False)
     tensor(0.5000)
+
+    References: Gneiting & Raftery (2007); Ferro (2014), Fair scores for ensemble forecasts.
     """
     y = shaped_like_a_sample(samples, y)
     S = len(samples)
@@ -178,7 +248,7 @@ def _mean_and_variance(prediction: Distribution | tuple[Tensor, Tensor]) -> tupl
 
 
 def _quantile(ordered: Tensor, q: Tensor) -> Tensor:
-    """Linear interpolation between sorted rows (S, M): (…, M) for q of shape (…)."""
+    """Interpolate linearly between sorted rows (S, M): (…, M) for q of shape (…)."""
     place = q * (len(ordered) - 1)
     low = place.floor().long()
     high = (low + 1).clamp(max=len(ordered) - 1)

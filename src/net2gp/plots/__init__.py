@@ -1,6 +1,6 @@
 """Figures of predictions, calibration and kernels, in one plain style.
 
-Each function draws into the Axes it is given (a new one for None) and returns that Axes.
+Each function draws into the given Axes and returns it. If the Axes is None, it makes a new one.
 """
 
 from net2gp.plots.calibration import (

@@ -35,11 +35,20 @@ if TYPE_CHECKING:
 def plot_reliability(
     ax: Axes | None, probs: Mapping[str, Tensor], y: Tensor, *, num_bins: int = 15
 ) -> Axes:
-    """Accuracy against confidence, a line for each entry of `probs`; the diagonal is calibrated.
+    """Draw accuracy against confidence. A calibrated prediction lies on the diagonal.
 
-    Entries are (N, C) class probabilities by label, which the legend shows with the expected calibration
-    error. Marks grow with the share of points in the bin; bars at the bottom have that share as their
-    height and, for a single entry, the number of points written above them.
+    Marks grow with the share of points in the bin. Bars at the bottom show this share. With a single
+    prediction, the number of points is written above each bar.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        probs: Class probabilities (N, C) by label. The legend shows each label with its expected calibration
+            error.
+        y: Labels, (N,).
+        num_bins: The number of bins of confidence.
+
+    Returns:
+        The Axes.
 
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     >>> ax = plot_reliability(None, {"network": probs}, torch.tensor([0, 0]), num_bins=1)
@@ -79,11 +88,23 @@ def plot_coverage(
     *,
     num_levels: int = 19,
 ) -> Axes:
-    """Observed against nominal coverage of central intervals; the diagonal is calibrated.
+    """Draw observed against nominal coverage of central intervals. A calibrated prediction lies on the
+    diagonal.
 
-    `predictions` holds pairs (mean, variance of y) by label, or samples of y (S, N) or (S, N, C). Below
-    the diagonal a prediction is too sure of itself, above it too unsure; the legend has the mean
-    distance, which for a pair is `coverage_error`.
+    Below the diagonal a prediction is overconfident, above it underconfident.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        predictions: Pairs (mean, variance of y) by label, or samples of y, (S, N) or (S, N, C). The legend
+            shows each label with its mean distance from the diagonal, which for a pair is `coverage_error`.
+        y: Targets.
+        num_levels: The number of levels between 0 and 1.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        InputError: If `num_levels` is below 1.
 
     >>> y = torch.tensor([0.1, 9.0])
     >>> ax = plot_coverage(None, {"GP": (torch.zeros(2), torch.ones(2))}, y, num_levels=3)
@@ -112,10 +133,16 @@ def plot_coverage(
 def plot_risk_coverage(
     ax: Axes | None, predictions: Mapping[str, tuple[Tensor, Tensor]], *, risk: str = "risk"
 ) -> Axes:
-    """The mean loss of the surest points against their share; the lower the curve, the better.
+    """Draw the mean loss of the most certain points against their share. A lower curve is better.
 
-    `predictions` holds pairs (uncertainty, loss) by label, as in `risk_coverage`; the legend has the area
-    under each curve. `risk` names the vertical axis, such as "error rate".
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        predictions: Pairs (uncertainty, loss) by label, as for `risk_coverage`. The legend shows each label
+            with the area under its curve.
+        risk: The name of the vertical axis, such as "error rate".
+
+    Returns:
+        The Axes.
 
     >>> entropy, wrong = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.0, 0.0, 0.0, 1.0])
     >>> ax = plot_risk_coverage(None, {"network": (entropy, wrong)}, risk="error rate")
@@ -142,10 +169,22 @@ def plot_detection(
     label: str = "score",
     num_bins: int = 40,
 ) -> Axes:
-    """Histograms of a score for known (in-distribution) and for foreign (out-of-distribution) data.
+    """Draw histograms of a score for in-distribution and for out-of-distribution data.
 
-    Scores are uncertainties, such as entropies or variances, of any number; both histograms have area 1
-    and share their bins. The legend has the AUROC. `label` names the score.
+    Both histograms have area 1 and share their bins. The legend shows the AUROC.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        scores_in: Uncertainties of known data, such as entropies or variances.
+        scores_out: Uncertainties of foreign data, of which there may be another number.
+        label: The name of the score.
+        num_bins: The number of bins.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        InputError: If `num_bins` is below 1.
 
     >>> ax = plot_detection(None, torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
     >>> ax.get_legend().get_title().get_text()

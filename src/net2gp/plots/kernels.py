@@ -1,6 +1,6 @@
-"""Figures of kernels and of what a network finds alike: matrices, means sorted by class, neighbors.
+"""Figures of kernels and of what a network finds similar: matrices, means sorted by class, neighbors.
 
-What is sorted by class has colors from blue over white (zero) to red, over a symmetric range.
+Figures that are sorted by class have a symmetric color scale from blue over white (zero) to red.
 """
 
 from __future__ import annotations
@@ -22,9 +22,20 @@ if TYPE_CHECKING:
 
 
 def plot_kernel(ax: Axes | None, K: Tensor, *, label: str | None = None) -> Axes:
-    """A heat map of the matrix `K`, entry (0, 0) at the top left, with its color scale.
+    """Draw a heat map of a matrix with its color scale.
 
-    A matrix with values of both signs gets a diverging scale around zero, any other a sequential one.
+    A matrix with values of both signs gets a diverging scale around zero, any other matrix a sequential one.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        K: A matrix. The entry (0, 0) is at the top left.
+        label: The name of the color scale.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        InputError: If `K` is no matrix.
     """
     ax = axes_or_new(ax)
     if K.dim() != 2:
@@ -49,7 +60,19 @@ def plot_kernel(ax: Axes | None, K: Tensor, *, label: str | None = None) -> Axes
 def plot_similarities(
     ax: Axes | None, values: Tensor, names: Sequence[str], *, label: str | None = None
 ) -> Axes:
-    """A heat map of a few similarities (K, K), each with its number, rows and columns by name.
+    """Draw a heat map of a few similarities, with the number in each cell.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        values: Similarities, (K, K).
+        names: K names for rows and columns.
+        label: The name of the color scale.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        InputError: If the number of names does not match.
 
     >>> ax = plot_similarities(None, torch.eye(2), ["one", "other"])
     >>> [text.get_text() for text in ax.texts]
@@ -85,11 +108,24 @@ def plot_class_kernel(
     label: str | None = None,
     limit: float | None = None,
 ) -> Axes:
-    """A heat map of K (N, N) with its points sorted by class, each class named in the middle of its block.
+    """Draw a heat map of a kernel matrix with its points sorted by class.
 
-    Blocks on the diagonal say how alike the points of a class are, blocks beside it which classes the
-    network finds alike. `label` names the color scale, which ends at ±`limit` (None: the largest value);
-    a few points of large gradients may ask for less.
+    Blocks on the diagonal show how similar the points of a class are. The other blocks show which classes
+    the network finds similar.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        K: Kernel matrix, (N, N).
+        labels: The classes of the points, (N,). Each class is named in the middle of its block.
+        label: The name of the color scale.
+        limit: The color scale ends at ±limit. None means the largest value. If a few points have large
+            gradients, a smaller limit shows more.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        InputError: If `K` does not fit the labels.
 
     >>> ax = plot_class_kernel(None, torch.eye(3), torch.tensor([7, 1, 7]))
     >>> [text.get_text() for text in ax.get_xticklabels()]
@@ -114,9 +150,21 @@ def plot_class_kernel(
 def plot_class_means(
     ax: Axes | None, f: Tensor, labels: Tensor, *, label: str | None = None
 ) -> Axes:
-    """A heat map of outputs f (N, C): points in rows, sorted by class, and outputs in columns.
+    """Draw a heat map of outputs, with points in rows, sorted by class, and outputs in columns.
 
     A mean that classifies well shows a staircase of red blocks.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        f: Outputs, (N, C).
+        labels: The classes of the points, (N,).
+        label: The name of the color scale.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        InputError: If `f` does not fit the labels.
     """
     ax = axes_or_new(ax)
     if f.dim() != 2 or len(f) != len(labels):
@@ -134,7 +182,13 @@ def plot_class_means(
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An image (height, width), what is written below it, and whether it is framed."""
+    """A picture of a gallery.
+
+    Args:
+        image: Gray values, (height, width).
+        caption: The text below it.
+        framed: Whether a frame marks it.
+    """
 
     image: Tensor
     caption: str = ""
@@ -146,9 +200,18 @@ def plot_gallery(
     gallery: Sequence[Sequence[Picture | None]],
     headings: Sequence[tuple[int, str]] = (),
 ) -> Figure:
-    """Rows of small pictures, such as a digit, the training digits nearest to it and those behind its class.
+    """Draw rows of small pictures, such as a digit with its nearest training digits.
 
-    None leaves a gap. `headings` are pairs of a column and the words above it; they begin at that column.
+    Args:
+        figure: The figure to draw into.
+        gallery: Rows of pictures. None leaves a gap.
+        headings: Pairs of a column and the words that begin above it.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If the gallery is empty.
     """
     columns = max((len(row) for row in gallery), default=0)
     if not columns:
@@ -223,7 +286,7 @@ def _by_class(labels: Tensor) -> Tensor:
 
 
 def _edges(labels: Tensor) -> list[int]:
-    """Where classes begin and end, in sorted order."""
+    """Return where classes begin and end in sorted order."""
     counts = torch.unique(labels.detach().cpu(), return_counts=True)[1]
     return [0, *counts.cumsum(0).tolist()]
 

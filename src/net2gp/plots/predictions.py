@@ -22,10 +22,21 @@ def plot_regression(
     truth: Tensor | None = None,
     label: str | None = None,
 ) -> Axes:
-    """The mean and a band of two standard deviations over one-dimensional inputs.
+    """Draw the mean and a band of two standard deviations over one-dimensional inputs.
 
-    `x`, `mean`, `var` and `truth` have N numbers each, in any order of x; `data` is a pair (x, y) of
-    observations. Calling it again on the same Axes adds the next color, so that posteriors compare.
+    A second call on the same Axes uses the next color, which lets you compare posteriors.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        x: N inputs, in any order.
+        mean: N means.
+        var: N variances.
+        data: Observations as a pair (x, y), or None.
+        truth: N values of the true curve, or None.
+        label: The name in the legend.
+
+    Returns:
+        The Axes.
 
     >>> import torch
     >>> x = torch.linspace(0, 1, 5)

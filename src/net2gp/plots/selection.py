@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Table(Protocol):
-    """What is drawn: a `Selection`, or anything like it."""
+    """What `plot_selection` draws: a `Selection`, or a value with the same members."""
 
     name: str
     values: tuple[Any, ...]
@@ -26,13 +26,34 @@ class Table(Protocol):
         """Losses by name, (V, D) each."""
 
     def mean(self, score: str = ...) -> Tensor:
-        """The mean of a score over the data sets: (V,)."""
+        """Average a score over the data sets.
+
+        Args:
+            score: The name of the score. By default it is the log marginal likelihood.
+
+        Returns:
+            The means, (V,).
+        """
 
     def standard_error(self, score: str = ...) -> Tensor:
-        """Its standard error: (V,)."""
+        """Compute the standard error of the mean over the data sets.
+
+        Args:
+            score: The name of the score.
+
+        Returns:
+            The standard errors, (V,).
+        """
 
     def best_index(self, score: str = ...) -> int:
-        """Where the score is best."""
+        """Find the value with the best mean score.
+
+        Args:
+            score: The name of the score.
+
+        Returns:
+            Its index.
+        """
 
 
 def plot_selection(
@@ -42,11 +63,22 @@ def plot_selection(
     losses: Sequence[str] | None = None,
     label: str = "−log marginal likelihood",
 ) -> Axes:
-    """−log marginal likelihood on the left axis, losses on the right, a star at every optimum.
+    """Draw −log marginal likelihood on the left axis, losses on the right axis, and a star at every optimum.
 
-    Bands are ± one standard error over the data sets. `losses` names those that are drawn, all if left
-    out. Positive values of two decades or more get a logarithmic axis, values that are not numbers
-    one place each. The right axis is `ax.right_ax` of the Axes that is returned.
+    Bands show ± one standard error over the data sets. Positive values over two decades or more get a
+    logarithmic axis. Values that are not numbers are spaced equally.
+
+    Args:
+        ax: The Axes to draw into, or None for a new one.
+        selection: The result of `sweep`.
+        losses: The names of the losses to draw. None draws all.
+        label: The name of the left axis.
+
+    Returns:
+        The Axes. Its attribute `right_ax` is the right axis.
+
+    Raises:
+        InputError: If there is no loss of that name.
 
     >>> import torch
     >>> from net2gp.methods.selection import Selection
@@ -80,7 +112,7 @@ def plot_selection(
 
 
 def _curve(ax: Any, place: list[float], selection: Table, loss: str | None, color: str) -> Any:
-    """One mean with its band and star: of a loss, or for none of −evidence."""
+    """Draw one mean with its band and star: the mean of a loss, or of −evidence if `loss` is None."""
     score = () if loss is None else (loss,)
     mean = selection.mean(*score) if loss else -selection.mean()
     middle = mean.detach().cpu().numpy()
@@ -95,7 +127,7 @@ def _curve(ax: Any, place: list[float], selection: Table, loss: str | None, colo
 
 
 def _places(ax: Axes, selection: Table) -> list[float]:
-    """Where the values are on the horizontal axis, which gets its scale and label."""
+    """Return the positions of the values on the horizontal axis, and set its scale and label."""
     ax.set_xlabel(selection.name)
     values = selection.values
     if not all(isinstance(value, float | int) for value in values):

@@ -1,4 +1,4 @@
-"""What all figures share: colors, axes, legends, and the checks of what is drawn."""
+"""What all figures share: colors, axes, legends, and checks of the values that are drawn."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Blue, vermilion, green, purple, orange, sky: told apart by color-blind readers (Okabe & Ito, 2008)."""
+"""Blue, vermilion, green, purple, orange, sky: clear to color-blind readers too (Okabe & Ito, 2008)."""
 
 INK = "#333333"
-"""Text and data."""
+"""The color of text and data."""
 
 FAINT = "#999999"
-"""Lines to compare with."""
+"""The color of lines for comparison."""
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
-    """The Axes given, or a new one for None."""
+    """Return the given Axes, or a new one for None."""
     try:
         from matplotlib import pyplot
     except ImportError as error:
@@ -34,13 +34,13 @@ def axes_or_new(ax: Axes | None) -> Axes:
 
 
 def next_color(ax: Axes) -> str:
-    """The color of the next line: one for each that is drawn in a color of `COLORS`."""
+    """Return the color of the next line, after as many as are drawn in a color of `COLORS`."""
     drawn = [line for line in ax.get_lines() if line.get_color() in COLORS]
     return COLORS[len(drawn) % len(COLORS)]
 
 
 def vector(values: Tensor, name: str) -> Any:
-    """One number a point, as numpy has it."""
+    """Return one number per point as a numpy array."""
     flat = torch.as_tensor(values).detach().cpu()
     if flat.numel() != flat.shape[0]:
         raise InputError(
@@ -51,7 +51,7 @@ def vector(values: Tensor, name: str) -> Any:
 
 
 def equally_long(**values: Any) -> list[Any]:
-    """The values, if they are equally many."""
+    """Return the values if they have the same length."""
     if len({len(value) for value in values.values()}) > 1:
         lengths = ", ".join(f"{name}: {len(value)}" for name, value in values.items())
         raise InputError(f"one number a point is needed for each of them, but there are {lengths}.")
@@ -59,12 +59,12 @@ def equally_long(**values: Any) -> list[Any]:
 
 
 def diagonal(ax: Axes) -> None:
-    """A dotted line where both axes are equal."""
+    """Draw a dotted line where both axes are equal."""
     ax.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":", zorder=0)
 
 
 def unit_square(ax: Axes) -> None:
-    """Both axes from 0 to 1, equally long."""
+    """Let both axes run from 0 to 1 with equal length."""
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1)
     ax.set_aspect("equal")

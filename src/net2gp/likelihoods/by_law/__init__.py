@@ -1,6 +1,6 @@
-"""From the law of y given f to a likelihood: predictions by integrals over f, whatever the law is.
+"""Likelihoods that follow from the law of y given f: predictions integrate over f, whatever the law is.
 
-`LawLikelihood` is the base of those in here, and of your own.
+`LawLikelihood` is their base class, and the base class for your own.
 """
 
 from net2gp.likelihoods.by_law.base import LawLikelihood

@@ -1,4 +1,4 @@
-"""A likelihood from the law of y given f alone."""
+"""A likelihood that follows from the law of y given f alone."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from net2gp.likelihoods.targets import check_targets, shape_targets
 
 
 class LawLikelihood(ABC):
-    """One target for each output, with the law `law(f)`: everything else follows from it.
+    """One target per output, with the law `law(f)`. Everything else follows from it.
 
-    A likelihood of your own is a frozen dataclass that derives from this class and has the method `law`. From
-    the law follow, each of them a method that may be written anew where a closed form is known:
+    Your own likelihood is a frozen dataclass that derives from this class and has the method `law`. The law
+    determines the following, and you may override each method where you know a closed form:
 
-    - log p(y | f), its gradient by automatic differentiation, and its Fisher information: the second
-      derivative of the law's divergence where torch has one, else the square of the gradient averaged over y;
-    - the prediction, f integrated out numerically (`Integrated`), with its mean and variance;
-    - the targets that are allowed: those in the support of the law.
+    - log p(y | f) and its gradient, by automatic differentiation;
+    - the Fisher information: the second derivative of the law's divergence if torch has a divergence for it,
+      otherwise the square of the gradient, averaged over y;
+    - the prediction, which integrates f out numerically (`Integrated`), with its mean and variance;
+    - the targets that are allowed, which are the ones in the support of the law.
 
-    `canonical = True` in the class says that the curvature is the negative Hessian whatever y is; a class
-    that does not say so is tried. Cost: that of the law, twice that for a gradient.
-
-    Reference: McCullagh & Nelder (1989), Generalized Linear Models.
+    `canonical = True` in the class says that the curvature is the negative Hessian whatever y is. If the
+    class does not say it, the two are compared. A gradient costs two evaluations of the law.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -45,17 +44,29 @@ class LawLikelihood(ABC):
     ...         return torch.distributions.Exponential(f.exp(), validate_args=False)
     >>> Waiting().curvature(torch.zeros(1, 1))
     tensor([[[1.]]])
+
+    Reference: McCullagh & Nelder (1989), Generalized Linear Models.
     """
 
     @abstractmethod
     def law(self, f: Tensor) -> Distribution:
-        """The law of y given f (…, C): its batch has the shape of f, for any number of axes in front.
+        """Return the law of y given f.
 
         Pass `validate_args=False` to torch's distributions: their checks do not run under `torch.func`.
+
+        Args:
+            f: Outputs, (…, C), with any number of leading axes.
+
+        Returns:
+            A law whose batch has the shape of f.
         """
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless `y` is (N, C), or (N,) with one output, and in the support of the law."""
+        """Check that `y` is (N, C), or (N,) with one output, and lies in the support of the law.
+
+        Raises:
+            InputError: If it does not.
+        """
         check_targets(f, y)
         values = shape_targets(f, y).to(f)
         support = self.law(f.detach()).support
@@ -67,41 +78,65 @@ class LawLikelihood(ABC):
             )
 
     def log_density(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y | f) of each output, in the shape of f."""
+        """Compute log p(y | f) for each output.
+
+        Args:
+            f: Outputs, (…, C).
+            y: Targets, which broadcast against f.
+
+        Returns:
+            The log densities, in the shape of f.
+        """
         return self.law(f).log_prob(y)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y_n | f_n), summed over outputs: (N,)."""
+        """Compute log p(y_n | f_n), summed over outputs: (N,)."""
         return self.log_density(f, shape_targets(f, y).to(f)).sum(-1)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """∇_f log p(y_n | f_n): (N, C)."""
+        """Compute ∇_f log p(y_n | f_n): (N, C)."""
         return grad(lambda g: self.log_prob(g, y).sum())(f)
 
     def information(self, f: Tensor) -> Tensor:
-        """The Fisher information of each output, in the shape of f."""
+        """Compute the Fisher information of each output.
+
+        Args:
+            f: Outputs, (…, C).
+
+        Returns:
+            The information, in the shape of f.
+        """
         f = f.detach()
         try:
             found, seen = divergence_curvature(self.law, f)
-        except NotImplementedError:  # torch knows no divergence of this law
+        except NotImplementedError:  # torch has no divergence for this law
             return averaged_square(self.law, f)
-        # a divergence with a kink, as Laplace's, has no derivative where it is needed
+        # The divergence may have a kink at f, as for the Laplace law. Automatic differentiation is then wrong
+        # there, and differences show it.
         smooth = ((found - seen).abs() <= 0.01 * seen.abs()) | ~(found.isfinite() & seen.isfinite())
         return found if bool(smooth.all()) else averaged_square(self.law, f)
 
     def curvature(self, f: Tensor) -> Tensor:
-        """The Fisher information, diagonal: (N, C, C)."""
+        """Return the Fisher information as diagonal matrices: (N, C, C)."""
         return torch.diag_embed(self.information(f))
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """E y and Var y for f ~ N(mean, variance), each in the shape of the mean."""
+        """Compute E y and Var y for f ~ N(mean, variance).
+
+        Args:
+            mean: Means of the outputs, (N, C).
+            variance: Variances of the outputs, (N, C).
+
+        Returns:
+            Mean and variance of the targets, each (N, C).
+        """
         first = plain_average(lambda f: self.law(f).mean, mean, variance)
         within = plain_average(lambda f: self.law(f).variance, mean, variance)
         between = plain_average(lambda f: (self.law(f).mean - first).square(), mean, variance)
         return first, within + between
 
     def predict(self, f: MultivariateNormal) -> Distribution:
-        """The law of y_nc with f_nc integrated out, each output by itself: batch (N, C)."""
+        """Integrate f_nc out, for each output by itself: a law of batch (N, C)."""
         return Integrated(self, *mean_and_variance(f))
 
 
@@ -113,17 +148,25 @@ def _(
 
 
 LARGEST_COUNT = 100_000
-"""The most values of a count that the Fisher information is summed over."""
+"""The largest count up to which the Fisher information is summed."""
 
 NUM_REAL = 801
-"""Nodes of an integral over a real target."""
+"""The number of nodes of an integral over a real target."""
 
 
 Law = Callable[[Tensor], Distribution]
 
 
 def divergence_curvature(law: Law, f: Tensor) -> tuple[Tensor, Tensor]:
-    """∂²/∂g² KL(p(y | f) ‖ p(y | g)) at g = f, by automatic differentiation and by differences, in f's shape.
+    """Compute ∂²/∂g² KL(p(y | f) ‖ p(y | g)) at g = f, once by automatic differentiation and once by
+    differences.
+
+    Args:
+        law: Maps outputs to the law of y.
+        f: Outputs of any shape.
+
+    Returns:
+        Both values, in the shape of f.
 
     >>> law = lambda f: torch.distributions.Poisson(f.exp(), validate_args=False)
     >>> divergence_curvature(law, torch.zeros(1))[0]
@@ -140,10 +183,21 @@ def divergence_curvature(law: Law, f: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def averaged_square(law: Law, f: Tensor) -> Tensor:
-    """E (∂ log p(y | f)/∂f)² under the law of y given f, by a sum over counts or an integral over reals.
+    """Compute E (∂ log p(y | f)/∂f)² under the law of y given f, by a sum over counts or an integral over
+    reals.
 
-    The nodes of the integral are μ + s sinh t for mean μ and standard deviation s, or μ e^t for positive y,
-    weighted by the density.
+    For mean μ and standard deviation s, the nodes of the integral are μ + s sinh t, or μ e^t if y is
+    positive. They are weighted by the density.
+
+    Args:
+        law: Maps outputs to the law of y.
+        f: Outputs of any shape.
+
+    Returns:
+        The Fisher information, in the shape of f.
+
+    Raises:
+        InputError: If the law has no finite mean and variance, or spreads over too many counts.
 
     >>> law = lambda f: torch.distributions.Normal(f, 2.0)
     >>> averaged_square(law, torch.zeros(1)).round(decimals=4)
@@ -165,7 +219,7 @@ def averaged_square(law: Law, f: Tensor) -> Tensor:
 
 
 def _nodes(law: Distribution, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets along a first axis, and the logarithms of their distances."""
+    """Return targets along a first axis, and the logarithms of the distances between them."""
     lead = (-1, *[1] * mean.dim())
     if law.support is not None and law.support.is_discrete:
         top = float((mean + 30 * std).max()) + 20

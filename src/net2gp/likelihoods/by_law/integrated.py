@@ -1,4 +1,4 @@
-"""The law of a target with its Gaussian output integrated out numerically."""
+"""The law of a target whose Gaussian output is integrated out numerically."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from torch.distributions import Distribution
 from net2gp.likelihoods import integrals
 
 NODES = 161
-"""Nodes of an integral over f. With the spread of the nodes below, densities are right to about 1e-10."""
+"""The number of nodes of an integral over f. Placed as below, they give densities to about 1e-10."""
 
 REACH = 9.0
-"""How many standard deviations of f beyond its mean and beyond the peak of the integrand count."""
+"""How many standard deviations of f the nodes reach beyond its mean and beyond the peak of the integrand."""
 
 FARTHEST = 40.0
-"""How many standard deviations of f away from its mean the peak of the integrand is looked for."""
+"""How many standard deviations of f from its mean the peak of the integrand is searched."""
 
 Function = Callable[[Tensor], Tensor]
 
 
 class Integrated(Distribution):
-    """p(y) = ∫ p(y | f) N(f | m, v) df for each output by itself: batch (N, C).
+    """The law p(y) = ∫ p(y | f) N(f | m, v) df of each output by itself, with batch (N, C).
 
     `mean` and `variance` are E E[y | f] and E Var[y | f] + Var E[y | f]. `log_prob` places its nodes around
-    the peak of p(y | f) N(f | m, v) for each y, so that a density that is far narrower than v is not missed.
-    `sample` draws f and then y. Float64 inside. Cost: about 300 evaluations of p(y | f) a number.
+    the peak of p(y | f) N(f | m, v) for each y, so that it finds a density that is far narrower than v.
+    `sample` draws f and then y. Everything is computed in float64. The cost is about 300 evaluations of
+    p(y | f) per number.
 
-    `likelihood` has `law(f)`, `log_density(f, y)`, `information(f)` and `moments(mean, variance)`, as
-    `LawLikelihood` has them.
+    Args:
+        likelihood: Has `law(f)`, `log_density(f, y)`, `information(f)` and `moments(mean, variance)`, like
+            `LawLikelihood`.
+        mean: m, (N, C).
+        variance: v, (N, C).
 
     Reference: Tuerlinckx et al. (2006), Statistical inference in generalized linear mixed models: a review.
     """
@@ -46,7 +50,7 @@ class Integrated(Distribution):
 
     @property
     def support(self) -> Any:
-        """That of the law of y given f."""
+        """The support of the law of y given f."""
         return self.likelihood.law(self.location).support
 
     @property
@@ -60,7 +64,7 @@ class Integrated(Distribution):
         return self.likelihood.moments(self.location, self.spread)[1].to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log p(value), for each output by itself."""
+        """Compute log p(value), for each output by itself."""
         value = value.double()
         shape = torch.broadcast_shapes(value.shape, self.location.shape)
         mean, variance = self.location.expand(shape), self.spread.expand(shape)
@@ -69,7 +73,7 @@ class Integrated(Distribution):
         return found.to(self.dtype)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draws of y, (*sample_shape, N, C)."""
+        """Draw y, (*sample_shape, N, C)."""
         with torch.no_grad():
             shape = (*sample_shape, *self.location.shape)
             z = torch.randn(shape, dtype=torch.float64, device=self.location.device)
@@ -78,7 +82,15 @@ class Integrated(Distribution):
 
 
 def plain_average(function: Function, mean: Tensor, variance: Tensor) -> Tensor:
-    """E g(f), f ~ N(m, v), for a g that is smooth on the scale of √v, by the trapezoidal rule.
+    """Compute E g(f) for f ~ N(m, v) with the trapezoidal rule, for a g that is smooth on the scale of √v.
+
+    Args:
+        function: g.
+        mean: m, of any shape.
+        variance: v, in the same shape.
+
+    Returns:
+        E g(f), in the shape of `mean`.
 
     >>> zero, one = torch.zeros(1), torch.ones(1)
     >>> plain_average(lambda f: f.exp(), zero, one).log().round(decimals=6)
@@ -94,11 +106,21 @@ def plain_average(function: Function, mean: Tensor, variance: Tensor) -> Tensor:
 def log_average(
     function: Function, mean: Tensor, variance: Tensor, information: Function
 ) -> Tensor:
-    """log E e^{g(f)}, f ~ N(m, v), for each entry by itself.
+    """Compute log E e^{g(f)} for f ~ N(m, v), for each entry by itself.
 
-    With f = m + √v z the integrand e^{g} φ(z) has its peak at some z*, found by a grid that is refined; its
-    width there is s = 1/√(1 + v Λ) for the `information` Λ at the peak. Nodes z* + s sinh t with equal steps
-    of t are dense at the peak and still reach beyond the mean of f, where e^g may have a long tail.
+    With f = m + √v z the integrand e^g φ(z) has its peak at some z*, which a refined grid finds. The width
+    of the peak is s = 1/√(1 + v Λ), where Λ is the `information` at the peak. The nodes are z* + s sinh t
+    with equal steps of t. They are dense at the peak and still reach beyond the mean of f, where e^g may
+    have a long tail.
+
+    Args:
+        function: g.
+        mean: m, of any shape.
+        variance: v, in the same shape.
+        information: Maps f to Λ.
+
+    Returns:
+        log E e^{g(f)}, in the shape of `mean`.
 
     >>> log_average(lambda f: f, torch.zeros(1), torch.ones(1), torch.zeros_like).round(decimals=6)
     tensor([0.5000])
@@ -118,12 +140,12 @@ def log_average(
 
 
 def _deviation(variance: Tensor) -> Tensor:
-    # the root of zero has no gradient
+    # The root has an infinite gradient at zero.
     return variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt()
 
 
 def _peak(function: Function, like: Tensor) -> Tensor:
-    """The place z of the largest value, in a grid over ±`FARTHEST` that is refined around the best node."""
+    """Find the z of the largest value on a grid over ±`FARTHEST` that is refined around the best node."""
     center, step = torch.zeros_like(like), 0.5
     count = int(2 * FARTHEST / step) + 1
     for _ in range(4):
@@ -136,6 +158,6 @@ def _peak(function: Function, like: Tensor) -> Tensor:
 
 
 def _at(function: Function, nodes: Tensor) -> Tensor:
-    """`function` at nodes along the first axis, as many at once as fit into a block."""
+    """Evaluate `function` at nodes along the first axis, with as many at once as fit into a block."""
     size = max(1, integrals.BLOCK // max(1, nodes[0].numel()))
     return torch.cat([function(part) for part in nodes.split(size)])

@@ -24,37 +24,40 @@ from net2gp.likelihoods.targets import check_targets, shape_targets, without_ign
 from net2gp.tags import savable
 
 NUM_POINTS = 32
-"""Nodes of the rules for the logistic function, as for `Bernoulli`: right to 1e-6."""
+"""The number of nodes of the rules for the logistic function, accurate to 1e-6 as for `Bernoulli`."""
 
 FAR = 1e3
-"""How far beyond all others the outer cut points are taken to be: their probabilities vanish."""
+"""How far beyond all others the outermost cut points lie. The probability beyond them vanishes."""
 
 
 @savable("ordinal.Ordinal")
 @dataclass(frozen=True)
 class Ordinal:
-    """y ∈ {0, …, K − 1}, ordered levels of one output f: y = k where c_k < f + ε ≤ c_{k+1}.
+    """Ordered levels y ∈ {0, …, K − 1} of one output f: y = k where c_k < f + ε ≤ c_{k+1}.
 
-    The K − 1 cut points c_1 < … < c_{K−1} are given, c_0 = −∞ and c_K = ∞. With F the distribution function
-    of ε (logistic, or Gaussian of variance 1), p(y = k | f) = F(b) − F(a), b = c_{k+1} − f, a = c_k − f. For
-    the logistic F = σ, log p = log σ(b) + log σ(−a) + log(1 − e^{c_k − c_{k+1}}), the residual is
-    σ(a) − σ(−b) and the negative Hessian σ'(a) + σ'(b); for the Gaussian the residual is
-    (φ(a) − φ(b))/(Φ(b) − Φ(a)). The curvature is the Fisher information Σ_k p_k r_k². Log p is concave.
-    Cost O(N·K).
+    The K − 1 cut points c_1 < … < c_{K−1} are given, with c_0 = −∞ and c_K = ∞. Let F be the distribution
+    function of ε, which is logistic or Gaussian with variance 1. Then p(y = k | f) = F(b) − F(a) with b =
+    c_{k+1} − f and a = c_k − f. For the logistic F = σ, log p = log σ(b) + log σ(−a) + log(1 − e^{c_k −
+    c_{k+1}}), the residual is σ(a) − σ(−b) and the negative Hessian σ'(a) + σ'(b). For the Gaussian the
+    residual is (φ(a) − φ(b))/(Φ(b) − Φ(a)). The curvature is the Fisher information Σ_k p_k r_k², with r_k
+    the residual at level k. log p is concave. The cost is O(N·K).
 
-    A larger f makes higher levels more probable. Scale and shift of f are those of the cut points: a network
-    that is trained by −log p should be trained with the same ones.
+    A larger f makes higher levels more probable. The cut points fix the scale and the shift of f, so a
+    network should be trained on −log p with the same cut points.
 
     Args:
         cut_points: K − 1 increasing numbers, for K levels.
-        probit: whether ε is Gaussian rather than logistic. `predict` is then a closed form,
-            p(y ≤ k) = Φ((c_{k+1} − m)/√(1 + v)).
+        probit: Whether ε is Gaussian rather than logistic. `predict` is then a closed form, p(y ≤ k) =
+            Φ((c_{k+1} − m)/√(1 + v)).
 
-    References: McCullagh (1980), Regression models for ordinal data; Chu & Ghahramani (2005), Gaussian
-    processes for ordinal regression.
+    Raises:
+        InputError: If `cut_points` is not a tuple of finite, increasing numbers.
 
     >>> Ordinal((-1.0, 1.0)).predict(MultivariateNormal(torch.zeros(1, 1), torch.eye(1)[None])).probs
     tensor([[0.3033, 0.3935, 0.3033]])
+
+    References: McCullagh (1980), Regression models for ordinal data; Chu & Ghahramani (2005), Gaussian
+    processes for ordinal regression.
     """
 
     cut_points: tuple[float, ...]
@@ -82,16 +85,27 @@ class Ordinal:
 
     @property
     def num_levels(self) -> int:
-        """K."""
+        """The number K of levels."""
         return len(self.cut_points) + 1
 
     @staticmethod
     def num_outputs(y: Tensor) -> int:
-        """One, whatever the targets are."""
+        """Return 1, since every level depends on the same output.
+
+        Args:
+            y: Targets.
+
+        Returns:
+            One.
+        """
         return 1
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless `f` is (N, 1) and `y` holds integers from 0 to K − 1, as (N,) or (N, 1)."""
+        """Check that `f` is (N, 1) and `y` holds integers from 0 to K − 1, as (N,) or (N, 1).
+
+        Raises:
+            InputError: If they do not.
+        """
         check_targets(f, y)
         if f.shape[1] != 1:
             raise InputError(
@@ -110,23 +124,23 @@ class Ordinal:
             )
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y_n | f_n): (N,)."""
+        """Compute log p(y_n | f_n): (N,)."""
         level = y.reshape(-1, 1).long().expand(f.shape)
         return self._log_probs(f.double()).gather(-1, level)[:, 0].to(f.dtype)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """∇_f log p(y_n | f_n): (N, 1)."""
+        """Compute ∇_f log p(y_n | f_n): (N, 1)."""
         level = y.reshape(-1, 1).long().expand(f.shape)
         return self._slopes(f.double()).gather(-1, level).to(f.dtype)
 
     def curvature(self, f: Tensor) -> Tensor:
-        """Σ_k p_k r_k²: (N, 1, 1)."""
+        """Compute Σ_k p_k r_k²: (N, 1, 1)."""
         wide = f.double()
         information = (self._log_probs(wide).exp() * self._slopes(wide).square()).sum(-1)
         return information[:, None, None].to(f.dtype)
 
     def predict(self, f: MultivariateNormal) -> distributions.Categorical:
-        """p(y_n = k) with f_n integrated out, as `.probs` (N, K)."""
+        """Compute p(y_n = k) with f_n integrated out, as `.probs` (N, K)."""
         mean, variance = (value.double() for value in mean_and_variance(f))
         if self.probit:
             log_probs = _log_between(*self._ends(mean, (1 + variance).sqrt()))
@@ -135,9 +149,10 @@ class Ordinal:
         return distributions.Categorical(logits=log_probs.to(f.mean.dtype))
 
     def _integrated(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """log E p(y = k | f): (N, K).
+        """Compute log E p(y = k | f): (N, K).
 
-        A rule for f where it varies little, one for the logistic ε where f varies much, as for `Bernoulli`.
+        As for `Bernoulli`, a rule over f serves small variances and a rule over the logistic ε serves large
+        ones.
         """
         tiny = torch.finfo(variance.dtype).tiny
         z, z_weights = normal_rule(NUM_POINTS, like=mean)
@@ -149,14 +164,14 @@ class Ordinal:
         return torch.where(variance < CROSSOVER, below.logsumexp(1), above.logsumexp(1))
 
     def _ends(self, f: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        """a and b of each level in units of `scale`, along a last axis of K in place of f's of one."""
+        """Return a and b of each level in units of `scale`. A last axis of size K replaces the one of f."""
         cuts = torch.tensor(self.cut_points, dtype=f.dtype, device=f.device)
         inner = (cuts - f) / scale
         edge = FAR + inner.detach().abs().amax(-1, keepdim=True)
         return torch.cat([-edge, inner], -1), torch.cat([inner, edge], -1)
 
     def _log_probs(self, f: Tensor) -> Tensor:
-        """log p(y = k | f) of each level: (…, K) for f (…, 1)."""
+        """Compute log p(y = k | f) of each level: (…, K) for f (…, 1)."""
         lower, upper = self._ends(f)
         if self.probit:
             return _log_between(lower, upper)
@@ -165,7 +180,7 @@ class Ordinal:
         return logsigmoid(upper) + logsigmoid(-lower) + torch.log(-torch.expm1(-gap))
 
     def _slopes(self, f: Tensor) -> Tensor:
-        """∇_f log p(y = k | f) of each level: (…, K)."""
+        """Compute ∇_f log p(y = k | f) of each level: (…, K)."""
         lower, upper = self._ends(f)
         if not self.probit:
             return lower.sigmoid() - (-upper).sigmoid()
@@ -174,7 +189,7 @@ class Ordinal:
 
 
 def _log_between(lower: Tensor, upper: Tensor) -> Tensor:
-    """log(Φ(b) − Φ(a)) for a < b, in the tail where both are small.
+    """Compute log(Φ(b) − Φ(a)) for a < b, in the tail where both are small.
 
     >>> torch.special.log_ndtr(torch.tensor(-30.0)), _log_between(torch.tensor(30.0), torch.tensor(90.0))
     (tensor(-454.3213), tensor(-454.3213))
