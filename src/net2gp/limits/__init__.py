@@ -8,7 +8,6 @@ from net2gp.limits.duals.activations import (
 )
 from net2gp.limits.finite_width import (
     FiniteWidth,
-    HiddenLayer,
     excess_kurtosis,
     finite_width,
     kernel_variance,
@@ -24,8 +23,9 @@ from net2gp.limits.phase import (
     depth_scales,
     fixed_point,
     phase_diagram,
-    slope,
 )
+from net2gp.limits.propagation.hidden_layers import HiddenLayer
+from net2gp.limits.propagation.layer_maps import slope
 from net2gp.limits.rules.layer_rules import rule
 from net2gp.limits.sampling.monte_carlo import Estimate, MonteCarloKernel, monte_carlo_kernel
 from net2gp.limits.sampling.twin import twin
