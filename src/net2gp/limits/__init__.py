@@ -1,11 +1,7 @@
 """INFINITE WIDTH: the Gaussian process that a network is at initialization, and its tangent kernel."""
 
-from net2gp.limits.duals.activations import (
-    Activation,
-    UnsupportedLayer,
-    activation_of,
-    activation_table,
-)
+from net2gp.limits.duals.activation_table import activation_table
+from net2gp.limits.duals.activations import Activation, UnsupportedLayer, activation_of
 from net2gp.limits.finite_width import (
     FiniteWidth,
     excess_kurtosis,
