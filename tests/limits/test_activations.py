@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from net2gp.errors import InputError
 from net2gp.limits.duals import power_forms as powers
+from net2gp.limits.duals.activation_table import activation_table
 from net2gp.limits.duals.activations import (
     UnsupportedLayer,
     activation_of,
-    activation_table,
     from_function,
 )
 from net2gp.limits.duals.quadrature import Quadrature, mixed_dual

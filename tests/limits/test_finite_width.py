@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from net2gp.errors import InputError, NetworkError
 from net2gp.limits.duals.activations import activation_of
 from net2gp.limits.finite_width import (
-    HiddenLayer,
     excess_kurtosis,
     finite_width,
-    hidden_layers,
     kernel_variance,
     sample_kernels,
     sample_ntks,
@@ -26,6 +24,7 @@ from net2gp.limits.finite_width import (
     square_correlation,
 )
 from net2gp.limits.kernels import nngp
+from net2gp.limits.propagation.hidden_layers import HiddenLayer, hidden_layers
 
 X = torch.tensor([[0.3, -1.2, 0.7], [1.0, 0.4, -0.5], [0.9, 0.6, -0.2]], dtype=torch.float64)
 PRIOR = {"weight_var": 1.6, "bias_var": 0.1}

@@ -24,10 +24,8 @@ from net2gp.limits.phase import (
     depth_scales,
     fixed_point,
     phase_diagram,
-    slope,
-    variance_map,
-    variance_slope,
 )
+from net2gp.limits.propagation.layer_maps import slope, variance_map, variance_slope
 
 VARIANCES = st.floats(0.1, 6.0)
 weights = pytest.mark.parametrize("weight_var", [0.5, 1.3, 2.0, 5.0])

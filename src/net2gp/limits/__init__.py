@@ -1,14 +1,9 @@
 """INFINITE WIDTH: the Gaussian process that a network is at initialization, and its tangent kernel."""
 
-from net2gp.limits.duals.activations import (
-    Activation,
-    UnsupportedLayer,
-    activation_of,
-    activation_table,
-)
+from net2gp.limits.duals.activation_table import activation_table
+from net2gp.limits.duals.activations import Activation, UnsupportedLayer, activation_of
 from net2gp.limits.finite_width import (
     FiniteWidth,
-    HiddenLayer,
     excess_kurtosis,
     finite_width,
     kernel_variance,
@@ -24,8 +19,9 @@ from net2gp.limits.phase import (
     depth_scales,
     fixed_point,
     phase_diagram,
-    slope,
 )
+from net2gp.limits.propagation.hidden_layers import HiddenLayer
+from net2gp.limits.propagation.layer_maps import slope
 from net2gp.limits.rules.layer_rules import rule
 from net2gp.limits.sampling.monte_carlo import Estimate, MonteCarloKernel, monte_carlo_kernel
 from net2gp.limits.sampling.twin import twin

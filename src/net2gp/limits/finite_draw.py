@@ -1,4 +1,8 @@
-"""The values of expressions for one finite draw of the weights: what they say, computed literally."""
+"""The values of expressions for one finite draw of the weights, computed literally.
+
+`proof` compares them with what the network computes, so each function here follows the meaning of its
+expression and takes no shortcut.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,20 @@ from net2gp.limits.signals.layout import Layout, arranged, collected
 
 @dataclass(eq=False)
 class Draw:
-    """A module with weights, the data at some points, and the values found: (n, *positions, channels)."""
+    """A module with weights, the data at some points, and the values of expressions found so far.
+
+    Args:
+        module: The network with its weights.
+        data: The inputs by reference.
+        memory: Values (n, *positions, channels) by the number of the expression.
+    """
 
     module: fx.GraphModule
     data: dict[str, Tensor]
     memory: dict[int, Tensor] = field(default_factory=dict)
 
     def value(self, e: Expression) -> Tensor:
-        """The channels of a signal at its positions."""
+        """Return the channels of a signal at its positions, (n, *positions, channels)."""
         if e.order not in self.memory:
             part = getattr(e, "part", None)
             if part is not None:
@@ -35,14 +45,14 @@ class Draw:
         return self.memory[e.order]
 
     def believe(self, signal: Signal, tensor: Tensor) -> None:
-        """Take the values of a signal from a tensor of the network."""
+        """Take the values of a signal from a tensor that the network has computed."""
         values, start = collected(tensor, signal.layout), 0
         for width, e in signal.blocks:
             self.memory[e.order] = values[..., start : start + width].clone()
             start += width
 
     def tensor(self, name: str, own: str) -> Any:
-        """A parameter by the name of its layer, or by its own."""
+        """Return a parameter by the name of its layer and its own name, or by its full name."""
         found = attribute_of(self.module, name)
         return getattr(found, own) if isinstance(found, nn.Module) else found
 
@@ -81,7 +91,7 @@ def _weighted(draw: Draw, e: ex.Weighted) -> Tensor:
 
 
 def _padded(e: ex.Weighted, u: Tensor) -> Tensor:
-    """(n, *positions, channels) → (n, channels, *padded positions)."""
+    """Move channels in front and pad: (n, *positions, channels) → (n, channels, *padded positions)."""
     assert e.window is not None
     u = u.movedim(-1, 1)
     for number in range(len(e.window.kernel)):

@@ -1,15 +1,15 @@
-"""First corrections to infinite width, for fully connected networks of N(0, σ_w²/n) weights.
+"""First corrections to infinite width, for fully connected networks with N(0, σ_w²/n) weights.
 
-Given the activations before it, every layer is exactly Gaussian, with a random covariance
+Given the activations of the layer before it, every layer is exactly Gaussian, with a random covariance
 
     K̂ ← σ_b² + σ_w²/n Σ_j φ(u_j) φ(v_j),      (u_j, v_j) ~ N(0, K̂ of the layer before).
 
-A network of width n is therefore a mixture of Gaussian processes, and all that it does beyond one is
+A network of width n is therefore a mixture of Gaussian processes, and it differs from a single one only by
 the spread of K̂. With g(K) = E[φ(u) φ(v)] over N(0, K), J = σ_w² ∂g/∂K and H = σ_w² ∂²g/∂K²,
 
     Var K̂ ← J (Var K̂) Jᵀ + σ_w⁴/n Cov[φφ],       E K̂ − K ← J (E K̂ − K) + ½ H : Var K̂,
 
-to first order in 1/n; at one hidden layer exactly, whatever n is. References: Yaida (2020),
+to first order in 1/n; with one hidden layer this is exact for every n. References: Yaida (2020),
 "Non-Gaussian processes and neural networks at finite widths"; Antognini (2019), "Finite size
 corrections for neural network Gaussian processes"; Roberts, Yaida & Hanin (2022), "The Principles of
 Deep Learning Theory", chapter 4.
@@ -21,94 +21,80 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from net2gp.errors import InputError, NetworkError, check_finite, check_positive
-from net2gp.inputs import describe, ordinary_tensors
+from net2gp.errors import InputError
+from net2gp.inputs import ordinary_tensors
 from net2gp.likelihoods.integrals import psd_root
-from net2gp.limits.duals.activations import Activation, activation_of
-from net2gp.limits.duals.quadrature import Quadrature, mixed_dual
+from net2gp.limits.duals.activations import Activation
+from net2gp.limits.propagation.hidden_layers import HiddenLayer, Layers, activation_in, checked
+from net2gp.limits.propagation.unit_moments import moments, product_covariance, products_of
 
 BLOCK = 2**22
-"""How many numbers a block of sampled networks may hold at once."""
-
-
-@dataclass(frozen=True)
-class HiddenLayer:
-    """`width` units of an activation, fed by a linear layer."""
-
-    activation: nn.Module | Activation
-    width: int
-
-
-Layers = nn.Module | Sequence[HiddenLayer]
-"""A network of alternating Linear and activation layers, or what counts of it: its hidden layers."""
+"""The most numbers that a block of sampled networks holds at once (32 MiB in float64)."""
 
 
 @dataclass(frozen=True)
 class FiniteWidth:
-    """The random variance K̂(x, x) of one output at each of N inputs, to first order in 1/width."""
+    """The random variance K̂(x, x) of one output at each of N inputs, to first order in 1/width.
+
+    Args:
+        kernel: K, the limit of K̂ at infinite width, (N,).
+        shift: E K̂ − K, (N,); it is zero with one hidden layer.
+        variance: Var K̂, (N,).
+    """
 
     kernel: Tensor
-    """K, its limit at infinite width: (N,)."""
     shift: Tensor
-    """E K̂ − K: (N,); zero at one hidden layer."""
     variance: Tensor
-    """Var K̂: (N,)."""
 
     @property
     def excess_kurtosis(self) -> Tensor:
-        """3 Var K̂ / K²: (N,). Zero for a Gaussian."""
+        """Return 3 Var K̂ / K², (N,), which is zero for a Gaussian."""
         return 3 * self.variance / self.kernel.square()
 
     @property
     def square_correlation(self) -> Tensor:
-        """Correlation of the squares of two different outputs, Var K̂ / (2K² + 3 Var K̂): (N,)."""
+        """Return the correlation of the squares of two outputs, Var K̂ / (2K² + 3 Var K̂): (N,)."""
         return self.variance / (2 * self.kernel.square() + 3 * self.variance)
-
-
-def hidden_layers(network: nn.Module) -> tuple[HiddenLayer, ...]:
-    """The hidden layers of an `nn.Sequential` Linear, activation, Linear, …, activation, Linear.
-
-    >>> hidden_layers(nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1)))
-    (HiddenLayer(activation=Tanh(), width=64),)
-    """
-    modules = [m for m in _flatten(network) if not isinstance(m, nn.Flatten | nn.Identity)]
-    linear, activations = modules[::2], modules[1::2]
-    if len(linear) != len(activations) + 1 or not all(isinstance(m, nn.Linear) for m in linear):
-        kinds = ", ".join(type(m).__name__ for m in modules)
-        raise NetworkError(
-            f"expected Linear layers with one activation between each two of them, but got {kinds}. "
-            "Pass such an nn.Sequential, or the hidden layers: [HiddenLayer(nn.Tanh(), 512)] * 3."
-        )
-    return tuple(
-        HiddenLayer(activation, int(before.out_features))  # type: ignore[arg-type]
-        for before, activation in zip(linear, activations, strict=False)
-    )
 
 
 def finite_width(
     network: Layers, x: Tensor, *, weight_var: float = 1.0, bias_var: float = 0.0
 ) -> FiniteWidth:
-    """Mean and variance of the random kernel of a network of finite width, at inputs x (N, d).
+    """Return mean and variance of the random kernel of a network of finite width.
 
     With g(q) = E[φ²] at variance q the recursion of this module is, for one input,
 
         Var K̂ ← (σ_w² g')² Var K̂ + σ_w⁴/n (E[φ⁴] − g²),     E K̂ − K ← σ_w² (g' (E K̂ − K) + ½ g'' Var K̂),
 
-    with g' = (E[u²φ²]/q − g) / 2q and g'' = (E[u⁴φ²]/q² − 6 E[u²φ²]/q + 3g) / 4q² by partial
-    integration, so that kinks need no care. Float64. Cost O(N) quadratures a layer, whatever the width.
+    with g' = (E[u²φ²]/q − g) / 2q and g'' = (E[u⁴φ²]/q² − 6 E[u²φ²]/q + 3g) / 4q². Both come from partial
+    integration, so that kinks of φ need no care. The cost is O(N) quadratures per layer, for every width.
 
+    Args:
+        network: An `nn.Sequential` of Linear layers and activations, or a list of `HiddenLayer`.
+        x: Inputs, (N, d).
+        weight_var: σ_w²; weights are drawn from N(0, σ_w² / fan_in).
+        bias_var: σ_b², the variance of the biases; it is not used if `network` has no biases.
+
+    Returns:
+        K, E K̂ − K and Var K̂ at each input, in float64.
+
+    Raises:
+        InputError: If `x` is not a batch of finite rows, or a variance is out of range.
+        NetworkError: If `network` is not fully connected, or only some of its layers have a bias.
+
+    >>> from torch import nn
     >>> layers = [HiddenLayer(nn.ReLU(), 100)]
     >>> finite_width(layers, torch.ones(1, 4), weight_var=2.0).excess_kurtosis  # 15 / width
     tensor([0.1500], dtype=torch.float64)
     """
-    x, layers, bias_var = _checked(network, x, weight_var, bias_var)
+    x, layers, bias_var = checked(network, x, weight_var, bias_var)
     q = weight_var * x.square().mean(1) + bias_var
     shift, variance = torch.zeros_like(q), torch.zeros_like(q)
     for layer in layers:
-        phi = _activation(layer)
-        g, fourth, first, second = _moments(phi, q)
+        phi = activation_in(layer)
+        g, fourth, first, second = moments(phi, q)
         shift = weight_var * (first * shift + second * variance / 2)
         variance = (weight_var * first) ** 2 * variance
         variance = variance + weight_var**2 * (fourth - g.square()) / layer.width
@@ -119,11 +105,21 @@ def finite_width(
 def excess_kurtosis(
     network: Layers, x: Tensor, *, weight_var: float = 1.0, bias_var: float = 0.0
 ) -> Tensor:
-    """E[f⁴] / E[f²]² − 3 of an output f over random weights, at inputs x (N, d): (N,).
+    """Return E[f⁴] / E[f²]² − 3 of an output f over random weights.
 
-    It falls as 1/width and grows with depth; at one hidden layer it is exactly
-    3 σ_w⁴ (E[φ⁴] − E[φ²]²) / (n K²), else to first order in 1/n. Cost as `finite_width`.
+    It falls as 1/width and grows with depth. With one hidden layer it is exactly
+    3 σ_w⁴ (E[φ⁴] − E[φ²]²) / (n K²), otherwise it is right to first order in 1/n.
 
+    Args:
+        network: An `nn.Sequential` of Linear layers and activations, or a list of `HiddenLayer`.
+        x: Inputs, (N, d).
+        weight_var: σ_w²; weights are drawn from N(0, σ_w² / fan_in).
+        bias_var: σ_b², the variance of the biases.
+
+    Returns:
+        The excess kurtosis at each input, (N,) in float64. Errors and cost are as in `finite_width`.
+
+    >>> from torch import nn
     >>> excess_kurtosis([HiddenLayer(nn.ReLU(), 100)] * 3, torch.ones(1, 4), weight_var=2.0)
     tensor([0.4500], dtype=torch.float64)
     """
@@ -133,11 +129,22 @@ def excess_kurtosis(
 def square_correlation(
     network: Layers, x: Tensor, *, weight_var: float = 1.0, bias_var: float = 0.0
 ) -> Tensor:
-    """Correlation of f_i(x)² and f_j(x)² for outputs i ≠ j, at inputs x (N, d): (N,).
+    """Return the correlation of f_i(x)² and f_j(x)² for outputs i ≠ j.
 
-    The outputs themselves are uncorrelated at any width; their squares share the random kernel, so
-    that they are independent only in the limit. First order in 1/n; exact at one hidden layer.
+    The outputs themselves are uncorrelated at any width. Their squares share the random kernel, so
+    that they are independent only in the limit. The result is right to first order in 1/n, and exact
+    with one hidden layer.
 
+    Args:
+        network: An `nn.Sequential` of Linear layers and activations, or a list of `HiddenLayer`.
+        x: Inputs, (N, d).
+        weight_var: σ_w²; weights are drawn from N(0, σ_w² / fan_in).
+        bias_var: σ_b², the variance of the biases.
+
+    Returns:
+        The correlation at each input, (N,) in float64. Errors and cost are as in `finite_width`.
+
+    >>> from torch import nn
     >>> square_correlation([HiddenLayer(nn.ReLU(), 100)], torch.ones(1, 4), weight_var=2.0)
     tensor([0.0233], dtype=torch.float64)
     """
@@ -152,19 +159,30 @@ def kernel_variance(
     weight_var: float = 1.0,
     bias_var: float = 0.0,
 ) -> Tensor:
-    """Var K̂(x_n, y_m) over random weights, to first order in 1/width: (N, M); y = x if left out.
+    """Return Var K̂(x_n, y_m) over random weights, to first order in 1/width.
 
-    The recursion of this module for the three entries of K̂ that a pair of inputs has. It is also
-    Cov[f_i(x) f_i(y), f_j(x) f_j(y)] for outputs i ≠ j, which a Gaussian process would have at zero.
-    Exact at one hidden layer. Float64. Cost O(N M) quadratures in two dimensions a layer.
+    This is the recursion of the module for the three entries of K̂ that belong to a pair of inputs. The
+    result is also Cov[f_i(x) f_i(y), f_j(x) f_j(y)] for outputs i ≠ j, which is zero for a Gaussian
+    process. It is exact with one hidden layer. The cost is O(N M) quadratures in two dimensions per layer.
 
+    Args:
+        network: An `nn.Sequential` of Linear layers and activations, or a list of `HiddenLayer`.
+        x: Inputs, (N, d).
+        y: Other inputs, (M, d); None means `x`.
+        weight_var: σ_w²; weights are drawn from N(0, σ_w² / fan_in).
+        bias_var: σ_b², the variance of the biases.
+
+    Returns:
+        The variances, (N, M) in float64. Errors are as in `finite_width`.
+
+    >>> from torch import nn
     >>> x = torch.eye(2)
     >>> kernel_variance([HiddenLayer(nn.ReLU(), 10)], x, weight_var=2.0)
     tensor([[0.5000, 0.0899],
             [0.0899, 0.5000]], dtype=torch.float64)
     """
-    other, layers, bias_var = _checked(network, x if y is None else y, weight_var, bias_var)
-    x = _checked(network, x, weight_var, bias_var)[0]
+    other, layers, bias_var = checked(network, x if y is None else y, weight_var, bias_var)
+    x = checked(network, x, weight_var, bias_var)[0]
     pair = torch.stack(
         torch.broadcast_tensors(
             x.square().mean(1)[:, None], x @ other.T / x.shape[1], other.square().mean(1)[None, :]
@@ -174,10 +192,10 @@ def kernel_variance(
     entries = weight_var * pair + bias_var
     covariance = torch.zeros(*entries.shape, 3, dtype=torch.float64)
     for layer in layers:
-        phi = _activation(layer)
-        products, jacobian = _products(phi, entries)
+        phi = activation_in(layer)
+        products, jacobian = products_of(phi, entries)
         jacobian = weight_var * jacobian
-        noise = weight_var**2 / layer.width * _product_covariance(phi, entries, products)
+        noise = weight_var**2 / layer.width * product_covariance(phi, entries, products)
         covariance = jacobian @ covariance @ jacobian.mT + noise
         entries = weight_var * products + bias_var
     return covariance[..., 1, 1]
@@ -192,16 +210,31 @@ def sample_kernels(
     bias_var: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Random kernels K̂(x, x) of networks of finite width, exact in law at any width: (S, N, N).
+    """Draw random kernels K̂(x, x) of networks of finite width, exact in law at any width.
 
-    Units of a layer are independent given the layer before, so that n Gaussian vectors stand for its
-    n² weights. Float64. Cost O(S L n N²) for L hidden layers of width n, against O(S L n² N) by weights.
+    Units of a layer are independent given the layer before, so n Gaussian vectors take the place of its
+    n² weights. This costs O(S L n N²) for L hidden layers of width n; drawing weights costs O(S L n² N).
 
+    Args:
+        network: An `nn.Sequential` of Linear layers and activations, or a list of `HiddenLayer`.
+        x: Inputs, (N, d).
+        num_samples: S, the number of networks to draw.
+        weight_var: σ_w²; weights are drawn from N(0, σ_w² / fan_in).
+        bias_var: σ_b², the variance of the biases.
+        generator: The source of random numbers; None takes the global one.
+
+    Returns:
+        The kernels, (S, N, N) in float64.
+
+    Raises:
+        InputError: If `num_samples` is less than 1; others are as in `finite_width`.
+
+    >>> from torch import nn
     >>> layers = [HiddenLayer(nn.Tanh(), 64)] * 2
     >>> sample_kernels(layers, torch.ones(3, 2), num_samples=5).shape
     torch.Size([5, 3, 3])
     """
-    x, layers, bias_var = _checked(network, x, weight_var, bias_var)
+    x, layers, bias_var = checked(network, x, weight_var, bias_var)
     first = weight_var * x @ x.T / x.shape[1] + bias_var
     widest = max((layer.width for layer in layers), default=1)
     kernels = []
@@ -209,7 +242,7 @@ def sample_kernels(
         kernel = first.expand(count, *first.shape)
         for layer in layers:
             z = torch.randn(count, len(x), layer.width, dtype=torch.float64, generator=generator)
-            active = _activation(layer)(psd_root(kernel) @ z)
+            active = activation_in(layer)(psd_root(kernel) @ z)
             kernel = weight_var / layer.width * active @ active.mT + bias_var
         kernels.append(kernel)
     return torch.cat(kernels)
@@ -225,10 +258,23 @@ def sample_outputs(
     bias_var: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Outputs at x (N, d) of random networks of finite width, exact in law: (S, N, C).
+    """Draw the outputs of random networks of finite width, exact in law.
 
-    Given its kernel (see `sample_kernels`) a network is a Gaussian process. Float64.
+    Given its kernel (see `sample_kernels`) a network is a Gaussian process.
 
+    Args:
+        network: An `nn.Sequential` of Linear layers and activations, or a list of `HiddenLayer`.
+        x: Inputs, (N, d).
+        num_samples: S, the number of networks to draw.
+        num_outputs: C, the number of outputs of each network.
+        weight_var: σ_w²; weights are drawn from N(0, σ_w² / fan_in).
+        bias_var: σ_b², the variance of the biases.
+        generator: The source of random numbers; None takes the global one.
+
+    Returns:
+        The outputs, (S, N, C) in float64. Errors are as in `sample_kernels`.
+
+    >>> from torch import nn
     >>> layers = [HiddenLayer(nn.Tanh(), 64)] * 2
     >>> sample_outputs(layers, torch.ones(3, 2), num_samples=5, num_outputs=4).shape
     torch.Size([5, 3, 4])
@@ -249,18 +295,32 @@ def sample_ntks(
     bias_var: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Random empirical tangent kernels Θ̂(x, x) of one output in NTK parameterization: (S, N, N).
+    """Draw random empirical tangent kernels Θ̂(x, x) of one output in NTK parameterization.
 
     With activations a_l and gradients δ_l of the output in the pre-activations of layer l,
-    Θ̂ = Σ_l ⟨δ_l, δ_l⟩ (σ_w² ⟨a_{l−1}, a_{l−1}⟩ / n_{l−1} + σ_b²). Mean and variance over S show how far
-    a width is from the limit. Float64. Cost O(S L n² N). Reference: Jacot, Gabriel & Hongler (2018),
-    "Neural tangent kernel"; Hanin & Nica (2020), "Finite depth and width corrections to the NTK".
+    Θ̂ = Σ_l ⟨δ_l, δ_l⟩ (σ_w² ⟨a_{l−1}, a_{l−1}⟩ / n_{l−1} + σ_b²). Mean and variance over the draws show
+    how far a width is from the limit. The cost is O(S L n² N).
 
+    Args:
+        network: An `nn.Sequential` of Linear layers and activations, or a list of `HiddenLayer`.
+        x: Inputs, (N, d).
+        num_samples: S, the number of networks to draw.
+        weight_var: σ_w²; weights are drawn from N(0, σ_w² / fan_in).
+        bias_var: σ_b², the variance of the biases.
+        generator: The source of random numbers; None takes the global one.
+
+    Returns:
+        The kernels, (S, N, N) in float64. Errors are as in `sample_kernels`.
+
+    Reference: Jacot, Gabriel & Hongler (2018), "Neural tangent kernel"; Hanin & Nica (2020), "Finite
+    depth and width corrections to the NTK".
+
+    >>> from torch import nn
     >>> layers = [HiddenLayer(nn.Tanh(), 64)] * 2
     >>> sample_ntks(layers, torch.ones(3, 2), num_samples=5).shape
     torch.Size([5, 3, 3])
     """
-    x, layers, bias_var = _checked(network, x, weight_var, bias_var)
+    x, layers, bias_var = checked(network, x, weight_var, bias_var)
     widest = max((layer.width for layer in layers), default=1)
     draws = [
         _ntk_block(layers, x, count, weight_var, bias_var, generator)
@@ -290,7 +350,7 @@ def _ntk_block(
         if len(weights) > len(layers):
             break
         u = weights[-1] @ a + bias_var**0.5 * normal(width, 1)
-        a, slope = _with_slope(_activation(layers[len(slopes)]), u)
+        a, slope = _with_slope(activation_in(layers[len(slopes)]), u)
         slopes.append(slope)
     ntk, delta = grams[-1], torch.ones(count, 1, len(x), dtype=torch.float64)
     for gram, slope, weight in zip(grams[-2::-1], slopes[::-1], weights[::-1], strict=False):
@@ -307,102 +367,10 @@ def _with_slope(phi: Activation, u: Tensor) -> tuple[Tensor, Tensor]:
     return value.detach(), slope
 
 
-def _moments(phi: Activation, q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """E[φ²], E[φ⁴], and the first two derivatives of E[φ²] in q, at u ~ N(0, q)."""
-    g = phi.variance(q, False)[0]
-    fourth = _monomial(phi, 0, 2).variance(q, False)[0]
-    once = _monomial(phi, 1, 1).variance(q, False)[0] / q
-    twice = _monomial(phi, 2, 1).variance(q, False)[0] / q.square()
-    return g, fourth, (once - g) / (2 * q), (twice - 6 * once + 3 * g) / (4 * q.square())
-
-
-def _products(phi: Activation, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """E[φ(u)²], E[φ(u) φ(v)], E[φ(v)²] (…, 3) for entries (…, 3) of K, and their Jacobian (…, 3, 3)."""
-    with ordinary_tensors(), torch.enable_grad():
-        entries = entries.detach().clone().requires_grad_()
-        var1, cov, var2 = entries.unbind(-1)
-        values = (
-            phi.variance(var1, False)[0],
-            phi.dual(cov, var1, var2, False)[0],
-            phi.variance(var2, False)[0],
-        )
-        rows = [torch.autograd.grad(value.sum(), entries)[0] for value in values]
-    return torch.stack(values, -1).detach(), torch.stack(rows, -2)
-
-
-def _product_covariance(phi: Activation, entries: Tensor, products: Tensor) -> Tensor:
-    """Covariance (…, 3, 3) of φ(u)², φ(u) φ(v), φ(v)²."""
-    var1, cov, var2 = entries.unbind(-1)
-    square, cube = _monomial(phi, 0, 2), _monomial(phi, 0, 3)
-    mixed = square.dual(cov, var1, var2, False)[0]
-    left = mixed_dual(cube, phi, cov, var1, var2, False)[0]
-    right = mixed_dual(phi, cube, cov, var1, var2, False)[0]
-    fourth1, fourth2 = square.variance(var1, False)[0], square.variance(var2, False)[0]
-    rows = ((fourth1, left, mixed), (left, mixed, right), (mixed, right, fourth2))
-    second = torch.stack([torch.stack(row, -1) for row in rows], -2)
-    return second - products[..., :, None] * products[..., None, :]
-
-
-@dataclass(frozen=True)
-class _Monomial:
-    """u^p φ(u)^k; a value, so that what quadrature finds out about it is found out once."""
-
-    phi: Activation
-    p: int
-    k: int
-
-    def __call__(self, u: Tensor) -> Tensor:
-        return u**self.p * self.phi(u) ** self.k
-
-
-def _monomial(phi: Activation, p: int, k: int) -> Activation:
-    # smooth wherever φ is; a search for kinks could miss those that powers have smoothed
-    return Quadrature(_Monomial(phi, p, k), getattr(phi, "kinks", None))
-
-
-def _activation(layer: HiddenLayer) -> Activation:
-    given = layer.activation
-    return activation_of(given) if isinstance(given, nn.Module) else given
-
-
-def _flatten(network: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(network, nn.Sequential):
-        for module in network:
-            yield from _flatten(module)
-    else:
-        yield network
-
-
 def _blocks(total: int, size: int) -> Iterator[int]:
-    """`total` split into counts of which each keeps count · size within BLOCK."""
+    """Split `total` into counts such that count · size stays within BLOCK."""
     if total < 1:
         raise InputError(f"num_samples must be at least 1, but is {total}. Pass num_samples=1000.")
     step = max(1, BLOCK // size)
     for start in range(0, total, step):
         yield min(step, total - start)
-
-
-def _checked(
-    network: Layers, x: Tensor, weight_var: float, bias_var: float
-) -> tuple[Tensor, Sequence[HiddenLayer], float]:
-    """x in float64, the hidden layers, and the bias variance (0 for a network without biases)."""
-    check_positive(weight_var, "weight_var")
-    check_positive(bias_var, "bias_var", zero=True)
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        raise InputError(
-            f"x must be a tensor of inputs in rows, (N, d), but is {describe(x)}. "
-            "Pass a single input as x[None]."
-        )
-    check_finite(x, "x")
-    x = x.detach().flatten(1).double()
-    if not isinstance(network, nn.Module):
-        return x, network, bias_var
-    layers = hidden_layers(network)
-    linear = [module for module in _flatten(network) if isinstance(module, nn.Linear)]
-    biased = {module.bias is not None for module in linear}
-    if len(biased) > 1:
-        raise NetworkError(
-            "some Linear layers have a bias and some have none; these corrections take one bias_var "
-            "for all. Use bias=True (or bias=False) throughout."
-        )
-    return x, layers, bias_var if biased == {True} else 0.0

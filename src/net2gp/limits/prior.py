@@ -12,8 +12,13 @@ from torch import Tensor
 from net2gp.errors import InputError, check_positive
 
 Variance = float | Tensor
+"""A variance: a number, or a tensor of one element, which may require gradients."""
+
 Variances = Variance | Mapping[str, Variance]
+"""One variance for all layers, or variances by layer name or pattern."""
+
 Parameterization = str | Mapping[str, str]
+"""The word "ntk" or "standard" for all layers, or one per layer name or pattern."""
 
 KNOWN = ("ntk", "standard")
 
@@ -22,8 +27,15 @@ KNOWN = ("ntk", "standard")
 class Prior:
     """Weights N(0, weight_var / fan_in) and biases N(0, bias_var), by the name of their layer.
 
-    In the NTK parameterization a layer is √(weight_var / fan_in) ω x + √bias_var β with ω, β ~ N(0, 1), in
-    the standard one W x + b: the same functions at initialization, but other tangent kernels.
+    In the NTK parameterization a layer is √(weight_var / fan_in) ω x + √bias_var β with ω, β ~ N(0, 1); in
+    the standard one it is W x + b. Both give the same functions at initialization, but different tangent
+    kernels.
+
+    Args:
+        weight_vars: The variances of the weights times their fan-in, by name.
+        bias_vars: The variances of the biases, by name.
+        parameterizations: "ntk" or "standard", by name.
+        dtype: The dtype in which moments are computed.
     """
 
     weight_vars: Mapping[str, Variance]
@@ -32,11 +44,11 @@ class Prior:
     dtype: torch.dtype = torch.float64
 
     def weight(self, name: str) -> Variance:
-        """The variance of the weights, times their fan-in."""
+        """Return the variance of the weights of a layer, times their fan-in."""
         return self.weight_vars[name]
 
     def bias(self, name: str | None) -> Variance:
-        """The variance of the biases; zero for a layer without any."""
+        """Return the variance of the biases of a layer, which is zero without a name."""
         return 0.0 if name is None else self.bias_vars[name]
 
     def standard(self, name: str) -> bool:
@@ -44,7 +56,7 @@ class Prior:
         return self.parameterizations[name] == "standard"
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Prior:
-        """The same variances, those that are tensors on another device and in another dtype."""
+        """Return the same variances, with tensors moved to another device and dtype."""
         weights, biases = (
             {
                 name: value.to(device=device, dtype=dtype) if isinstance(value, Tensor) else value
@@ -57,13 +69,13 @@ class Prior:
         )
 
     def values(self) -> tuple[float | str, ...]:
-        """All numbers and words, to tell one prior from another."""
+        """Return all numbers and words, by which priors are compared."""
         numbers = (*self.weight_vars.values(), *self.bias_vars.values())
         return (*(float(value) for value in numbers), *self.parameterizations.values())
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a variance asks for gradients."""
+        """Whether a variance requires gradients."""
         values = (*self.weight_vars.values(), *self.bias_vars.values())
         return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
@@ -74,7 +86,20 @@ def prior_of(
     bias_var: Variances,
     parameterization: Parameterization,
 ) -> Prior:
-    """The prior of layers of these names; mappings take patterns, of which the first that matches counts.
+    """Return the prior of layers with these names.
+
+    Args:
+        names: The names of all layers with weights.
+        weight_var: σ_w² for all layers, or a mapping from names or patterns; the first match counts.
+        bias_var: σ_b², likewise.
+        parameterization: "ntk" or "standard", likewise.
+
+    Returns:
+        The prior, with one entry per name.
+
+    Raises:
+        InputError: If a value is no variance or no parameterization, or if a mapping leaves a layer out,
+            or has a pattern that matches nothing or stands behind a wider one.
 
     >>> prior = prior_of(["body.0", "head"], {"head": 1.0, "*": 2.0}, 0.1, "ntk")
     >>> prior.weight("body.0"), prior.weight("head"), prior.bias("head")
@@ -140,7 +165,7 @@ def _spread(value: object, names: list[str], argument: str) -> dict:
 
 
 def _check_order(patterns: list[str], names: list[str], argument: str) -> None:
-    """Raise if a pattern stands behind one that matches the same layers and more: it decides nothing."""
+    """Raise if a pattern has no effect because an earlier one matches the same layers and more."""
     reach = [{name for name in names if _matches(name, pattern)} for pattern in patterns]
     for i, pattern in enumerate(patterns):
         for j in range(i):

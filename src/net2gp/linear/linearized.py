@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -25,21 +24,45 @@ from net2gp.linear.jacobians.jacobian import jacobian
 from net2gp.linear.jacobians.passes import pulling, pushed
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.jacobians.trace import TraceKernel
+from net2gp.linear.parameters import (
+    Patterns,
+    PriorVar,
+    check_given,
+    check_values,
+    choose,
+    expand_prior,
+)
 from net2gp.linear.planning.plans import Plans
 from net2gp.types import Inputs, Params
 
+__all__ = [
+    "Linearized",
+    "Output",
+    "Patterns",
+    "PriorVar",
+    "choose",
+    "example_of",
+    "expand_prior",
+    "linearize",
+]
+
 Output = Callable[[Any], Tensor]
-Patterns = str | Sequence[str]
-PriorVar = float | Tensor | Mapping[str, float | Tensor]
+"""What picks the tensor of outputs from all that a network returns."""
 
 
 @dataclass(frozen=True, eq=False)
 class Linearized:
-    """f(x; θ) ≈ f(x; θ*) + J(x)(θ − θ*): the first-order Taylor expansion of a network in θ.
+    """The first-order Taylor expansion of a network in its parameters, f(x; θ*) + J(x)(θ − θ*).
 
-    `params` are the chosen parameters θ*, `frozen` all other parameters and buffers; both are copies,
-    so that training the network further does not change this value. Outputs are flattened to (N, C).
-    `plans` is what was found out about the network for inputs of each shape, which copies share.
+    Use `linearize` to make one. Parameters and buffers are copies, so that training the network further
+    does not change this value. Outputs are flattened to (N, C).
+
+    Args:
+        network: The module, of which only the code is used.
+        params: The chosen parameters θ* by name, in which the network is linearized.
+        frozen: All other parameters and the buffers, by name.
+        output: Picks the tensor of outputs from what the network returns; None if it returns a tensor.
+        plans: What is known of the network for inputs of each shape; copies share it.
     """
 
     network: nn.Module = field(repr=False)
@@ -56,38 +79,66 @@ class Linearized:
         self.trust()
 
     def trust(self) -> None:
-        """Take it that training points used all parameters: those of a posterior that was kept did."""
+        """Take it for granted that training points use all parameters.
+
+        This holds for a linearization that was saved or pickled with a posterior, since it was checked then.
+        """
         self.plans.reached.update(name for name, _ in self.network.named_parameters())
 
     @property
     def num_params(self) -> int:
-        """P, the number of chosen parameters."""
+        """Return P, the number of chosen parameters."""
         return sum(value.numel() for value in self.params.values())
 
     @property
     def example(self) -> Tensor:
-        """One of the parameters, to read dtype and device from."""
+        """Return one of the parameters, to read dtype and device from."""
         return next(iter(self.params.values()))
 
     def __call__(self, x: Inputs) -> Tensor:
-        """f(x; θ*): (N, C); differentiable in `x`."""
+        """Compute the network's own outputs f(x; θ*); differentiable in `x`.
+
+        Args:
+            x: N inputs: a tensor, or a tuple or dict of tensors with N rows each.
+
+        Returns:
+            The outputs, (N, C).
+        """
         self.check(x)
         with torch.set_grad_enabled(follows(x)), accepts(x):
             return self.evaluate(self.params, x)
 
     def check(self, x: Inputs, name: str = "x") -> None:
-        """Raise unless `x` is finite and has the network's dtype and device."""
+        """Check that `x` is finite and has the network's dtype and device.
+
+        Args:
+            x: The inputs.
+            name: What messages call them.
+
+        Raises:
+            InputError: If they do not.
+        """
         check_inputs(x, name)
         for value in tensors(x):
             check_dtype_and_device(value, name, self.example, "the network")
 
     def evaluate(self, params: Params, x: Inputs) -> Tensor:
-        """f(x; θ) of the network itself at other values of the chosen parameters: (N, C).
+        """Compute f(x; θ) of the network itself at other values of the chosen parameters.
 
-        Differentiable with torch.func and with autograd.
+        The result is differentiable with torch.func and with autograd.
+
+        Args:
+            params: The values θ, by name.
+            x: N inputs.
+
+        Returns:
+            The outputs, (N, C).
+
+        Raises:
+            NetworkError: If the network does not return one real tensor whose rows are the points.
         """
         check_eval_mode(self.network)
-        own = map_inputs(x, torch.clone)  # which the network may change in place
+        own = map_inputs(x, torch.clone)  # a network may change its inputs in place
         keywords = dict(own) if isinstance(own, Mapping) else {}
         arguments: tuple[Tensor, ...] = () if isinstance(own, Mapping) else tuple(tensors(own))
         with differentiable(self.network, follow=follows(x)):
@@ -113,7 +164,14 @@ class Linearized:
         return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
 
     def jvp(self, x: Inputs, v: Params) -> Tensor:
-        """J(x) v: (N, C), one forward-mode pass.
+        """Compute J(x) v in one forward-mode pass.
+
+        Args:
+            x: N inputs.
+            v: A value per chosen parameter, by name, each with the parameter's shape.
+
+        Returns:
+            The products, (N, C).
 
         >>> linearized = linearize(nn.Linear(2, 1).eval())
         >>> linearized.jvp(torch.ones(3, 2), {"weight": torch.ones(1, 2), "bias": torch.ones(1)})
@@ -127,7 +185,18 @@ class Linearized:
             return pushed(self, x, v)
 
     def vjp(self, x: Inputs, u: Tensor) -> Params:
-        """J(x)ᵀ u for u of shape (N, C): a value for each chosen parameter, one backward pass."""
+        """Compute J(x)ᵀ u in one backward pass.
+
+        Args:
+            x: N inputs.
+            u: A tensor of the outputs' shape, (N, C).
+
+        Returns:
+            A value per chosen parameter, by name, each with the parameter's shape.
+
+        Raises:
+            InputError: If `u` has another shape than the outputs.
+        """
         self.check(x)
         with accepts(x):
             out, pull = pulling(self, x)
@@ -138,14 +207,29 @@ class Linearized:
         return pull(u.to(out.dtype))
 
     def jacobian(self, x: Inputs) -> Tensor:
-        """J(x): (N, C, P), columns in the order of `params`. Costs N·C·P memory: see `kernel` instead."""
+        """Compute the Jacobian J(x). It takes memory for N·C·P numbers; `kernel` does without it.
+
+        Args:
+            x: N inputs.
+
+        Returns:
+            The Jacobian, (N, C, P), with columns in the order of `params`.
+        """
         return jacobian(self, x)
 
     def taylor(self, x: Inputs, params: Params, order: int = 1) -> Tensor:
-        """The Taylor polynomial of the network in θ around θ*, at θ = `params`: (N, C).
+        """Compute the Taylor polynomial Σ_k dᵏ/dtᵏ f(x; θ* + t(θ − θ*))|₀ / k! by nested forward mode.
 
-        Σ_k dᵏf/dtᵏ f(x; θ* + t(θ − θ*))|₀ / k!, by nested forward-mode; order 1 is the linearized
-        network itself, whose error is O(‖θ − θ*‖²).
+        Args:
+            x: N inputs.
+            params: The values θ at which the polynomial is taken, by name.
+            order: The degree; 1 is the linearized network itself, whose error is O(‖θ − θ*‖²).
+
+        Returns:
+            The values of the polynomial, (N, C).
+
+        Raises:
+            InputError: If `order` is negative, or `params` does not fit the network.
         """
         self.check(x)
         self._check_tangent(params)
@@ -162,24 +246,42 @@ class Linearized:
         return total
 
     def kernel(self, prior_var: PriorVar = 1.0) -> TangentKernel:
-        """J diag(prior_var) Jᵀ over all outputs: the linearized network's law under θ ~ N(θ*, prior_var).
+        """Return J diag(prior_var) Jᵀ, the covariance of all outputs under θ ~ N(θ*, prior_var).
 
-        `prior_var` is a number, or maps parameter names or patterns to numbers or to tensors of the
-        parameter's shape: `{"*": 1.0, "*.bias": 0.1}`; of several patterns that match, the last counts.
+        Args:
+            prior_var: A number, or a mapping from parameter names or patterns to numbers or to tensors of
+                the parameter's shape: `{"*": 1.0, "*.bias": 0.1}`. The last pattern that matches counts.
+
+        Returns:
+            The tangent kernel; nothing is computed yet.
         """
         return TangentKernel(self, expand_prior(prior_var, self.params))
 
     def trace_kernel(self, prior_var: PriorVar = 1.0) -> TraceKernel:
-        """(1/C) Σ_c J_c diag(prior_var) J_cᵀ, one covariance shared by independent outputs.
+        """Return (1/C) Σ_c J_c diag(prior_var) J_cᵀ, one covariance shared by independent outputs.
 
-        For tasks with another number of outputs than the network.
+        It serves tasks with another number of outputs than the network.
+
+        Args:
+            prior_var: The prior variances of the parameters, as in `kernel`.
+
+        Returns:
+            The kernel; nothing is computed yet.
         """
         return TraceKernel(self.kernel(prior_var))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Linearized:
-        """The same linearization with its tensors on another device or in another dtype."""
+        """Return the same linearization with its tensors on another device or in another dtype.
+
+        Args:
+            device: The device; None keeps it.
+            dtype: The dtype of floating-point tensors; None keeps it.
+
+        Returns:
+            A new linearization.
+        """
 
         def move(values: Params) -> Params:
             return {
@@ -190,7 +292,14 @@ class Linearized:
         return replace(self, params=move(self.params), frozen=move(self.frozen))
 
     def flatten(self, params: Params) -> Tensor:
-        """The chosen parameters' values one behind the other: (P,), or (P, k) if each ends in an axis k."""
+        """Concatenate values of the chosen parameters.
+
+        Args:
+            params: A value per parameter, by name; all may have one more axis of length k at the end.
+
+        Returns:
+            The numbers in the order of the parameters, (P,), or (P, k) with the additional axis.
+        """
         lead = {name: value.dim() for name, value in self.params.items()}
         return torch.cat(
             [
@@ -200,7 +309,14 @@ class Linearized:
         )
 
     def unflatten(self, vector: Tensor) -> Params:
-        """The inverse of `flatten`, for a vector of shape (P,)."""
+        """Invert `flatten`.
+
+        Args:
+            vector: P numbers, (P,).
+
+        Returns:
+            A value per chosen parameter, by name, each with the parameter's shape.
+        """
         pieces = vector.split([value.numel() for value in self.params.values()])
         return {
             name: piece.reshape(value.shape)
@@ -226,14 +342,26 @@ def linearize(
     only: Patterns | None = None,
     output: Output | None = None,
 ) -> Linearized:
-    """Linearize `network` in its parameters.
-
-    `params` replaces the network's own values by name. `only` chooses parameters by name pattern
-    ("head.*"); a list adds up, and a pattern that starts with "!" takes away: ["*", "!embed.*"].
-    `output` picks the tensor from a richer return value.
+    """Linearize `network` in its parameters: f(x; θ) ≈ f(x; θ*) + J(x)(θ − θ*).
 
     The network must be in eval mode: dropout and batch statistics have no single Jacobian.
-    Cost: a copy of the parameters.
+    The cost is a copy of the parameters.
+
+    Args:
+        network: The trained network.
+        params: Values that replace the network's own, by name; None keeps all.
+        only: Chooses parameters by name pattern ("head.*"). A list adds up, and a pattern that starts with
+            "!" takes away: ["*", "!embed.*"]. None chooses all.
+        output: Picks the tensor of outputs from what the network returns, for example
+            `lambda out: out.logits`; None if it returns a tensor.
+
+    Returns:
+        The linearized network.
+
+    Raises:
+        NetworkError: If the network has no parameters, or parameters that are not finite or of mixed
+            dtypes or devices, or if it is in training mode.
+        InputError: If `params` or `only` does not fit the network's parameters.
 
     >>> network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).eval()
     >>> linearize(network, only="2.*").num_params
@@ -249,130 +377,23 @@ def linearize(
             f"the network ({type(network).__name__}) has no parameters, so there is nothing to linearize. "
             "Pass a module with nn.Parameter weights."
         )
-    given = _check_given(params, named)
+    given = check_given(params, named)
     with torch.inference_mode(False):  # copies made in inference mode could not be differentiated
         everything = {n: given.get(n, value).detach().clone() for n, value in named.items()}
         buffers = {name: value.detach().clone() for name, value in network.named_buffers()}
     chosen = choose(list(everything), only)
     frozen = {name: value for name, value in everything.items() if name not in chosen} | buffers
     values = {name: everything[name] for name in chosen}
-    _check_params(values)
+    check_values(values)
     return Linearized(network, values, frozen, output)
 
 
 def example_of(network: nn.Module | Linearized) -> Tensor | None:
-    """A floating parameter, to read dtype and device from; None where there is none to be had."""
+    """Return a floating-point parameter, to read dtype and device from, or None if there is none."""
     if isinstance(network, Linearized):
         return network.example
     values = network.parameters() if isinstance(network, nn.Module) else ()
     return next((value for value in values if value.is_floating_point()), None)
-
-
-def _check_given(params: Params | None, named: Mapping[str, Tensor]) -> Params:
-    given = dict(params or {})
-    for name, value in given.items():
-        if name not in named:
-            raise InputError(
-                f"params has '{name}', which the network does not: {_some(list(named))}."
-            )
-        if value.shape != named[name].shape:
-            raise InputError(
-                f"params['{name}'] must have shape {tuple(named[name].shape)}, but is {describe(value)}."
-            )
-    return given
-
-
-def _check_params(params: Params) -> None:
-    kinds = {(value.dtype, value.device) for value in params.values()}
-    if len(kinds) > 1:
-        raise NetworkError(
-            f"the chosen parameters must share one dtype and device, but have {sorted(map(str, kinds))}. "
-            "Convert the network, e.g. network.float(), or choose fewer parameters with only=."
-        )
-    dtype, device = next(iter(kinds))
-    if device.type == "meta":
-        raise NetworkError(
-            "the network is on the meta device, which holds shapes and no values. Load its weights: "
-            "network.to_empty(device='cpu').load_state_dict(weights)."
-        )
-    if dtype not in (torch.float32, torch.float64):
-        raise NetworkError(f"the parameters are {dtype}: use network.float() or network.double().")
-    for name, value in params.items():
-        if not bool(torch.isfinite(value).all()):
-            raise NetworkError(
-                f"parameter '{name}' has NaN or infinite values: the training diverged."
-            )
-
-
-def choose(names: list[str], only: Patterns | None) -> list[str]:
-    """The names that the patterns pick, in the order of `names`.
-
-    >>> choose(["a.weight", "a.bias", "b.weight"], ["*", "!*.bias"])
-    ['a.weight', 'b.weight']
-    """
-    if only is None:
-        return names
-    chosen: set[str] = set()
-    for pattern in [only] if isinstance(only, str) else only:
-        matched = {name for name in names if fnmatchcase(name, pattern.removeprefix("!"))}
-        if not matched:
-            raise InputError(
-                f"only='{pattern}' matches no parameter. The network has: {_some(names)}."
-            )
-        chosen = chosen - matched if pattern.startswith("!") else chosen | matched
-    if not chosen:
-        raise InputError(f"only={only!r} leaves no parameter. The network has: {_some(names)}.")
-    return [name for name in names if name in chosen]
-
-
-def expand_prior(prior_var: PriorVar, params: Params) -> Params:
-    """A prior variance for each parameter: a scalar tensor, or one of the parameter's own shape."""
-    patterns = prior_var if isinstance(prior_var, Mapping) else {"*": prior_var}
-    like = next(iter(params.values()))
-    expanded: Params = {}
-    reach: dict[str, set[str]] = {}
-    for pattern, value in patterns.items():
-        try:
-            variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-        except (TypeError, ValueError, RuntimeError):
-            raise InputError(
-                "prior_var must be a number, a tensor, or a dict of these by parameter name, but is "
-                f"{value!r} for '{pattern}'. Pass for example prior_var=1.0."
-            ) from None
-        if not bool(torch.isfinite(variance).all()) or bool((variance < 0).any()):
-            raise InputError(
-                f"prior_var['{pattern}'] must be finite and not negative, but is {value}."
-            )
-        matched = [name for name in params if fnmatchcase(name, pattern)]
-        if not matched:
-            raise InputError(
-                f"prior_var has '{pattern}', which matches none of: {_some(list(params))}."
-            )
-        for name in matched:
-            if variance.dim() and variance.shape != params[name].shape:
-                raise InputError(
-                    f"prior_var for '{name}' must be a number or have the parameter's shape "
-                    f"{tuple(params[name].shape)}, but is {describe(variance)}."
-                )
-            expanded[name] = variance
-        reach[pattern] = set(matched)
-        for earlier in reach if len(matched) > 1 else ():
-            if reach[earlier] < reach[pattern]:
-                raise InputError(
-                    f"prior_var['{earlier}'] decides nothing: '{pattern}' behind it matches the same "
-                    f"parameters and more, and the last counts. Put '{earlier}' behind '{pattern}'."
-                )
-    missing = [name for name in params if name not in expanded]
-    if missing:
-        raise InputError(
-            f"prior_var leaves out {_some(missing)}. Add a pattern such as '*': 1.0 in front."
-        )
-    return expanded
-
-
-def _some(names: list[str], limit: int = 8) -> str:
-    more = f", … ({len(names)} in all)" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _directional(function: Callable[[Params], Tensor], step: Params) -> Callable[[Params], Tensor]:

@@ -1,7 +1,7 @@
 """How alike two networks, or the tasks that they learned, are: by where their gradients are large.
 
-The diagonal of Σ_n J_nᵀ Λ_n J_n has a number for each parameter: with the identity for Λ it is that of the
-Gram matrix JᵀJ of the Jacobian, with the curvature of a likelihood that of the Fisher information.
+The diagonal of Σ_n J_nᵀ Λ_n J_n has a number per parameter. If Λ is the identity, the matrix is the Gram
+matrix JᵀJ of the Jacobian; if Λ is the curvature of a likelihood, it is the Fisher information.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from net2gp.linear.linearized import Linearized, Patterns, linearize
 from net2gp.types import Data, Inputs, Likelihood, Params
 
 Points = Data | Tensor | dict[str, Tensor]
-"""Inputs alone, or data with targets, which are not read: the Fisher information has no need of them."""
+"""Inputs alone, or data with targets. Targets are not read: the Fisher information does not need them."""
 
 
 @dataclass(frozen=True)
 class PerParameter:
-    """A number for each entry of each parameter."""
+    """Keep a number per entry of each parameter."""
 
 
 @dataclass(frozen=True)
 class PerFilter:
-    """The mean over each row of each parameter: over a filter, over the weights into a unit.
+    """Average over each row of each parameter: over a filter, or over the weights into a unit.
 
-    Rows run along the first axis, so that a bias keeps a number for each entry.
+    Rows are indexed by the first axis, so that a bias keeps a number per entry.
     """
 
 
 @dataclass(frozen=True)
 class PerLayer:
-    """The mean over all parameters of each module."""
+    """Average over all parameters of each module."""
 
 
 Pooling = PerParameter | PerFilter | PerLayer
@@ -46,9 +46,12 @@ Pooling = PerParameter | PerFilter | PerLayer
 
 @dataclass(frozen=True, eq=False)
 class TaskEmbedding:
-    """The mean Fisher information of a point in the parameters, by name of the parameter or module.
+    """The diagonal of the Fisher information, averaged over points.
 
-    `parts` are float64: of the parameter's shape, (rows,) for `PerFilter()`, or () for `PerLayer()`.
+    Args:
+        parts: The numbers in float64, by name of the parameter or module: of the parameter's shape,
+            (rows,) for `PerFilter()`, or () for `PerLayer()`.
+        per: What was averaged over.
     """
 
     parts: Params
@@ -56,11 +59,20 @@ class TaskEmbedding:
 
     @property
     def vector(self) -> Tensor:
-        """All numbers behind each other: (E,)."""
+        """Return all numbers in one vector, (E,)."""
         return torch.cat([value.reshape(-1) for value in self.parts.values()])
 
     def pooled(self, per: Pooling) -> TaskEmbedding:
-        """The same averaged over filters or layers, of an embedding of all parameters.
+        """Average an embedding of all parameters over filters or layers.
+
+        Args:
+            per: `PerFilter()` or `PerLayer()`; `PerParameter()` keeps everything.
+
+        Returns:
+            The averaged embedding.
+
+        Raises:
+            InputError: If `per` is something else, or this embedding is an average already.
 
         >>> whole = TaskEmbedding({"0.weight": torch.ones(2, 3), "0.bias": torch.zeros(2)})
         >>> whole.pooled(PerLayer()).parts
@@ -86,15 +98,26 @@ def task_embedding(
     per: Pooling | None = None,
     only: Patterns | None = None,
 ) -> TaskEmbedding:
-    """diag(1/N Σ_n J_nᵀ Λ_n J_n): how much the law of y changes with each parameter, on average over data.
+    """Compute diag(1/N Σ_n J_nᵀ Λ_n J_n): how much the law of y changes with each parameter, on average.
 
     Λ_n is the curvature of the likelihood at the network's outputs, so that this is the exact diagonal of
-    the Fisher information, with expectations over the labels that the network predicts; nothing is
-    drawn at random, and targets in `data` are not read. `per` averages over filters or layers:
-    `PerFilter()` makes the embedding of the reference. `only` chooses parameters by name, as in
-    `linearize`: for tasks with other numbers of classes leave the head out.
+    the Fisher information, with expectations over the labels that the network predicts. Nothing is
+    drawn at random. The cost is a forward and C backward passes over the data in chunks, and memory for P
+    numbers; the Jacobian (N, C, P) is never formed.
 
-    Cost: a forward and C backward passes over the data in chunks, memory P: never the Jacobian (N, C, P).
+    Args:
+        network: The network, or its linearization.
+        data: The inputs, or data with targets, which are not read.
+        likelihood: The law of y given the outputs, for example `Categorical()`.
+        per: What to average over: `PerFilter()` makes the embedding of the reference. None keeps all.
+        only: Chooses parameters by name, as in `linearize`; to compare tasks with different numbers of
+            classes, leave the head out.
+
+    Returns:
+        The embedding, in float64.
+
+    Raises:
+        InputError: If `likelihood` is no likelihood, or `per` no kind of average.
 
     >>> network = nn.Linear(2, 1, bias=False).eval()
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -123,16 +146,25 @@ def jacobian_similarity(
     *,
     only: Patterns | None = None,
 ) -> Tensor:
-    """The cosine between the diagonals of JᵀJ of two networks of one architecture: 0-d, from 0 to 1.
+    """Compute the cosine between the diagonals of JᵀJ of two networks of one architecture.
 
-    Σ_p a_p b_p / (‖a‖ ‖b‖) with a_p = Σ_nc (∂f_c(x_n)/∂θ_p)² of the first network at `data`, b_p of the
-    second at `data_b`, or at the same data if that is left out. It is 1 for the same network, for
-    outputs that are multiples of each other, and where one network's Jacobian has the columns of the
-    other. Parameters are compared by name, not up to permutations of hidden units: networks from
-    different initializations are compared unit by unit as they happen to be numbered.
+    The cosine is Σ_p a_p b_p / (‖a‖ ‖b‖), where a_p = Σ_nc (∂f_c(x_n)/∂θ_p)² for the first network and b_p
+    is the same for the second. It is 1 for the same network, for outputs that are multiples of each
+    other, and if both Jacobians have the same columns. Parameters are compared by name, not up to
+    permutations of hidden units: units of networks from different initializations are paired by number.
 
     For more than two networks embed each once, with `task_embedding(network, data, Gaussian(1.0))`, and
-    take `similarity_matrix`. Cost of each: C backward passes over its data, memory P.
+    take `similarity_matrix`. Each network costs C backward passes over its data, and memory for P numbers.
+
+    Args:
+        network_a: The first network, or its linearization.
+        network_b: The second one.
+        data: The inputs of the first network, or data with targets, which are not read.
+        data_b: The inputs of the second network; None takes `data`.
+        only: Chooses parameters by name, as in `linearize`.
+
+    Returns:
+        The cosine from 0 to 1, a tensor without axes in float64.
 
     >>> one, other = nn.Linear(2, 1, bias=False).eval(), nn.Linear(2, 1, bias=False).eval()
     >>> jacobian_similarity(one, other, torch.eye(2)[:1])  # a linear map: J is x, whatever the weights
@@ -149,12 +181,18 @@ def jacobian_similarity(
 
 
 def task_distance(a: TaskEmbedding, b: TaskEmbedding, *, balanced: bool = False) -> Tensor:
-    """1 − cos(a, b): 0-d, 0 for embeddings that are multiples of each other, at most 1.
+    """Compute 1 − cos(a, b), which is 0 for embeddings that are multiples of each other.
 
-    `balanced=True` compares a/(a + b) with b/(a + b), as the reference does, so that parameters with
-    little information count like those with much; it is no longer blind to a common factor of one
-    embedding, as of logits that are surer throughout. Parameters without any information in either count
-    as equal.
+    Args:
+        a: An embedding.
+        b: Another embedding, of the same parameters.
+        balanced: Whether to compare a/(a + b) with b/(a + b), as the reference does. Parameters with
+            little information then count as much as others, and a common factor of one embedding, for
+            example from logits that are surer throughout, changes the distance. Parameters without
+            information in both count as equal.
+
+    Returns:
+        The distance from 0 to 1, a tensor without axes in float64.
 
     >>> a, b = (TaskEmbedding({"weight": torch.tensor(v)}) for v in ([3.0, 0.0], [3.0, 4.0]))
     >>> task_distance(a, b)
@@ -172,7 +210,17 @@ def task_distance(a: TaskEmbedding, b: TaskEmbedding, *, balanced: bool = False)
 
 
 def similarity_matrix(embeddings: Sequence[TaskEmbedding]) -> Tensor:
-    """cos(a, b) of all pairs: (K, K) in float64, ones on the diagonal.
+    """Compute cos(a, b) for all pairs of embeddings.
+
+    Args:
+        embeddings: K embeddings of the same parameters.
+
+    Returns:
+        The cosines, (K, K) in float64, with ones on the diagonal.
+
+    Raises:
+        InputError: If there are no embeddings, or they were averaged in different ways.
+        NetworkError: If the networks have different parameters, or an embedding is zero or infinite.
 
     >>> a, b = (TaskEmbedding({"weight": torch.tensor(v)}) for v in ([3.0, 0.0], [3.0, 4.0]))
     >>> similarity_matrix([a, b])
@@ -196,13 +244,13 @@ def _cosine(vectors: Tensor) -> Tensor:
             "are all dead or with the softmax of a single output. Pass Bernoulli() for one output, or "
             "other data."
         )
-    # by the largest entry first: squares of small gradients would underflow
+    # divide by the largest entry first, since squares of small gradients would underflow
     unit = torch.nn.functional.normalize(vectors / largest, dim=1)
     return (unit @ unit.mT).clamp(0.0, 1.0).fill_diagonal_(1.0)
 
 
 def _aligned(embeddings: Sequence[TaskEmbedding]) -> list[Tensor]:
-    """The vectors with the same parameters at the same places, on the device of the first."""
+    """Return the vectors with parameters in the same order, on the device of the first embedding."""
     first = embeddings[0]
     for other in embeddings:
         if not isinstance(other, TaskEmbedding):

@@ -1,6 +1,6 @@
 """What each activation module is in the limit: a registry from `nn.Module` to Gaussian expectations.
 
-Closed forms where they exist, quadrature for every other pointwise function.
+Closed forms are used where they exist, and quadrature for every other pointwise function.
 """
 
 from __future__ import annotations
@@ -25,51 +25,102 @@ from net2gp.limits.modules import pointwise as points
 
 
 class UnsupportedLayer(NetworkError):
-    """A layer that no infinite-width rule is known for."""
+    """An error for a layer without an infinite-width rule."""
 
 
 class Activation(Protocol):
-    """A pointwise function φ and its expectations under centered Gaussians."""
+    """A pointwise function φ and its expectations under centered Gaussians, with z ~ N(0, 1)."""
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u), pointwise."""
+        """Apply φ to every entry.
+
+        Args:
+            u: Any tensor.
+
+        Returns:
+            φ(u), of the same shape.
+        """
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ(√var z)]."""
+        """Compute E[φ(√var z)].
+
+        Args:
+            var: Variances, zero or positive.
+
+        Returns:
+            The means, of the same shape.
+        """
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'(√var z)]."""
+        """Compute E[φ'(√var z)].
+
+        Args:
+            var: Variances, zero or positive.
+
+        Returns:
+            The mean slopes, of the same shape.
+        """
 
     def variance(self, var: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
-        """E[φ²] and, if `slope`, E[φ'²], of variance `var`: the exact diagonal of `dual`."""
+        """Compute E[φ(√var z)²], which is exactly the diagonal of `dual`.
+
+        Args:
+            var: Variances, zero or positive.
+            slope: Whether to compute E[φ'(√var z)²] too.
+
+        Returns:
+            E[φ²], and E[φ'²] or None, of the same shape.
+        """
 
     def dual(
         self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)], for variances and covariance that broadcast."""
+        """Compute E[φ(u) φ(v)] for Gaussian u and v; the arguments broadcast.
+
+        Args:
+            cov: Covariances of u and v.
+            var1: Variances of u.
+            var2: Variances of v.
+            slope: Whether to compute E[φ'(u) φ'(v)] too.
+
+        Returns:
+            E[φ(u) φ(v)], and E[φ'(u) φ'(v)] or None, of the broadcast shape.
+        """
 
 
 @dataclass(frozen=True)
 class Applied:
-    """u ↦ function(u, *arguments, **options), equal to another with the same parts."""
+    """The function u ↦ function(u, *arguments, **options), which equals another one with the same parts.
+
+    Tables of expectations are kept by activation, so two layers with the same options must compare equal.
+    """
 
     function: Callable[..., Tensor]
     arguments: tuple[float | None, ...] = ()
     options: tuple[tuple[str, float | str], ...] = ()
 
     def __call__(self, u: Tensor) -> Tensor:
-        """The function at u."""
+        """Apply the function to u."""
         return self.function(u, *self.arguments, **dict(self.options))
 
 
 @singledispatch
 def activation_of(layer: nn.Module) -> Activation:
-    """The activation that a pointwise layer is; add yours with `@activation_of.register`.
+    """Return the activation of a pointwise layer; add your own with `@activation_of.register`.
+
+    Closed forms cost about ten passes over memory, other activations a table lookup of about twenty.
+
+    Args:
+        layer: A pointwise layer, such as `nn.ReLU()` or `Pointwise(function)`.
+
+    Returns:
+        The function φ with its Gaussian expectations.
+
+    Raises:
+        UnsupportedLayer: If no expectations are registered for this kind of layer.
 
     >>> activation_of(nn.ReLU()).variance(torch.tensor([3.0]), True)
     (tensor([1.5000]), tensor([0.5000]))
-
-    Closed forms cost about ten passes over memory, the others a table lookup of about twenty.
 
     Reference: Daniely, Frostig, Singer (2016), Toward deeper understanding of neural networks.
     """
@@ -101,7 +152,7 @@ def _(layer: nn.LeakyReLU) -> Activation:
 def _(layer: nn.PReLU) -> Activation:
     if layer.weight.numel() != 1:
         raise UnsupportedLayer(
-            f"PReLU has {layer.weight.numel()} slopes, one a channel, but in the limit all channels share "
+            f"PReLU has {layer.weight.numel()} slopes, one per channel, but in the limit all channels share "
             "one distribution. Use nn.PReLU(num_parameters=1)."
         )
     return powers.ABReLU(float(layer.weight.detach()), 1.0)
@@ -296,7 +347,7 @@ def _(layer: nn.Threshold) -> Activation:
 
 
 def _softplus(u: Tensor, beta: float = 1.0) -> Tensor:
-    # torch's own becomes linear at 20/beta, with a jump of 2e-9 that the integrals would see
+    # torch's softplus becomes linear at 20/beta, with a jump of 2e-9 that the integrals would resolve
     return torch.logaddexp(beta * u, torch.zeros_like(u)) / beta
 
 
@@ -313,7 +364,7 @@ def _tanhshrink(u: Tensor) -> Tensor:
 
 
 def _hardswish(u: Tensor) -> Tensor:
-    # torch's own has no second derivative
+    # torch's hardswish has no second derivative, which gradients of E[φ'φ''] need
     return u * (u + 3).clamp(0, 6) / 6
 
 
@@ -325,61 +376,3 @@ _SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
     "LogSigmoid": _log_sigmoid,
     "Tanhshrink": _tanhshrink,
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of `activation_table`: a layer, the formula of its dual, and whether that is closed."""
-
-    layer: nn.Module
-    formula: str
-    closed: bool
-
-    def __str__(self) -> str:
-        return f"{self.layer!s:<44} {'closed' if self.closed else 'quadrature':<11} {self.formula}"
-
-
-@dataclass(frozen=True)
-class ActivationTable:
-    """The rows of `activation_table`; printing it prints them."""
-
-    rows: tuple[Row, ...]
-
-    def __str__(self) -> str:
-        head = (
-            "E[φ(u)φ(v)] for variances q, q', covariance k, correlation ρ = cos θ = k/√(qq'); the parameters "
-            "of a layer in order are a, b, c.\n"
-        )
-        return head + "\n".join(str(row) for row in self.rows)
-
-
-_EXAMPLES: dict[type, Callable[[], nn.Module]] = {
-    nn.RReLU: lambda: nn.RReLU().eval(),
-    nn.Threshold: lambda: nn.Threshold(0.5, 0.1),
-    points.ABReLU: lambda: points.ABReLU(0.5, 2.0),
-    points.Monomial: lambda: points.Monomial(3),
-    points.RectifiedMonomial: lambda: points.RectifiedMonomial(2),
-    points.Polynomial: lambda: points.Polynomial([0.0, 1.0, 0.5]),
-    points.Hermite: lambda: points.Hermite(3),
-    points.Pointwise: lambda: points.Pointwise(torch.atan, ()),
-}
-
-
-def activation_table() -> ActivationTable:
-    """The table from activation to kernel, made from the registry, yours included.
-
-    >>> "RectifiedMonomial(2)" in str(activation_table())
-    True
-    """
-    rows = []
-    for kind in activation_of.registry:
-        if kind is object:
-            continue
-        try:
-            layer = _EXAMPLES.get(kind, kind)()
-        except TypeError:  # registered by a user, with arguments that only the user knows
-            continue
-        activation = activation_of(layer)
-        formula = getattr(activation, "formula", "E[φ(u)φ(v)]")
-        rows.append(Row(layer, formula, not isinstance(activation, Quadrature)))
-    return ActivationTable(tuple(sorted(rows, key=lambda row: (not row.closed, str(row.layer)))))

@@ -14,7 +14,7 @@ from net2gp.limits.duals.correlation import correlation, recording
 
 
 def unit_nodes(count: int) -> Tensor:
-    """The zeros of T_count, in rising order.
+    """Return the zeros of T_count, in rising order.
 
     >>> unit_nodes(2)
     tensor([-0.7071,  0.7071], dtype=torch.float64)
@@ -25,14 +25,14 @@ def unit_nodes(count: int) -> Tensor:
 
 @lru_cache
 def to_coefficients(count: int) -> Tensor:
-    """The matrix from values at `unit_nodes(count)` to Chebyshev coefficients."""
+    """Return the matrix that maps values at `unit_nodes(count)` to Chebyshev coefficients."""
     matrix = vandermonde(unit_nodes(count), count).mT * (2 / count)
     matrix[0] /= 2
     return matrix
 
 
 def vandermonde(x: Tensor, count: int) -> Tensor:
-    """T_0(x), …, T_{count−1}(x) along a new last axis.
+    """Return T_0(x), …, T_{count−1}(x) along a new last axis.
 
     >>> vandermonde(torch.tensor([0.5]), 3)
     tensor([[ 1.0000,  0.5000, -0.5000]])
@@ -47,8 +47,8 @@ def vandermonde(x: Tensor, count: int) -> Tensor:
 class Layout:
     """A broadcast triple as batches of matrices: cov (B, R, C), var1 (B, R) and var2 (B, C).
 
-    Axes along which only var1 varies are rows, only var2 columns, both batches. `order` and
-    `sizes` lead back.
+    Axes along which only var1 varies become rows, axes along which only var2 varies become columns, and
+    axes along which both vary become batches. `order` (of the axes) and `sizes` undo this.
     """
 
     cov: Tensor
@@ -58,18 +58,18 @@ class Layout:
     sizes: tuple[int, ...]
 
     def correlation(self) -> Tensor:
-        """cov / √(var1·var2), in [−1, 1]."""
+        """Compute cov / √(var1·var2), in [−1, 1]: (B, R, C)."""
         return correlation(self.cov, self.var1[:, :, None], self.var2[:, None, :])
 
     def restore(self, x: Tensor) -> Tensor:
-        """Put `x`, of the shape of `cov`, back into the broadcast shape."""
+        """Return `x`, which has the shape of `cov`, in the broadcast shape."""
         shape = [self.sizes[axis] for axis in self.order]
         inverse = [self.order.index(axis) for axis in range(len(self.order))]
         return x.reshape(shape).permute(inverse)
 
 
 def layout_of(cov: Tensor, var1: Tensor, var2: Tensor) -> Layout:
-    """The axes of a broadcast triple sorted into batches, rows and columns."""
+    """Sort the axes of a broadcast triple into batches, rows and columns."""
     sizes = torch.broadcast_shapes(cov.shape, var1.shape, var2.shape)
     dim = len(sizes)
     cov = cov.expand(sizes)
@@ -92,10 +92,10 @@ def layout_of(cov: Tensor, var1: Tensor, var2: Tensor) -> Layout:
 def series(
     t: Tensor, degrees: Sequence[int], coefficients: Tensor, first: Tensor, second: Tensor
 ) -> Tensor:
-    """Σ_k T_{degrees[k]}(t) · (first C_k secondᵀ), t of shape (B, R, C), by Clenshaw's recurrence.
+    """Compute Σ_k T_{degrees[k]}(t) · (first C_k secondᵀ) by Clenshaw's recurrence.
 
-    `first` is (B, R, n) and `second` (B, C, n), or both (n,) for one coefficient everywhere. Series with odd
-    or even degrees only run in T_2(t), at half the length.
+    `t` is (B, R, C). `first` is (B, R, n) and `second` (B, C, n), or both are (n,) for the same coefficients
+    everywhere. A series that has only odd or only even degrees runs in T_2(t), at half the length.
     """
     parity = {degree % 2 for degree in degrees}
     if len(parity) == 1 and len(degrees) > 1:
@@ -107,7 +107,7 @@ def series(
 def _halved(
     t: Tensor, degrees: Sequence[int], coefficients: Tensor, first: Tensor, second: Tensor
 ) -> Tensor:
-    """Clenshaw in s = 2t² − 1 for T_{2j}(t) = T_j(s), or T_{2j+1}(t) = t·V_j(s), V_1 = (2s − 1)V_0."""
+    """Run Clenshaw in s = 2t² − 1: T_{2j}(t) = T_j(s), and T_{2j+1}(t) = t·V_j(s) with V_1 = (2s − 1)V_0."""
     odd = degrees[0] % 2
     s = torch.addcmul(torch.full_like(t[:1, :1, :1], -2.0), t, t, value=4.0)
     table = {degree // 2: c for degree, c in zip(degrees, coefficients, strict=True)}
@@ -119,7 +119,7 @@ def _halved(
 def _clenshaw(
     double: Tensor, table: dict[int, Tensor], first: Tensor, second: Tensor, start: Tensor
 ) -> Tensor:
-    """Σ_j c_j p_j with p_0 = 1, p_1 = `start`, p_{j+1} = double·p_j − p_{j−1}."""
+    """Compute Σ_j c_j p_j with p_0 = 1, p_1 = `start`, p_{j+1} = double·p_j − p_{j−1}."""
     top = max(table)
     inplace = not recording(double, first, second)
     now, before = torch.zeros_like(double), torch.zeros_like(double)
@@ -136,7 +136,7 @@ def _clenshaw(
 
 
 def _minus(c: Tensor | None, x: Tensor, first: Tensor, second: Tensor, inplace: bool) -> Tensor:
-    """first c secondᵀ − x, in the place of x if `inplace`."""
+    """Compute first c secondᵀ − x, and overwrite x with it if `inplace`."""
     if c is None:
         return x.neg_() if inplace else -x
     if first.dim() == 1:

@@ -1,8 +1,8 @@
 """Activations without a closed form: expectations by quadrature, right to about 1e-11.
 
-`Quadrature` takes any function of one number, smooth but for kinks and jumps; its derivatives come from
-autograd. Jumps are deltas in E[φ'] and in derivatives of expectations, where they must be, but count
-nothing in E[φ'φ''], as in the gradients of a network.
+`Quadrature` takes any function of one number that is smooth apart from kinks and jumps; its derivatives
+come from autograd. A jump is a delta in E[φ'] and in derivatives of expectations, where it must be, but it
+contributes nothing to E[φ'φ''], just as it contributes nothing to the gradients of a network.
 """
 
 from __future__ import annotations
@@ -29,21 +29,26 @@ from net2gp.limits.integrals.expectations import (
 )
 from net2gp.limits.integrals.plane_quadrature import REACH
 
-_FLOOR = 1e-10  # the smallest variance at which derivatives in the variance are taken
+_FLOOR = 1e-10  # derivatives in a variance divide by it, so smaller variances are raised to this
 
 
 @dataclass(frozen=True)
 class Quadrature:
-    """φ given as a function on tensors, of at most polynomial growth.
+    """An activation given as a function on tensors, of at most polynomial growth.
 
-    `kinks` are the places where φ or φ' jumps; None searches for them. The plane integral costs about 2e4
-    evaluations of φ a pair, so `dual` of many pairs goes through a table (see `interpolation`).
+    The plane integral costs about 2e4 evaluations of φ per pair, so `dual` of many pairs goes through a
+    table (see `interpolation`).
+
+    Args:
+        function: φ, applied entry by entry.
+        kinks: The places where φ or φ' jumps; None searches for them.
+        name: What messages call the function.
 
     >>> Quadrature(torch.tanh, ()).variance(torch.ones(1, dtype=torch.float64), True)
     (tensor([0.3943], dtype=torch.float64), tensor([0.4644], dtype=torch.float64))
 
-    Reference: Lee et al. (2018), Deep neural networks as Gaussian processes, section 2.5; the derivatives are
-    Price's (1958).
+    Reference: Lee et al. (2018), Deep neural networks as Gaussian processes, section 2.5; the derivatives
+    follow from Price's theorem (1958).
     """
 
     function: Callable[[Tensor], Tensor]
@@ -52,15 +57,15 @@ class Quadrature:
     formula: ClassVar[str] = "E[φ(u)φ(v)] by quadrature"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return self.function(u)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ]; derivative E[u φ']/(2var)."""
+        """Compute E[φ]; its derivative is E[u φ']/(2var)."""
         return _line(self, var, [((0, 0),)], lambda q: [_over(self, q, (1, 1)) / (2 * q)])[0]
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = E[u φ]/var; derivative (E[u²φ'] − E[u φ])/(2var²)."""
+        """Compute E[φ'] = E[u φ]/var; its derivative is (E[u²φ'] − E[u φ])/(2var²)."""
 
         def derive(q: Tensor) -> list[Tensor]:
             return [(_over(self, q, (1, 2)) - _over(self, q, (0, 1))) / (2 * q * q)]
@@ -68,11 +73,11 @@ class Quadrature:
         return _line(self, var, [((1, 0),)], derive)[0]
 
     def mean_gradient(self, var: Tensor) -> Tensor:
-        """E[φ'] without the jumps of φ, as gradients see it."""
+        """Compute E[φ'] without the jumps of φ, which gradients of a network do not see either."""
         return _line(self, var, [((1, 0),)], lambda q: [torch.zeros_like(q)], deltas=False)[0]
 
     def variance(self, var: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
-        """E[φ²] and E[φ'²]."""
+        """Compute E[φ²] and, if `slope`, E[φ'²]."""
         squares: list[tuple[Term, ...]] = [((0, 0), (0, 0)), ((1, 0), (1, 0))]
         rates: list[tuple[Term, ...]] = [((0, 0), (1, 1)), ((1, 0), (2, 1))]
         count = 2 if slope else 1
@@ -86,7 +91,7 @@ class Quadrature:
     def dual(
         self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         table = table_for(self, cov, var1, var2)
         if table is not None:
             return table.dual(cov, var1, var2, slope)
@@ -96,9 +101,21 @@ class Quadrature:
 def mixed_dual(
     act1: PointFunction, act2: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """E[φ1(u)φ2(v)] and E[φ1'(u)φ2'(v)] of two activations, by quadrature.
+    """Compute E[φ1(u)φ2(v)] and E[φ1'(u)φ2'(v)] of two activations by quadrature.
 
-    Broadcasts, keeps dtype and device, computes in float64, and has first derivatives. About 0.3 ms a pair.
+    The result keeps dtype and device, is computed in float64, and has first derivatives. A pair takes
+    about 0.3 ms.
+
+    Args:
+        act1: φ1, the function of u.
+        act2: φ2, the function of v.
+        cov: Covariances of u and v; the three tensors broadcast.
+        var1: Variances of u.
+        var2: Variances of v.
+        slope: Whether to compute the second expectation too.
+
+    Returns:
+        Both expectations, of the broadcast shape; None for the second one without `slope`.
 
     >>> from net2gp.limits.duals.power_forms import ABReLU
     >>> one = torch.ones(1, dtype=torch.float64)
@@ -126,10 +143,10 @@ def mixed_dual(
 def _derivatives(
     act1: PointFunction, act2: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor, m: int
 ) -> list[Tensor]:
-    """∂E[f g]/∂(cov, var1, var2) for f = φ1^{(m)}, g = φ2^{(m)}.
+    """Compute ∂E[f g]/∂(cov, var1, var2) for f = φ1^{(m)}, g = φ2^{(m)}.
 
-    Price: ∂/∂cov = E[f'g'], ∂/∂var1 = E[f''g]/2; Stein turns the latter into
-    (E[u f'g] − cov E[f'g'])/(2var1), where a kink needs no second derivative.
+    By Price's theorem ∂/∂cov = E[f'g'] and ∂/∂var1 = E[f''g]/2. Stein's lemma turns the latter into
+    (E[u f'g] − cov E[f'g'])/(2var1), which needs no second derivative at a kink.
     """
     rise: Term = (m + 1, 0)
     both, first, second = moments(
@@ -162,7 +179,10 @@ def _line(
     derive: Callable[[Tensor], list[Tensor]],
     deltas: bool = True,
 ) -> tuple[Tensor, ...]:
-    """E of each product of terms, u ~ N(0, var), whose derivatives in var `derive` gives."""
+    """Compute the expectation of each product of terms for u ~ N(0, var).
+
+    `derive` returns the derivatives of these expectations in var.
+    """
 
     def rows(needed: Sequence[int], q: Tensor) -> list[list[Tensor]]:
         values = derive(q.clamp_min(_FLOOR))

@@ -15,10 +15,16 @@ from net2gp.limits.modules import pointwise as points
 def from_function(
     target: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> nn.Module | None:
-    """The pointwise module equivalent to a call as torch.fx reports it, or None where there is none.
+    """Return the pointwise module that does the same as a call that torch.fx reports.
 
-    `target` is a torch function, an operator or the name of a Tensor method; args[0] is the signal. A call
-    with further tensors among its arguments is not pointwise and gives None.
+    Args:
+        target: A torch function, an operator or the name of a Tensor method.
+        args: The arguments; the first is the signal.
+        kwargs: The named arguments.
+
+    Returns:
+        The module, or None if there is none. A call with further tensors among its arguments is not
+        pointwise and has none.
 
     >>> from_function(torch.nn.functional.leaky_relu, (torch.zeros(1), 0.2), {})
     LeakyReLU(negative_slope=0.2)

@@ -1,4 +1,4 @@
-"""Functions of several values that are all functions of one and the same signal: one function of it."""
+"""Calls whose arguments are all functions of one and the same signal: they are one function of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ _LINEAR = {"add", "iadd", "sub", "isub", "rsub", "mul", "imul", "multiply", "cat
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """A comparison such as u > 0: true or false for each entry of `signal`, as a `function` of `base`."""
+    """A comparison such as u > 0.
+
+    Args:
+        function: The comparison, as a function of the values of `base`.
+        base: The expression that it depends on.
+        signal: A signal of the same layout as the result.
+    """
 
     function: Callable[[Tensor], Tensor]
     base: ex.Expression
@@ -34,9 +40,9 @@ Part = Signal | Condition
 def composed_call(
     translation: Translation, node: fx.Node, args: tuple, kwargs: dict
 ) -> Signal | Condition | None:
-    """The value of a call whose arguments are numbers and functions of one signal, or None for all others.
+    """Return the value of a call whose arguments are numbers and functions of one signal.
 
-    Sums and products of signals have rules of their own and are left to them.
+    All other calls give None. Sums and products of signals have rules of their own, and give None too.
     """
     parts = [value for value in args if isinstance(value, Signal | Condition)]
     others = [*kwargs.values(), *(value for value in args if value not in parts)]
@@ -91,12 +97,16 @@ def _function(part: Part) -> tuple[Callable[[Tensor], Tensor], ex.Expression] | 
 
 
 def _like(value: Any, u: Tensor) -> Any:
-    """A constant tensor in the precision of u; other arguments as they are."""
+    """Return a constant tensor in the precision of u, and other arguments unchanged."""
     return value.to(u) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _kind(function: Callable[[Tensor], Tensor]) -> torch.dtype | None:
-    """The dtype of what the function gives, if each entry depends on the entry at its place alone."""
+    """Return the dtype of the function's result if it acts entry by entry, and None otherwise.
+
+    The function is tried on a box, on the same numbers flattened, and on each number alone: a function
+    that looks at neighbors or at shapes gives different results.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
     try:

@@ -1,4 +1,4 @@
-"""Layers called as functions with the weights of a module, as the forward of a subclass of a layer does."""
+"""Layers called as functions with the weights of a module, as in the forward of a subclass of a layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from net2gp.limits.signals.positions import Window
 
 
 def _names(translation: Translation, node: fx.Node, weight: Any, bias: Any, kind: str) -> Names:
-    """The names of weights and biases that a function was given."""
+    """Return the names of the weights and biases that a function is called with."""
     if not isinstance(weight, Parameter) or weight.layer is None or weight.own != weight.shape:
         raise translation.refuse(
             f"the function {name_of(node.target)}",
@@ -42,14 +42,14 @@ def _names(translation: Translation, node: fx.Node, weight: Any, bias: Any, kind
     if bias is None:
         return with_bias(translation, weight.name, None, "")
     if not isinstance(bias, Parameter) or bias.layer is None or bias.own != bias.shape:
-        raise translation.refuse(f"{kind} with biases that are not those of a layer", node)
+        raise translation.refuse(f"{kind} with biases that belong to no layer", node)
     return with_bias(
         translation, weight.name, attribute_of(translation.graph, bias.path), bias.path
     )
 
 
 def _bound(args: tuple, kwargs: dict, names: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of a call by name."""
+    """Return the arguments of a call by name."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
@@ -87,7 +87,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 
 def _each(value: Any, rank: int) -> tuple[int, ...]:
-    """An option of a convolution for each of its axes."""
+    """Return an option of a convolution, once per axis."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     return values * rank if len(values) == 1 else values
 
@@ -104,13 +104,13 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 
 def _check_gains(translation: Translation, node: fx.Node, *gains: Any) -> None:
-    """Refuse gains and shifts that are not those of a norm layer, which count as 1 and 0."""
+    """Refuse gains and shifts that belong to no norm layer; those that do count as 1 and 0."""
     for gain in gains:
         layer = gain.layer if isinstance(gain, Parameter) else None
         norm = layer is not None and isinstance(translation.graph.get_submodule(layer), NORMS)
         if gain is not None and not norm:
             raise translation.refuse(
-                f"the function {name_of(node.target)} with a gain that is not that of a norm layer",
+                f"the function {name_of(node.target)} with a gain that belongs to no norm layer",
                 node,
             )
 

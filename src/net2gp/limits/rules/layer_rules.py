@@ -1,4 +1,4 @@
-"""One rule for each kind of layer: the signal that it makes of the signal it gets."""
+"""One rule per kind of layer: from the signal that it gets to the signal that it makes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ HINTS = {
     "MaxPool": "The maximum of Gaussians is not a function of their second moments; average pooling is. ",
     "BatchNorm": "It couples the inputs of a batch; LayerNorm and GroupNorm have limits. ",
     "InstanceNorm": "Its statistics are over finitely many positions and stay random. ",
-    "Softmax": "It couples the channels. Leave it out: the limit is that of the logits. ",
-    "LogSoftmax": "It couples the channels. Leave it out: the limit is that of the logits. ",
+    "Softmax": "It couples the channels. Leave it out and take the limit of the logits. ",
+    "LogSoftmax": "It couples the channels. Leave it out and take the limit of the logits. ",
     "MultiheadAttention": "Softmax of logits scaled by 1/√d has no known closed form; "
     "F.scaled_dot_product_attention(q, k, v, scale=1/d) has one. ",
     "Transformer": "Softmax of logits scaled by 1/√d has no known closed form; "
@@ -38,7 +38,7 @@ HINTS = {
 
 
 def hint_of(layer: nn.Module) -> str:
-    """Why a layer has no rule, if that is known."""
+    """Return why a layer has no rule, or "" if that is not known."""
     kinds = [base.__name__ for base in type(layer).__mro__]
     fixed = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not layer.training
     if fixed and layer.running_mean is not None:
@@ -53,12 +53,22 @@ def hint_of(layer: nn.Module) -> str:
 
 @singledispatch
 def rule(layer: nn.Module, translation: Translation, node: fx.Node, *values: Any) -> Any:
-    """The value of a layer's output. Add layers with `@rule.register`.
+    """Translate a layer: return the value of its output. Add layers with `@rule.register`.
 
-    A rule takes the layer, the state of the translation, the node of the graph and the values of the
-    arguments (mostly one `Signal`), and returns a `Signal`. No rule of their own need pointwise functions
-    (`activation_of`), and parameter-free layers that turn out, by probing, to act on positions
-    linearly and in the same way on every channel.
+    Two kinds of layers need no rule: pointwise functions (see `activation_of`), and parameter-free layers
+    that probing shows to be linear in the positions and identical for every channel.
+
+    Args:
+        layer: The layer; its class selects the rule.
+        translation: The state of the translation: the graph, shapes, and how to refuse a layer.
+        node: The node of the graph that calls the layer.
+        values: The values of the arguments, mostly one `Signal`.
+
+    Returns:
+        The value of the output, mostly a `Signal`.
+
+    Raises:
+        UnsupportedLayer: If the layer has no rule and needs one.
     """
     kind = type(layer).__name__
     if is_activation(layer):
@@ -86,7 +96,7 @@ def normalized_over(
     node: fx.Node,
     groups: int = 1,
 ) -> Signal:
-    """Division by the root mean square over these axes, which must hold the channels."""
+    """Divide by the root mean square over these axes, which must include the channels."""
     if signal.layout.channel_axis() not in axes:
         raise translation.refuse("a normalization over positions alone", node)
     over = tuple(n for axis in axes for n in signal.layout.position_numbers(axis))
@@ -108,7 +118,7 @@ def _(layer: nn.RMSNorm, translation: Translation, node: fx.Node, value: Signal)
 
 
 def last_axes(value: Any, count: int, translation: Translation, node: fx.Node) -> range:
-    """The last axes of a signal."""
+    """Return the last `count` axes of a signal."""
     if not isinstance(value, Signal):
         raise translation.refuse(f"a normalization of {type(value).__name__}", node)
     rank = len(value.layout.groups)
@@ -116,7 +126,7 @@ def last_axes(value: Any, count: int, translation: Translation, node: fx.Node) -
 
 
 def smallest(translation: Translation, node: fx.Node) -> float:
-    """What torch adds to a mean square if nothing is said: the eps of the signal's dtype."""
+    """Return what torch adds to a mean square by default: the eps of the signal's dtype."""
     return float(torch.finfo(translation.found[node.name].dtype).eps)
 
 
@@ -126,14 +136,16 @@ def _(layer: nn.GroupNorm, translation: Translation, node: fx.Node, value: Signa
 
 
 def grouped(value: Any, groups: int, eps: float, translation: Translation, node: fx.Node) -> Signal:
-    """Normalization of groups of channels."""
+    """Normalize groups of channels."""
     if not isinstance(value, Signal):
         raise translation.refuse(f"a normalization of {type(value).__name__}", node)
     signal = plain(value, translation, node)
     if signal.layout.channel_axis() != 0:
         raise translation.refuse("GroupNorm whose channels are not the first axis", node)
     if groups == signal.layout.width:
-        raise translation.refuse("GroupNorm with one channel a group", node, HINTS["InstanceNorm"])
+        raise translation.refuse(
+            "GroupNorm with one channel per group", node, HINTS["InstanceNorm"]
+        )
     axes = range(len(signal.layout.groups))
     return normalized_over(signal, axes, True, eps, translation, node, groups)
 
@@ -144,7 +156,7 @@ def _(layer: nn.Dropout, translation: Translation, node: fx.Node, value: Any) ->
 
 
 def dropped(signal: Any, probability: float, translation: Translation, node: fx.Node) -> Any:
-    """Dropout of this probability."""
+    """Apply dropout with this probability."""
     if probability == 0:
         return signal
     if isinstance(signal, Logits):

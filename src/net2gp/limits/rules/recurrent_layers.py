@@ -1,4 +1,4 @@
-"""Recurrent layers, step by step: the same weights at every step."""
+"""Recurrent layers, unrolled step by step with the same weights at every step."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KINDS = (nn.RNN, nn.RNNCell)
 
 
 def weight_names(layer: nn.Module) -> list[str]:
-    """The names of all weights of a recurrent layer."""
+    """Return the names of all weights of a recurrent layer."""
     numbers = range(layer.num_layers) if isinstance(layer, nn.RNN) else None
     suffixes = [""] if numbers is None else [f"_l{number}" for number in numbers]
     return [f"weight_{kind}{suffix}" for suffix in suffixes for kind in ("ih", "hh")]
 
 
 def _names(layer: Any, suffix: str, translation: Translation, node: fx.Node) -> dict[str, Names]:
-    """Names of the weights on the inputs and on the state of one layer."""
+    """Return the names of the weights on the inputs and on the state of one layer."""
     return {
         kind: names_of(
             layer, translation, node, f"_{kind}{suffix}", f"{node.target}.weight_{kind}{suffix}"
@@ -46,7 +46,10 @@ def _names(layer: Any, suffix: str, translation: Translation, node: fx.Node) -> 
 def recurrent_step(
     layer: Any, names: dict[str, Names], given: Expression, hidden: Expression | None
 ) -> Expression:
-    """φ(W_ih x + W_hh h), with the weights of every other step (Yang, 2019)."""
+    """Return φ(W_ih x + W_hh h), whose weights are the same at every step (Yang, 2019).
+
+    A state of None is zero. It then contributes only its bias, as the layer of a signal that is zero.
+    """
     parts = []
     zero = PositionMap((), (), index=torch.tensor([-1]))
     for kind, e, size in (("ih", given, layer.input_size), ("hh", hidden, layer.hidden_size)):
@@ -115,7 +118,7 @@ def _(
 
 
 def _state(layer: Any, translation: Translation, node: fx.Node, state: Any) -> Expression | None:
-    """The state that a cell starts from; None for zeros."""
+    """Return the state that a cell starts from, or None if it is zero."""
     if state is None or (isinstance(state, Tensor) and not bool(state.any())):
         return None
     if isinstance(state, Data):

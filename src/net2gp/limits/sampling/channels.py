@@ -1,4 +1,4 @@
-"""Which numbers of channels in a network are hidden and may grow: a walk over its graph, and the growth."""
+"""Which numbers of channels in a network are hidden and may grow, and a copy in which they have grown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from net2gp.limits.initialization import CONVOLUTIONS, LOCAL, TRANSPOSED
 from net2gp.limits.plan import graph_of
 
 DATA, FIXED, OUTPUT = " data", " fixed", " output"
-"""Sources of channels whose number cannot change; layers have names without a blank."""
+"""Sources whose number of channels cannot change. The blank keeps them apart from names of layers."""
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -44,9 +44,18 @@ Sources = frozenset[str]
 
 @dataclass(eq=False)
 class Channels:
-    """Where the channels of every tensor come from, and which sources must have equally many.
+    """Where the channels of every tensor come from, and which sources must have the same number of them.
 
-    A source is a layer with weights, a parameter used as a signal, the data, or a fixed tensor.
+    A source is a layer with weights, a parameter used as a signal, the data, or a fixed tensor. Sources
+    with the same number of channels form trees, as in union-find.
+
+    Args:
+        graph: The network's graph.
+        parents: The parent of each source in its tree; roots have none.
+        inputs: The sources that each layer with weights sees, per call.
+        norms: The sources that each norm layer sees.
+        signals: The names of parameters that are used as signals.
+        scaled: The nodes that multiply logits of attention by a number.
     """
 
     graph: fx.GraphModule
@@ -57,23 +66,23 @@ class Channels:
     scaled: list[str] = field(default_factory=list)
 
     def root(self, source: str) -> str:
-        """The representative of all sources that have as many channels as this one."""
+        """Return the representative of all sources that have as many channels as this one."""
         while source in self.parents:
             source = self.parents[source]
         return source
 
     def tie(self, sources: Iterable[str]) -> None:
-        """Record that all these have equally many channels."""
+        """Record that all these sources have the same number of channels."""
         roots = sorted({self.root(source) for source in sources})
         for other in roots[1:]:
-            self.parents[other] = roots[0]  # a blank sorts first: what is fixed stays the root
+            self.parents[other] = roots[0]  # a blank sorts first, so that fixed sources stay roots
 
     def fixed(self, source: str) -> bool:
         """Whether the number of channels cannot change."""
         return self.root(source) in (DATA, FIXED, OUTPUT)
 
     def widths(self) -> dict[str, int]:
-        """The numbers of channels of all hidden layers."""
+        """Return the number of channels of each hidden layer."""
         return {
             name: width_of(self.graph.get_submodule(name))
             for name in self.inputs
@@ -82,7 +91,7 @@ class Channels:
 
 
 def channels_of(network: nn.Module) -> Channels:
-    """Walk the graph of `network`."""
+    """Walk the graph of `network` and find where all channels come from."""
     found = Channels(graph_of(network))
     values: dict[str, Sources] = {}
     for node in found.graph.graph.nodes:
@@ -101,7 +110,10 @@ def channels_of(network: nn.Module) -> Channels:
 
 
 def signal_parameters(network: nn.Module) -> set[str]:
-    """Names of parameters that are added to or concatenated with signals only; none if there is no graph."""
+    """Return the names of parameters that are only added to signals or concatenated with them.
+
+    A network without a graph has none.
+    """
     try:
         graph = graph_of(network)
     except NetworkError:
@@ -175,7 +187,7 @@ def _function_sources(found: Channels, node: fx.Node, values: dict[str, Sources]
 
 
 def _contracted(found: Channels, node: fx.Node, values: dict[str, Sources]) -> Sources:
-    """Products of matrices: logits of attention (no channels are left), or weights times values."""
+    """Return the sources of a matrix product: none for logits of attention, else those of the values."""
     names = ("query", "key", "value")
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if "value" in given:
@@ -192,7 +204,7 @@ def _contracted(found: Channels, node: fx.Node, values: dict[str, Sources]) -> S
 
 
 def _note_number(found: Channels, node: fx.Node, given: list[Sources]) -> None:
-    """Remember where logits of attention are multiplied with a number that may depend on the width."""
+    """Remember where logits of attention are multiplied by a number, which may depend on the width."""
     number = any(isinstance(arg, float | int) for arg in node.args)
     if number and len(given) == 1 and not given[0] and _is_logits(node):
         found.scaled.append(node.name)
@@ -216,7 +228,7 @@ def is_depthwise(layer: nn.Module) -> bool:
 
 
 def width_of(layer: Any) -> int:
-    """The number of channels that a layer gives."""
+    """Return the number of channels of a layer's output."""
     for name in ("out_features", "out_channels", "embedding_dim", "hidden_size"):
         if hasattr(layer, name):
             return int(getattr(layer, name))
@@ -224,9 +236,10 @@ def width_of(layer: Any) -> int:
 
 
 def widened(network: nn.Module, width: int) -> nn.Module:
-    """A copy with all hidden numbers of channels times the least integer that makes each at least `width`.
+    """Return a copy in which all hidden numbers of channels are multiplied by one integer.
 
-    Parameters that had to grow are NaN; the others keep their values.
+    It is the least integer that makes each of them at least `width`. Parameters that had to grow are NaN; the
+    others keep their values.
     """
     if not isinstance(width, int) or width < 1:
         raise InputError(f"width must be a positive integer, but {width!r} was given.")
@@ -281,7 +294,7 @@ def _check(found: Channels) -> None:
 
 
 def _origin(found: Channels, sources: Sources) -> set[int]:
-    """Numbers of channels of the layers that these sources are tied to."""
+    """Return the numbers of channels of the layers that these sources are tied to."""
     roots = {found.root(source) for source in sources}
     return {width for name, width in found.widths().items() if found.root(name) in roots}
 
@@ -289,7 +302,7 @@ def _origin(found: Channels, sources: Sources) -> set[int]:
 def _resize(
     module: nn.Module, name: str, shape: Iterable[int], grown: dict[int, nn.Parameter]
 ) -> None:
-    """Replace a parameter by one of another shape, NaN; tensors that are shared stay shared."""
+    """Replace a parameter by one of another shape, filled with NaN; shared tensors stay shared."""
     old = module._parameters.get(name)
     if old is None:
         return
@@ -367,7 +380,7 @@ def _grow_signal(
 
 
 def _axis(shape: tuple[int, ...], widths: set[int], what: str) -> int:
-    """The axis of the channels: the last of those that are as long as there are channels."""
+    """Return the axis of the channels: the last axis whose length is a number of channels."""
     if len(shape) == 1:
         return 0
     found = [axis for axis, size in enumerate(shape) if size in widths]

@@ -1,4 +1,4 @@
-"""Random parameters of a network: by the layers' own initialization, or normal of given variances."""
+"""Random parameters of a network: by the layers' own initialization, or normal with given variances."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ from net2gp.types import Params
 class Draws:
     """Random parameters by number: the same number gives the same parameters, on every device.
 
-    `scales` has the standard deviation of every entry; without it each layer's own `reset_parameters()`
-    draws. `rates` are the factors of ∂f ∂f' in the tangent kernel: one, or the entries' variance in the NTK
-    parameterization.
+    Args:
+        network: The network whose parameters are drawn.
+        seed: The seed of all draws.
+        rates: The factor of ∂f ∂f' in the tangent kernel, by parameter: one, or the variance of the
+            entries in the NTK parameterization.
+        scales: The standard deviation of the entries, by parameter; None draws with each layer's own
+            `reset_parameters()`.
+        fixed: The value of parameters that are not random, such as the gains of norms.
     """
 
     network: nn.Module
@@ -34,7 +39,7 @@ class Draws:
     fixed: Mapping[str, float] | None = None
 
     def __call__(self, number: int) -> Params:
-        """The parameters of one draw, on the CPU."""
+        """Return the parameters of draw `number`, on the CPU."""
         if self.scales is None:
             return self._reset(number)
         generator = torch.Generator().manual_seed(self.mixed(number))
@@ -50,7 +55,7 @@ class Draws:
         return found
 
     def mixed(self, number: int) -> int:
-        """A seed for each draw."""
+        """Return the seed of draw `number`."""
         # an odd multiplier spreads consecutive numbers over all 64 bits
         return (self.seed + (number + 1) * 0x9E3779B97F4A7C15) % 2**63
 
@@ -58,9 +63,10 @@ class Draws:
         network = copy.deepcopy(self.network)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.mixed(number))
+            # NaN marks the parameters that no method has drawn
             for value in network.parameters():
                 value.fill_(float("nan"))
-            # children first, so that a module's own method has the last word on what it holds
+            # children first, so that a module's own method decides about everything that it holds
             for module in reversed(list(network.modules())):
                 for method in ("reset_parameters", "_reset_parameters"):
                     if callable(getattr(module, method, None)):
@@ -83,7 +89,10 @@ def _padding_rows(network: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def own_draws(template: nn.Module, seed: int, parameterization: object) -> Draws:
-    """Draws by the layers' own `reset_parameters()`, in their own parameterization; twins draw N(0, 1)."""
+    """Return draws by the layers' own `reset_parameters()`, in the layers' own parameterization.
+
+    The parameters of a twin in the NTK parameterization are drawn from N(0, 1), since its layers scale them.
+    """
     if parameterization not in (None, "standard"):
         raise InputError(
             "parameterization='ntk' needs the variances that the parameters are multiplied with. Pass them, "
@@ -119,7 +128,7 @@ def normal_draws(
     bias_var: Variances,
     parameterization: Parameterization,
 ) -> Draws:
-    """Normal draws: weights N(0, weight_var / fan_in), biases N(0, bias_var), gains of norms one."""
+    """Return draws of weights N(0, weight_var / fan_in) and biases N(0, bias_var); gains of norms are one."""
     found = list(slots(template))
     _check_shared(template)
     signals = signal_parameters(template) if any(s.fan_in is None for s in found) else set()
@@ -149,7 +158,7 @@ def normal_draws(
 
 
 def _check_shared(template: nn.Module) -> None:
-    """Raise if layers of different fan-ins share their weights: then no one variance fits both."""
+    """Raise if layers of different fan-ins share their weights, since no single variance fits both."""
     seen: dict[int, Slot] = {}
     for slot in slots(template, shared=True):
         first = seen.setdefault(id(template.get_parameter(slot.name)), slot)

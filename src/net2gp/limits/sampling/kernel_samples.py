@@ -18,14 +18,21 @@ from net2gp.limits.sampling.draws import Draws
 from net2gp.types import Inputs, Params
 
 BUDGET = 2**27
-"""Bytes that one chunk of draws may take."""
+"""The number of bytes that one chunk of draws may take."""
 
 
 @dataclass(eq=False)
 class Sampling:
-    """Samples of the kernels of x and y: vectorized over draws, or one by one if the module allows no more.
+    """Samples of the kernels of x and y, vectorized over draws unless the module cannot be vectorized.
 
-    `y` is None where it is x. With `diagonal` only k(x_n, x_n) is computed.
+    Args:
+        network: The network that is evaluated.
+        draws: Its random parameters, by number.
+        x: The first inputs.
+        y: The second inputs; None if they are x.
+        tangent: Whether the tangent kernel is sampled too.
+        diagonal: Whether only k(x_n, x_n) is computed.
+        vectorized: Whether many draws run at once; set to false when the module turns out not to allow it.
     """
 
     network: nn.Module
@@ -37,7 +44,7 @@ class Sampling:
     vectorized: bool = True
 
     def batch(self, first: int, count: int) -> Iterator[Tensor]:
-        """Samples of the NNGP and, if `tangent`, of the tangent kernel: (count, N, M), or (count, N)."""
+        """Yield samples of the NNGP and, if `tangent`, of the tangent kernel: (count, N, M) or (count, N)."""
         device = next(self.network.parameters()).device
         drawn = [self.draws(number) for number in range(first, first + count)]
         params = {name: torch.stack([one[name] for one in drawn]).to(device) for name in drawn[0]}
@@ -51,7 +58,10 @@ class Sampling:
                 yield self._tangents(params, signs) / num_outputs
 
     def _signs(self, first: int, count: int, num_outputs: int) -> Tensor:
-        """±1 for each draw and output: E[u uᵀ] = I, so one gradient of u · f gives the trace over outputs."""
+        """Return random signs u = ±1 per draw and output.
+
+        Since E[u uᵀ] = I, one gradient of u · f estimates the trace over outputs without bias.
+        """
         found = []
         for number in range(first, first + count):
             generator = torch.Generator().manual_seed(self.draws.mixed(number) ^ 1)
@@ -59,7 +69,7 @@ class Sampling:
         return torch.stack(found)
 
     def _tangents(self, params: Params, signs: Tensor) -> Tensor:
-        """Σ_p rate_p ∂f(x_n) ∂f(y_m), a block of points at a time."""
+        """Compute Σ_p rate_p ∂f(x_n) ∂f(y_m), a block of points at a time."""
         size = self.points_at_once(sum(value[0].numel() for value in params.values()))
         others = self.x if self.y is None else self.y
         result = []
@@ -78,11 +88,11 @@ class Sampling:
         return torch.cat(result, 1)
 
     def points_at_once(self, numbers: int) -> int:
-        """How many points' gradients fit into the budget."""
+        """Return for how many points the gradients, of this many numbers each, fit into the budget."""
         return max(1, BUDGET // (8 * max(1, numbers)))
 
     def call(self, params: Params, x: Inputs) -> Tensor:
-        """(N, C) outputs with these parameters."""
+        """Compute the outputs (N, C) with these parameters."""
         given = {**params, **dict(self.network.named_buffers())}
         args = (x,) if isinstance(x, Tensor) else x if isinstance(x, tuple) else ()
         out = functional_call(
@@ -96,12 +106,12 @@ class Sampling:
         return out.reshape(out.shape[0], -1)
 
     def _each(self, function: Callable[..., Any], *stacked: Any) -> Any:
-        """`function` of every draw."""
+        """Apply `function` to every draw and stack the results."""
         if self.vectorized:
             try:
                 return vmap(function, randomness="different")(*stacked)
             except (RuntimeError, ValueError, TypeError, NotImplementedError):
-                # the module itself may be at fault: then the loop says so in its own words
+                # if the module itself is at fault, the loop below raises the module's own error
                 self.vectorized = False
         count = tensors(stacked[0])[0].shape[0]
         parts = [function(*(_index(one, n) for one in stacked)) for n in range(count)]
@@ -110,12 +120,12 @@ class Sampling:
         return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
 
     def _outputs(self, params: Params, x: Inputs) -> Tensor:
-        """(S, N, C)."""
+        """Compute the outputs of every draw, (S, N, C)."""
         with torch.set_grad_enabled(follows(x)):
             return self._each(lambda p: self.call(p, x), params)
 
     def _gradients(self, params: Params, signs: Tensor, x: Inputs) -> Params:
-        """∂(signs · f(x_n)) for each draw and point, times √rate: (S, N, *shape)."""
+        """Compute ∂(signs · f(x_n)) per draw and point, times √rate: (S, N, *shape) by parameter."""
         chosen = [name for name, rate in self.draws.rates.items() if rate > 0]
 
         def of_point(free: Params, held: Params, signs: Tensor, point: Inputs) -> Tensor:
@@ -130,9 +140,8 @@ class Sampling:
                 return over(free, held, signs, x)
             return _one_by_one(of_point, free, held, signs, x)
 
-        if follows(
-            x
-        ):  # plain autograd, which differentiates fused norms twice where torch.func fails
+        if follows(x):
+            # plain autograd differentiates fused norms twice, where torch.func fails
             parts = [of_draw(_index(params, n), signs[n]) for n in range(len(signs))]
             found = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         else:
@@ -147,7 +156,7 @@ def _index(value: Any, number: int) -> Any:
 
 
 def _products(a: Tensor, b: Tensor, diagonal: bool) -> Tensor:
-    """Inner products of the rows of a and b, for each draw."""
+    """Compute the inner products of the rows of a and b, per draw."""
     return (a * b).sum(2) if diagonal else a @ b.transpose(1, 2)
 
 
@@ -161,7 +170,7 @@ def _summed(a: Params, b: Params, diagonal: bool) -> Tensor:
 def _one_by_one(
     of_point: Callable[..., Tensor], free: Params, held: Params, signs: Tensor, x: Inputs
 ) -> Params:
-    """The gradient at one point after another, for modules that cannot be vectorized."""
+    """Compute gradients point by point, for modules that cannot be vectorized."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in free.items()}
     found: dict[str, list[Tensor]] = {name: [] for name in leaves}
     follow = follows(x)
@@ -179,7 +188,7 @@ def _one_by_one(
 
 @contextmanager
 def settings(device: torch.device, seed: int) -> Iterator[None]:
-    """Dropout draws from a state of its own; attention in a form that can be vectorized."""
+    """Let dropout draw from a random state of its own, and attention run in a form that vmap can take."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(seed)

@@ -19,14 +19,18 @@ from net2gp.types import Inputs
 
 
 class Scaled(nn.Module):
-    """The parametrization θ = scale · ω of a parameter by a standard normal one."""
+    """The parametrization θ = scale · ω of a parameter by a standard normal one.
+
+    Args:
+        scale: The standard deviation of the entries of θ.
+    """
 
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale
 
     def forward(self, value: Tensor) -> Tensor:
-        """scale · ω."""
+        """Return scale · ω."""
         return value * self.scale
 
 
@@ -40,20 +44,37 @@ def twin(
     example: Inputs | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """A network of the same architecture whose hidden layers have at least `width` channels, freshly drawn.
+    """Return a wider, freshly drawn network of the same architecture.
 
     All hidden numbers of channels are multiplied by one integer, so that concatenations, heads, groups and
     flattened sizes keep their proportions; inputs and outputs keep their sizes. The means over twins of
     f(x) f(x') and of the empirical tangent kernel differ from `infinite_width(network, …)` by O(1/width).
+    The cost is the drawing of the parameters.
 
-    In the NTK parameterization parameters are ω ~ N(0, 1) and layers compute with √(weight_var / fan_in) ω
-    and √bias_var ω (`torch.nn.utils.parametrize`): gradient descent on them is that of the limit. In the
-    standard one they are N(0, weight_var / fan_in) and N(0, bias_var). Gains of norms are one and do not
-    train.
+    In the NTK parameterization parameters are ω ~ N(0, 1), and layers compute with √(weight_var / fan_in) ω
+    and √bias_var ω (`torch.nn.utils.parametrize`), so that gradient descent on ω approaches the gradient
+    descent of the limit. In the standard one they are N(0, weight_var / fan_in) and N(0, bias_var). Gains
+    of norms are one and do not train.
 
     Numbers written into `forward` cannot follow the width: write `view(n, t, heads, -1)` and
-    `scale=1 / q.size(-1)`. With `example`, inputs of the network, shapes are tried out and the limits of
-    network and twin compared. Cost: that of the parameters.
+    `scale=1 / q.size(-1)`.
+
+    Args:
+        network: The network whose architecture is copied.
+        width: The least number of channels of the hidden layers.
+        weight_var: σ_w² of all layers, or a mapping from names of layers or patterns to it.
+        bias_var: σ_b², likewise.
+        parameterization: "ntk" or "standard", likewise.
+        example: Inputs of the network. If they are given, the twin is tried on them, and its limit is
+            compared with the limit of the network.
+        generator: The source of random numbers; None takes the global one.
+
+    Returns:
+        The twin, a new module.
+
+    Raises:
+        InputError: If `width` is not a positive integer, or a variance does not fit the layers.
+        NetworkError: If a number of channels cannot grow, or the network depends on its width in `forward`.
 
     >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> wide = twin(network, 500, weight_var=2.0, generator=torch.Generator().manual_seed(0))
@@ -91,7 +112,7 @@ def twin(
 
 
 def _layer_names(graph: fx.GraphModule) -> dict[int, str]:
-    """The name under which the prior knows each parameter, by the parameter's id."""
+    """Return the name under which the prior knows each parameter, by the parameter's id."""
     found: dict[int, str] = {}
     for name in weight_names(graph):
         value = attribute_of(graph, name)
@@ -109,14 +130,14 @@ def _layer_names(graph: fx.GraphModule) -> dict[int, str]:
 
 
 def _variance(slot: Slot, name: str, prior: Prior) -> float:
-    """The variance of the entries of a parameter."""
+    """Return the variance of the entries of a parameter."""
     if slot.kind == "bias":
         return number(prior.bias(name))
     return number(prior.weight(name)) / (slot.fan_in or 1)
 
 
 def number(value: Variance) -> float:
-    """A variance as a number, without gradient."""
+    """Return a variance as a number, without gradient."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
@@ -155,15 +176,15 @@ def _check_example(network: nn.Module, wide: nn.Module, example: Inputs) -> None
             shapes(graph, infinite_width(wide).inputs(example))
     except (InputError, UnsupportedLayer) as error:
         raise NetworkError(
-            f"at another width the network cannot be what it was: {error} A number in forward is that of "
-            "the channels. Write -1 in view and reshape, compute scales from q.size(-1), or take the width "
-            "that it has."
+            f"at another width the network cannot be what it was: {error} A number in forward stands for the "
+            "number of channels. Write -1 in view and reshape, compute scales from q.size(-1), or take the "
+            "width that it has."
         ) from error
     if before is None or after is None:
         return
     for one, other in zip(before, after, strict=True):
         if not torch.allclose(one, other, rtol=1e-4, atol=1e-6 * float(one.abs().max())):
             raise NetworkError(
-                "at another width the network has another limit: a number in forward depends on that of the "
-                "channels. Compute it there, e.g. scale=1 / q.size(-1)."
+                "at another width the network has another limit: a number in forward depends on the number "
+                "of channels. Compute it there, e.g. scale=1 / q.size(-1)."
             )

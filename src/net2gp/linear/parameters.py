@@ -1,0 +1,151 @@
+"""The choice of a network's parameters and of their prior variances by patterns of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, NetworkError
+from net2gp.inputs import describe
+from net2gp.types import Params
+
+Patterns = str | Sequence[str]
+"""A name pattern, or several: a list adds up, and a pattern that starts with "!" takes away."""
+
+PriorVar = float | Tensor | Mapping[str, float | Tensor]
+"""One prior variance for all parameters, or variances by name pattern; the last match counts."""
+
+
+def check_given(params: Params | None, named: Mapping[str, Tensor]) -> Params:
+    """Return the values that replace a network's own by name; raise if a name or a shape does not fit."""
+    given = dict(params or {})
+    for name, value in given.items():
+        if name not in named:
+            raise InputError(
+                f"params has '{name}', which the network does not: {_some(list(named))}."
+            )
+        if value.shape != named[name].shape:
+            raise InputError(
+                f"params['{name}'] must have shape {tuple(named[name].shape)}, but is {describe(value)}."
+            )
+    return given
+
+
+def check_values(params: Params) -> None:
+    """Raise unless all values are finite, real, and share one dtype and device that can be computed with."""
+    kinds = {(value.dtype, value.device) for value in params.values()}
+    if len(kinds) > 1:
+        raise NetworkError(
+            f"the chosen parameters must share one dtype and device, but have {sorted(map(str, kinds))}. "
+            "Convert the network, e.g. network.float(), or choose fewer parameters with only=."
+        )
+    dtype, device = next(iter(kinds))
+    if device.type == "meta":
+        raise NetworkError(
+            "the network is on the meta device, which holds shapes and no values. Load its weights: "
+            "network.to_empty(device='cpu').load_state_dict(weights)."
+        )
+    if dtype not in (torch.float32, torch.float64):
+        raise NetworkError(f"the parameters are {dtype}: use network.float() or network.double().")
+    for name, value in params.items():
+        if not bool(torch.isfinite(value).all()):
+            raise NetworkError(
+                f"parameter '{name}' has NaN or infinite values: the training diverged."
+            )
+
+
+def choose(names: list[str], only: Patterns | None) -> list[str]:
+    """Choose names by pattern.
+
+    Args:
+        names: The names to choose from.
+        only: A pattern or a list of patterns; those that start with "!" take names away. None chooses all.
+
+    Returns:
+        The chosen names, in the order of `names`.
+
+    Raises:
+        InputError: If a pattern matches nothing, or no name is left.
+
+    >>> choose(["a.weight", "a.bias", "b.weight"], ["*", "!*.bias"])
+    ['a.weight', 'b.weight']
+    """
+    if only is None:
+        return names
+    chosen: set[str] = set()
+    for pattern in [only] if isinstance(only, str) else only:
+        matched = {name for name in names if fnmatchcase(name, pattern.removeprefix("!"))}
+        if not matched:
+            raise InputError(
+                f"only='{pattern}' matches no parameter. The network has: {_some(names)}."
+            )
+        chosen = chosen - matched if pattern.startswith("!") else chosen | matched
+    if not chosen:
+        raise InputError(f"only={only!r} leaves no parameter. The network has: {_some(names)}.")
+    return [name for name in names if name in chosen]
+
+
+def expand_prior(prior_var: PriorVar, params: Params) -> Params:
+    """Expand a prior variance to one per parameter.
+
+    Args:
+        prior_var: A number, a tensor, or a mapping from name patterns to these; of several patterns that
+            match a parameter, the last counts.
+        params: The parameters, by name.
+
+    Returns:
+        A scalar tensor or a tensor of the parameter's shape, by name.
+
+    Raises:
+        InputError: If a value is no variance, has another shape than its parameter, or if a pattern
+            matches nothing or is overruled by a later one, or if a parameter is left out.
+    """
+    patterns = prior_var if isinstance(prior_var, Mapping) else {"*": prior_var}
+    like = next(iter(params.values()))
+    expanded: Params = {}
+    reach: dict[str, set[str]] = {}
+    for pattern, value in patterns.items():
+        try:
+            variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(
+                "prior_var must be a number, a tensor, or a dict of these by parameter name, but is "
+                f"{value!r} for '{pattern}'. Pass for example prior_var=1.0."
+            ) from None
+        if not bool(torch.isfinite(variance).all()) or bool((variance < 0).any()):
+            raise InputError(
+                f"prior_var['{pattern}'] must be finite and not negative, but is {value}."
+            )
+        matched = [name for name in params if fnmatchcase(name, pattern)]
+        if not matched:
+            raise InputError(
+                f"prior_var has '{pattern}', which matches none of: {_some(list(params))}."
+            )
+        for name in matched:
+            if variance.dim() and variance.shape != params[name].shape:
+                raise InputError(
+                    f"prior_var for '{name}' must be a number or have the parameter's shape "
+                    f"{tuple(params[name].shape)}, but is {describe(variance)}."
+                )
+            expanded[name] = variance
+        reach[pattern] = set(matched)
+        for earlier in reach if len(matched) > 1 else ():
+            if reach[earlier] < reach[pattern]:
+                raise InputError(
+                    f"prior_var['{earlier}'] decides nothing: '{pattern}' behind it matches the same "
+                    f"parameters and more, and the last counts. Put '{earlier}' behind '{pattern}'."
+                )
+    missing = [name for name in params if name not in expanded]
+    if missing:
+        raise InputError(
+            f"prior_var leaves out {_some(missing)}. Add a pattern such as '*': 1.0 in front."
+        )
+    return expanded
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
