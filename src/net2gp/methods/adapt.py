@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
-import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from net2gp.errors import InputError, NotConverged, NothingToTune
+from net2gp.errors import InputError
 from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows, same_inputs
 from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise, of_points
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_approximation.regression import (
-    Regression,
-    around_zero,
-    scale_of,
-    size_of,
-    warn_of_scales,
-)
+from net2gp.methods.adapt_tuning import Choice, tune_scale, tune_spectrum
+from net2gp.methods.laplace_approximation.regression import warn_of_scales
 from net2gp.posteriors.condition import condition, conditioned
-from net2gp.posteriors.conditioning.gaussian import as_rows, feature_system
-from net2gp.posteriors.conditioning.inference import infer
 from net2gp.posteriors.conditioning.problem import Problem, choose_solver, make_problem
 from net2gp.posteriors.conditioning.solve import choose_inference, with_gram
 from net2gp.posteriors.conditioning.solvers import Cholesky, Inference, Laplace, Solver
-from net2gp.posteriors.conditioning.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.posteriors.tune import tune_spectra
@@ -40,15 +29,6 @@ from net2gp.types import Data, Inputs, Likelihood, Observed
 
 SPECTRUM_ROWS = 6000
 """Rows up to which hyper-parameters are tuned on all points under Gaussian noise."""
-
-SMALLEST_LEVEL = 1e-3
-"""The smallest prior variance of f that is tried: below it nothing changes."""
-
-FEW_ROWS, MANY_ROWS = 4, 20
-"""Rows below which residuals cannot say how far to go from θ*, and from which on points are left out."""
-
-BY_HEART = 1e-3
-"""The squared error of few points, of the variance of y, below which they may have been trained on."""
 
 NEWTON_ROWS = 2000
 """Rows up to which the prior is tuned on all points under other likelihoods."""
@@ -133,7 +113,7 @@ def _adapted(
     if noise is None:
         warn_of_scales(data[1])
     tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
-    found = _tune_spectrum(tuning, noise, scale)
+    found = tune_spectrum(tuning, noise, scale)
     if not found.moves:
         return _around_network(tuning, data, found, solver)
     if solver is None and num_rows(tuning.problem.x) == num_rows(data[0]):
@@ -152,7 +132,7 @@ def _tuned_by_inference(
 ) -> Posterior:
     """Tuned and conditioned under a likelihood that is not Gaussian, with one Gram matrix for both."""
     problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
-    scale, K = _tune_scale(problem, inference or Laplace())
+    scale, K = tune_scale(problem, inference or Laplace())
     scaled = replace(problem, kernel=kernel.scaled(scale))
     if K is not None and num_rows(problem.x) == num_rows(data[0]):
         chosen = choose_solver(scaled, solver)
@@ -164,7 +144,7 @@ def _tuned_by_inference(
 
 
 def _around_network(
-    tuning: Spectrum, data: tuple[Inputs, Tensor], found: _Choice, solver: Solver | None
+    tuning: Spectrum, data: tuple[Inputs, Tensor], found: Choice, solver: Solver | None
 ) -> Posterior:
     """Conditioned on what the network says of the points: its mean stays, here and after an update.
 
@@ -274,136 +254,3 @@ def _tuning_problem(
         max(1, limit // outputs) if kernel.num_features > limit else max(limit, num_rows(data[0]))
     )
     return make_problem(kernel, *_subset(data, likelihood, size), mean)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """Noise and scale, and whether the data may move the mean."""
-
-    noise_var: float
-    scale: float
-    moves: bool = True
-
-
-def _tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | None) -> _Choice:
-    """By the evidence around the network, or around zero where that cannot say how far to go."""
-    problem = tuning.problem
-    own = _Choice(*tune_spectra([tuning], noise_var, scale))
-    if problem.mean is None or scale is not None:
-        return own
-    assert isinstance(problem.kernel, TangentKernel)
-    y = problem.y.reshape(problem.offset.shape).double()
-    error, spread = float(problem.target.square().mean()), scale_of(y)
-    count, small = problem.offset.numel(), _is_small(tuning, own)
-    if count < MANY_ROWS:
-        told = count >= FEW_ROWS and not small and error >= BY_HEART * spread
-    else:
-        told = error > 0 and not small and _helps(tuning, own, error)
-    if told:
-        return own
-    around = share_spectrum(tuning, around_zero(problem))
-    model = Regression(around, error, spread, size_of(problem.kernel.linearized))
-    noise, scale = model.best(noise_var, None)
-    if count < MANY_ROWS:
-        moves = count < FEW_ROWS or not small
-        if not moves and error > 0:
-            warnings.warn(
-                f"{count} rows prefer no change of the network: its outputs stay what they are, and only "
-                "their uncertainty is found. Pass prior_var=... to move it nevertheless, or more data.",
-                NothingToTune,
-                stacklevel=4,
-            )
-        return _Choice(noise, scale, moves)
-    model.warn_at_edges(noise if noise_var is None else None, scale)
-    if error > 0:
-        warnings.warn(
-            "the network has learned what these data say, as where it was trained on them: its outputs "
-            "stay what they are, and only their uncertainty is found. Use laplace(network, data, Gaussian()) "
-            "for the data that a network was trained on; pass prior_var=... to move it nevertheless.",
-            NothingToTune,
-            stacklevel=4,
-        )
-    return _Choice(noise, scale, moves=False)
-
-
-def _helps(tuning: Spectrum, found: _Choice, error: float) -> bool:
-    """Whether points that are left out are predicted better than by the network as it is."""
-    residual = as_rows(tuning.problem, tuning.problem.target)
-    return float(left_out(tuning, found.noise_var / found.scale, residual).square().mean()) < error
-
-
-def _is_small(tuning: Spectrum, found: _Choice) -> bool:
-    """Whether the changes of f that the prior allows are below the noise."""
-    count = len(tuning.eigenvalues) + tuning.num_zeros
-    return found.scale * float(tuning.eigenvalues.sum()) / count < found.noise_var
-
-
-def left_out(tuning: Spectrum, ratio: float, residual: Tensor) -> Tensor:
-    """What all other rows leave of each residual: [A⁻¹r]_n / [A⁻¹]_nn with A = K + ratio·I."""
-    if tuning.Q is not None:
-        weights = 1 / (tuning.eigenvalues + ratio)
-        solved = tuning.Q @ (weights[:, None] * (tuning.Q.mT @ residual))
-        return solved / (tuning.Q.square() @ weights)[:, None]
-    assert tuning.U is not None
-    Phi = tuning.problem.features().detach().flatten(0, 1) @ tuning.U
-    weights = 1 / (tuning.eigenvalues + ratio)
-    hat = (Phi.square() @ weights)[:, None]
-    return (residual - Phi @ (weights[:, None] * (Phi.mT @ residual))) / (1 - hat)
-
-
-def _tune_scale(problem: Problem, inference: Inference) -> tuple[float, Tensor | None]:
-    """The scale of the kernel with the largest evidence, and the Gram matrix unless features were used.
-
-    Warns where the evidence prefers no change.
-    """
-    kernel = problem.kernel
-    assert isinstance(kernel, TangentKernel)
-    weights = kernel.num_features < problem.num_rows
-    base = feature_system(problem).features if weights else problem.gram()
-    level = float((base.square().sum(-1) if weights else base.diagonal()).mean())
-    if level == 0.0:
-        raise InputError(
-            "the tangent kernel is zero at the data: the chosen parameters have no effect there."
-        )
-    system = lambda s: FeatureSystem(base * s**0.5) if weights else DenseSystem(base * s)
-    scale = _best_scale(problem, inference, system, level)
-    if scale * level <= 1.1 * SMALLEST_LEVEL:
-        warnings.warn(
-            "the evidence prefers no change of the network at all, as on the data that it was trained "
-            f"on: with prior_var={scale:.1e} predictions are the network's own, without uncertainty "
-            "about it. Pass prior_var=..., or zero_mean=True to use the network as a kernel only.",
-            NothingToTune,
-            stacklevel=4,
-        )
-    return scale, None if weights else base
-
-
-def _best_scale(
-    problem: Problem,
-    inference: Inference,
-    system: Callable[[float], System],
-    level: float,
-) -> float:
-    """The scale with the largest Laplace evidence (or bound): a grid, then Brent's method.
-
-    Each solution starts the next.
-    """
-    with progress("prior variance", None) as advance, torch.no_grad(), warnings.catch_warnings():
-        # at the far ends of the grid; the prior that is chosen is conditioned with once more
-        warnings.simplefilter("ignore", NotConverged)
-        start: Tensor | None = None
-
-        def loss(log_scale: float) -> float:
-            nonlocal start
-            prior = system(float(np.exp(log_scale)))
-            found = infer(prior, problem.likelihood, problem.offset, problem.y, inference, start)
-            start = found.state.f
-            advance(note=f"log evidence {float(found.evidence):.3f}")
-            return -float(found.evidence)
-
-        grid = [np.log(SMALLEST_LEVEL * 10.0**e / level) for e in range(8)]
-        values = [loss(point) for point in grid]
-        best = int(np.argmin(values))
-        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-        found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 0.02})
-        return float(np.exp(found.x if found.fun <= values[best] else grid[best]))
