@@ -28,10 +28,10 @@ from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Observed
 
 SPECTRUM_ROWS = 6000
-"""Rows up to which hyper-parameters are tuned on all points under Gaussian noise."""
+"""The most rows with which hyper-parameters are tuned on all points under Gaussian noise."""
 
 NEWTON_ROWS = 2000
-"""Rows up to which the prior is tuned on all points under other likelihoods."""
+"""The most rows with which the prior is tuned on all points under other likelihoods."""
 
 
 def adapt(
@@ -44,34 +44,52 @@ def adapt(
     solver: Solver | None = None,
     inference: Inference | None = None,
 ) -> Posterior[Observed]:
-    """The Gaussian process posterior of a trained network on a task, from all of its parameters.
+    """Return the Gaussian process posterior of a trained network on a new task, from all its parameters.
 
-    f(x) = f(x; θ*) + J(x)(θ − θ*) with θ − θ* ~ N(0, prior_var): linearize, tune the prior variance
-    (if not given) and the noise (if the likelihood leaves it open) by the evidence, condition. The
-    network itself is the prior mean, or with `zero_mean` nothing is, and the network only gives the
-    kernel. Pass a `Linearized` to choose parameters or outputs: adapt(linearize(net, only="head.*"), …).
+    The model is f(x) = f(x; θ*) + J(x)(θ − θ*) with θ − θ* ~ N(0, prior_var). `adapt` linearizes the network,
+    tunes what is open (prior variance, noise) by the evidence, and conditions on the data.
 
-    Few points of a smooth function leave open whether they have noise at all. An open noise is therefore
-    weighed by a log-normal prior around 1 % of the variance of y − m(x), a factor of 100 wide, beside the
-    evidence: it decides among 5 or 10 points, and is not noticed among 50. `log_marginal_likelihood()` is
-    that of the data alone, at the noise that was chosen.
+    **Few points.** A few points of a smooth function do not determine whether they have noise. The tuning of
+    an open noise therefore adds a log-normal prior to the evidence, centered at 1 % of the variance of
+    y − m(x) and a factor of 100 wide. It matters for 5 or 10 points and is negligible for 50. The evidence
+    that the posterior reports is log p(y) without this prior. Fewer than 20 rows (N·C) cannot say how far the
+    parameters may move if they prefer no change, or if their squared error is below a thousandth of the
+    variance of y; three rows or fewer never can. Prior and noise are then found as for the next case.
 
-    **On data that the network was trained on** its residuals are noise, and the evidence of a prior around
-    the network prefers no change at all: it cannot tell how far the parameters may be from θ*. Where the
-    changes would be below the noise, or would predict points that are left out no better than the network
-    does, the outputs of the network stay what they are, `NothingToTune` is warned of, and prior and noise
-    are found as `laplace` does, around zero: θ ~ N(0, prior_var) must explain the trained parameters
-    themselves, with mean f(x; θ*) − J(x)θ* (Khan et al., 2019). `laplace` is the function for such data; it
-    has other structures, too. Fewer than 20 rows N·C cannot say by themselves how far to go if they prefer
-    no change (the outputs then stay, and `NothingToTune` is warned of) or if their squared error is below a
-    thousandth of the variance of y; three or fewer never can: prior and noise are then found around zero as
-    well, so that one or two points bring no certainty. One noise is found for all outputs: `UnequalScales`
-    warns where their scales are ten times apart.
-    Other likelihoods have no such evidence that could be trusted (Laplace's grows without bound on
-    separable classes): there `NothingToTune` is warned of, and `prior_var` or `zero_mean` asked for.
+    **Data that the network was trained on.** Their residuals are noise, and the evidence of a prior around
+    the network prefers no change at all, so it does not determine how far the parameters may be from θ*.
+    `adapt` recognizes this if the changes would be below the noise, or would not improve predictions of
+    points that are left out. The outputs of the network then stay what they are, `NothingToTune` warns, and
+    prior and noise are found around zero as `laplace` does: θ ~ N(0, prior_var) must explain the trained
+    parameters themselves, with mean f(x; θ*) − J(x)θ* (Khan et al., 2019). Use `laplace` for such data. For
+    other likelihoods there is no evidence that could be trusted (Laplace's grows without bound on separable
+    classes), so `NothingToTune` only warns, and asks for `prior_var` or `zero_mean`.
 
-    Tuning uses all points up to 6000 rows (N·C) under Gaussian noise, 2000 otherwise, and a fixed
-    random subset of that size beyond; conditioning always uses all.
+    All outputs share one noise; `UnequalScales` warns if their scales differ by a factor of ten. Tuning uses
+    all points up to 6000 rows under Gaussian noise and 2000 rows otherwise, and beyond that a fixed random
+    subset of this size; conditioning always uses all points.
+
+    Args:
+        network: The trained network. Pass `linearize(network, only="head.*")` to choose parameters or
+            outputs.
+        data: (x, y) with N rows each, or a DataLoader.
+        likelihood: How targets depend on the outputs: `Gaussian()` with open noise, `Gaussian(0.1)`,
+            `Categorical()` and others.
+        prior_var: The prior variance of θ − θ*, a number or a dict by name pattern. None tunes one number.
+        zero_mean: Whether the prior mean is zero, so that the network only gives the kernel. By default the
+            network itself is the prior mean.
+        solver: How the linear system is solved: `Cholesky()`, `WeightCholesky()` or `CG()`. None chooses by
+            size, as in `condition`.
+        inference: How a Gaussian approximates the posterior if the noise is not Gaussian: `Laplace()`, which
+            is also the meaning of None, or `Variational()`.
+
+    Returns:
+        The posterior, with its evidence.
+
+    Raises:
+        InputError: If the data do not suit the likelihood, if `inference` is given for Gaussian noise, or if
+            a noise per point or a zero noise is combined with an open prior variance.
+        NetworkError: If the network cannot be linearized, for example in training mode with dropout.
 
     >>> _ = torch.manual_seed(0)
     >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
@@ -130,7 +148,7 @@ def _tuned_by_inference(
     solver: Solver | None,
     inference: Inference | None,
 ) -> Posterior:
-    """Tuned and conditioned under a likelihood that is not Gaussian, with one Gram matrix for both."""
+    """Tune and condition under a likelihood that is not Gaussian, with one Gram matrix for both."""
     problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
     scale, K = tune_scale(problem, inference or Laplace())
     scaled = replace(problem, kernel=kernel.scaled(scale))
@@ -146,9 +164,9 @@ def _tuned_by_inference(
 def _around_network(
     tuning: Spectrum, data: tuple[Inputs, Tensor], found: Choice, solver: Solver | None
 ) -> Posterior:
-    """Conditioned on what the network says of the points: its mean stays, here and after an update.
+    """Condition on the network's own outputs at the points, so that the mean stays the network's.
 
-    The evidence is that of y.
+    It also stays after an update, since the network remains the prior mean. The evidence is log p(y).
     """
     problem = tuning.problem
     assert problem.mean is not None
@@ -175,13 +193,31 @@ def adapt_tasks(
     prior_var: PriorVar | None = None,
     zero_mean: bool = False,
 ) -> dict[str, Posterior]:
-    """Adapt one network to several regression tasks: a posterior for each, by name.
+    """Adapt one network to several regression tasks.
 
-    Shared are the linearization, the prior variance and noise (tuned on the sum of all evidences, so
-    that tasks with few points lend each other strength), and, between tasks with the same inputs, the
-    Gram matrix and its eigendecomposition.
+    All tasks share the linearization, and the prior variance and noise, which are tuned on the sum of all
+    evidences, so that tasks with few points support each other. Tasks with the same inputs also share the
+    Gram matrix and its eigendecomposition. Cost: one eigendecomposition per distinct set of inputs.
 
-    Cost: one eigendecomposition per distinct set of inputs.
+    >>> _ = torch.manual_seed(0)
+    >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
+    >>> x = torch.linspace(-2, 2, 20)[:, None]
+    >>> found = adapt_tasks(network, {"sine": (x, x.sin()), "cosine": (x, x.cos())})
+    >>> float((found["cosine"].mean(x) - x.cos()).abs().max()) < 0.05
+    True
+
+    Args:
+        network: The trained network, or `linearize(network, ...)` to choose parameters or outputs.
+        tasks: The data (x, y) of each task, by name.
+        likelihood: `Gaussian()` noise, open or given. None is `Gaussian()`.
+        prior_var: The prior variance of θ − θ*, a number or a dict by name pattern. None tunes one number.
+        zero_mean: Whether the prior mean is zero instead of the network.
+
+    Returns:
+        One posterior per task, by name.
+
+    Raises:
+        InputError: If the noise is not Gaussian, or if `tasks` is empty or does not map names to data.
     """
     likelihood = likelihood or Gaussian()
     if not has_gaussian_noise(likelihood):
@@ -231,7 +267,7 @@ def _open(likelihood: GaussianNoise) -> float | None:
 def _subset(
     data: tuple[Inputs, Tensor], likelihood: Likelihood, size: int
 ) -> tuple[tuple[Inputs, Tensor], Likelihood]:
-    """All points, or a fixed random choice of `size` of them, and their likelihood."""
+    """All points or a fixed random choice of `size` of them, and their likelihood."""
     count = num_rows(data[0])
     if count <= size:
         return data, likelihood

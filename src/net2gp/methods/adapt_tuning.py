@@ -32,8 +32,8 @@ SMALLEST_LEVEL = 1e-3
 """The smallest prior variance of f that is tried; smaller ones make no difference."""
 
 FEW_ROWS, MANY_ROWS = 4, 20
-"""Below the first number of rows, residuals are too few to say how far to move from θ*; from the second number
-on, `adapt` decides by predicting points that are left out."""
+"""Below the first number of rows, residuals are too few to say how far to move from θ*. From the second on,
+`adapt` decides by predicting points that are left out."""
 
 BY_HEART = 1e-3
 """A few points whose squared error is below this share of the variance of y may have been trained on."""
@@ -41,7 +41,7 @@ BY_HEART = 1e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """Noise and scale, and whether the data may move the mean."""
+    """A noise variance and a scale of the kernel, and whether the data may move the mean."""
 
     noise_var: float
     scale: float
@@ -49,7 +49,12 @@ class Choice:
 
 
 def tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | None) -> Choice:
-    """By the evidence around the network, or around zero where that cannot say how far to go."""
+    """Choose noise and scale by the evidence of a prior around the network, or else of one around zero.
+
+    A prior around the network explains its residuals. If they are noise (the network was trained on these
+    data) or too few, they do not determine how far the parameters may move. Then a prior around zero is used,
+    which must explain the trained parameters themselves.
+    """
     problem = tuning.problem
     own = Choice(*tune_spectra([tuning], noise_var, scale))
     if problem.mean is None or scale is not None:
@@ -59,10 +64,10 @@ def tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | None
     error, spread = float(problem.target.square().mean()), scale_of(y)
     count, small = problem.offset.numel(), _is_small(tuning, own)
     if count < MANY_ROWS:
-        told = count >= FEW_ROWS and not small and error >= BY_HEART * spread
+        trusted = count >= FEW_ROWS and not small and error >= BY_HEART * spread
     else:
-        told = error > 0 and not small and _helps(tuning, own, error)
-    if told:
+        trusted = error > 0 and not small and _helps(tuning, own, error)
+    if trusted:
         return own
     around = share_spectrum(tuning, around_zero(problem))
     model = Regression(around, error, spread, size_of(problem.kernel.linearized))
@@ -90,7 +95,7 @@ def tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | None
 
 
 def _helps(tuning: Spectrum, found: Choice, error: float) -> bool:
-    """Whether points that are left out are predicted better than by the network as it is."""
+    """Whether the adapted network predicts points that are left out better than the network itself does."""
     residual = as_rows(tuning.problem, tuning.problem.target)
     return float(left_out(tuning, found.noise_var / found.scale, residual).square().mean()) < error
 
@@ -102,7 +107,7 @@ def _is_small(tuning: Spectrum, found: Choice) -> bool:
 
 
 def left_out(tuning: Spectrum, ratio: float, residual: Tensor) -> Tensor:
-    """What all other rows leave of each residual: [A⁻¹r]_n / [A⁻¹]_nn with A = K + ratio·I."""
+    """The residual of each row when it is predicted from all others: [A⁻¹r]_n / [A⁻¹]_nn, A = K + ratio·I."""
     if tuning.Q is not None:
         weights = 1 / (tuning.eigenvalues + ratio)
         solved = tuning.Q @ (weights[:, None] * (tuning.Q.mT @ residual))
@@ -117,7 +122,7 @@ def left_out(tuning: Spectrum, ratio: float, residual: Tensor) -> Tensor:
 def tune_scale(problem: Problem, inference: Inference) -> tuple[float, Tensor | None]:
     """The scale of the kernel with the largest evidence, and the Gram matrix unless features were used.
 
-    Warns where the evidence prefers no change.
+    Warns if the evidence prefers no change of the network.
     """
     kernel = problem.kernel
     assert isinstance(kernel, TangentKernel)
@@ -147,12 +152,13 @@ def _best_scale(
     system: Callable[[float], System],
     level: float,
 ) -> float:
-    """The scale with the largest Laplace evidence (or bound): a grid, then Brent's method.
+    """The scale with the largest Laplace evidence (or bound), by a grid and then Brent's method.
 
-    Each solution starts the next.
+    The solution at one scale is the first guess at the next.
     """
     with progress("prior variance", None) as advance, torch.no_grad(), warnings.catch_warnings():
-        # at the far ends of the grid; the prior that is chosen is conditioned with once more
+        # Newton's method may fail at the ends of the grid, which does not matter: the chosen prior is
+        # conditioned with once more, and that call warns.
         warnings.simplefilter("ignore", NotConverged)
         start: Tensor | None = None
 
