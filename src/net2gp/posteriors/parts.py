@@ -35,7 +35,11 @@ class Parts:
 
     @property
     def data(self) -> tuple[Inputs, Tensor]:
-        """The data (x, y). Raises `NotAvailable` if the posterior does not keep them."""
+        """The data (x, y).
+
+        Raises:
+            NotAvailable: If the posterior does not keep them.
+        """
         if self.x is None or self.y is None:
             raise NotAvailable(
                 "this posterior does not hold the data that it was found with. Pass them to the method that "
@@ -55,7 +59,11 @@ class Parts:
 
     @property
     def covariance(self) -> Covariance:
-        """The covariance Σ of the parameters, for a Gaussian around a network's own parameters."""
+        """The covariance Σ of the parameters, for a Gaussian around a network's own parameters.
+
+        Raises:
+            NotAvailable: If the posterior is of another kind, as after `condition`.
+        """
         if not hasattr(self.process, "covariance"):
             raise NotAvailable(
                 "this posterior has no covariance of parameters around those of a network. Use joint(x) for "
