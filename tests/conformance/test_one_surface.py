@@ -137,7 +137,7 @@ def test_a_batch_of_laws_is_the_laws_of_its_groups(name):
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_batch_of_laws_has_gradients_in_x(name, rows, monkeypatch):
-    monkeypatch.setattr("net2gp.posteriors.posterior.BATCH_ROWS", rows)
+    monkeypatch.setattr("net2gp.posteriors.conditioning.process.BATCH_ROWS", rows)
     x = points(4, seed=9).reshape(2, 2, 2)
     assert_gradient(lambda z: found(name).joint(z, batch=True).covariance_matrix, x)
     assert_gradient(lambda z: found(name).joint(z, batch=True).mean, x)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import net2gp as n2g
 from net2gp.data import digits
 from net2gp.errors import UnequalScales
-from net2gp.methods.adapt import left_out
+from net2gp.methods.adapt_tuning import left_out
 from net2gp.posteriors.conditioning.problem import Problem, make_problem
 from net2gp.posteriors.spectrum import decompose
 from posteriors.ways import class_targets, network, points, real_targets, seeded

@@ -12,9 +12,10 @@ from net2gp.methods.explain.interpret import (
     similarity,
 )
 from net2gp.methods.few_shot import adapt_classes
-from net2gp.methods.flow.flow import Flow, gradient_flow, max_learning_rate
+from net2gp.methods.flow.flow import Flow
 from net2gp.methods.flow.modes import NeverLearned, Relative
 from net2gp.methods.flow.ode import LossFlow, loss_flow
+from net2gp.methods.flow.squared_loss import gradient_flow, max_learning_rate
 from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Validation
 from net2gp.methods.selection import Fit, Selection, sweep

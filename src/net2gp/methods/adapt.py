@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
-import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from net2gp.errors import InputError, NotConverged, NothingToTune
+from net2gp.errors import InputError
 from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows, same_inputs
 from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise, of_points
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_approximation.regression import (
-    Regression,
-    around_zero,
-    scale_of,
-    size_of,
-    warn_of_scales,
-)
+from net2gp.methods.adapt_tuning import Choice, tune_scale, tune_spectrum
+from net2gp.methods.laplace_approximation.regression import warn_of_scales
 from net2gp.posteriors.condition import condition, conditioned
-from net2gp.posteriors.conditioning.gaussian import as_rows, feature_system
-from net2gp.posteriors.conditioning.inference import infer
 from net2gp.posteriors.conditioning.problem import Problem, choose_solver, make_problem
 from net2gp.posteriors.conditioning.solve import choose_inference, with_gram
 from net2gp.posteriors.conditioning.solvers import Cholesky, Inference, Laplace, Solver
-from net2gp.posteriors.conditioning.systems import DenseSystem, FeatureSystem, System
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.posteriors.tune import tune_spectra
@@ -39,19 +28,10 @@ from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Observed
 
 SPECTRUM_ROWS = 6000
-"""Rows up to which hyper-parameters are tuned on all points under Gaussian noise."""
-
-SMALLEST_LEVEL = 1e-3
-"""The smallest prior variance of f that is tried: below it nothing changes."""
-
-FEW_ROWS, MANY_ROWS = 4, 20
-"""Rows below which residuals cannot say how far to go from θ*, and from which on points are left out."""
-
-BY_HEART = 1e-3
-"""The squared error of few points, of the variance of y, below which they may have been trained on."""
+"""The most rows with which hyper-parameters are tuned on all points under Gaussian noise."""
 
 NEWTON_ROWS = 2000
-"""Rows up to which the prior is tuned on all points under other likelihoods."""
+"""The most rows with which the prior is tuned on all points under other likelihoods."""
 
 
 def adapt(
@@ -64,34 +44,52 @@ def adapt(
     solver: Solver | None = None,
     inference: Inference | None = None,
 ) -> Posterior[Observed]:
-    """The Gaussian process posterior of a trained network on a task, from all of its parameters.
+    """Return the Gaussian process posterior of a trained network on a new task, from all its parameters.
 
-    f(x) = f(x; θ*) + J(x)(θ − θ*) with θ − θ* ~ N(0, prior_var): linearize, tune the prior variance
-    (if not given) and the noise (if the likelihood leaves it open) by the evidence, condition. The
-    network itself is the prior mean, or with `zero_mean` nothing is, and the network only gives the
-    kernel. Pass a `Linearized` to choose parameters or outputs: adapt(linearize(net, only="head.*"), …).
+    The model is f(x) = f(x; θ*) + J(x)(θ − θ*) with θ − θ* ~ N(0, prior_var). `adapt` linearizes the network,
+    tunes what is open (prior variance, noise) by the evidence, and conditions on the data.
 
-    Few points of a smooth function leave open whether they have noise at all. An open noise is therefore
-    weighed by a log-normal prior around 1 % of the variance of y − m(x), a factor of 100 wide, beside the
-    evidence: it decides among 5 or 10 points, and is not noticed among 50. `log_marginal_likelihood()` is
-    that of the data alone, at the noise that was chosen.
+    **Few points.** A few points of a smooth function do not determine whether they have noise. The tuning of
+    an open noise therefore adds a log-normal prior to the evidence, centered at 1 % of the variance of
+    y − m(x) and a factor of 100 wide. It matters for 5 or 10 points and is negligible for 50. The evidence
+    that the posterior reports is log p(y) without this prior. Fewer than 20 rows (N·C) cannot say how far the
+    parameters may move if they prefer no change, or if their squared error is below a thousandth of the
+    variance of y; three rows or fewer never can. Prior and noise are then found as for the next case.
 
-    **On data that the network was trained on** its residuals are noise, and the evidence of a prior around
-    the network prefers no change at all: it cannot tell how far the parameters may be from θ*. Where the
-    changes would be below the noise, or would predict points that are left out no better than the network
-    does, the outputs of the network stay what they are, `NothingToTune` is warned of, and prior and noise
-    are found as `laplace` does, around zero: θ ~ N(0, prior_var) must explain the trained parameters
-    themselves, with mean f(x; θ*) − J(x)θ* (Khan et al., 2019). `laplace` is the function for such data; it
-    has other structures, too. Fewer than 20 rows N·C cannot say by themselves how far to go if they prefer
-    no change (the outputs then stay, and `NothingToTune` is warned of) or if their squared error is below a
-    thousandth of the variance of y; three or fewer never can: prior and noise are then found around zero as
-    well, so that one or two points bring no certainty. One noise is found for all outputs: `UnequalScales`
-    warns where their scales are ten times apart.
-    Other likelihoods have no such evidence that could be trusted (Laplace's grows without bound on
-    separable classes): there `NothingToTune` is warned of, and `prior_var` or `zero_mean` asked for.
+    **Data that the network was trained on.** Their residuals are noise, and the evidence of a prior around
+    the network prefers no change at all, so it does not determine how far the parameters may be from θ*.
+    `adapt` recognizes this if the changes would be below the noise, or would not improve predictions of
+    points that are left out. The outputs of the network then stay what they are, `NothingToTune` warns, and
+    prior and noise are found around zero as `laplace` does: θ ~ N(0, prior_var) must explain the trained
+    parameters themselves, with mean f(x; θ*) − J(x)θ* (Khan et al., 2019). Use `laplace` for such data. For
+    other likelihoods there is no evidence that could be trusted (Laplace's grows without bound on separable
+    classes), so `NothingToTune` only warns, and asks for `prior_var` or `zero_mean`.
 
-    Tuning uses all points up to 6000 rows (N·C) under Gaussian noise, 2000 otherwise, and a fixed
-    random subset of that size beyond; conditioning always uses all.
+    All outputs share one noise; `UnequalScales` warns if their scales differ by a factor of ten. Tuning uses
+    all points up to 6000 rows under Gaussian noise and 2000 rows otherwise, and beyond that a fixed random
+    subset of this size; conditioning always uses all points.
+
+    Args:
+        network: The trained network. Pass `linearize(network, only="head.*")` to choose parameters or
+            outputs.
+        data: (x, y) with N rows each, or a DataLoader.
+        likelihood: How targets depend on the outputs: `Gaussian()` with open noise, `Gaussian(0.1)`,
+            `Categorical()` and others.
+        prior_var: The prior variance of θ − θ*, a number or a dict by name pattern. None tunes one number.
+        zero_mean: Whether the prior mean is zero, so that the network only gives the kernel. By default the
+            network itself is the prior mean.
+        solver: How the linear system is solved: `Cholesky()`, `WeightCholesky()` or `CG()`. None chooses by
+            size, as in `condition`.
+        inference: How a Gaussian approximates the posterior if the noise is not Gaussian: `Laplace()`, which
+            is also the meaning of None, or `Variational()`.
+
+    Returns:
+        The posterior, with its evidence.
+
+    Raises:
+        InputError: If the data do not suit the likelihood, if `inference` is given for Gaussian noise, or if
+            a noise per point or a zero noise is combined with an open prior variance.
+        NetworkError: If the network cannot be linearized, for example in training mode with dropout.
 
     >>> _ = torch.manual_seed(0)
     >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
@@ -133,7 +131,7 @@ def _adapted(
     if noise is None:
         warn_of_scales(data[1])
     tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
-    found = _tune_spectrum(tuning, noise, scale)
+    found = tune_spectrum(tuning, noise, scale)
     if not found.moves:
         return _around_network(tuning, data, found, solver)
     if solver is None and num_rows(tuning.problem.x) == num_rows(data[0]):
@@ -150,9 +148,9 @@ def _tuned_by_inference(
     solver: Solver | None,
     inference: Inference | None,
 ) -> Posterior:
-    """Tuned and conditioned under a likelihood that is not Gaussian, with one Gram matrix for both."""
+    """Tune and condition under a likelihood that is not Gaussian, with one Gram matrix for both."""
     problem = _tuning_problem(kernel, data, likelihood, mean, NEWTON_ROWS)
-    scale, K = _tune_scale(problem, inference or Laplace())
+    scale, K = tune_scale(problem, inference or Laplace())
     scaled = replace(problem, kernel=kernel.scaled(scale))
     if K is not None and num_rows(problem.x) == num_rows(data[0]):
         chosen = choose_solver(scaled, solver)
@@ -164,11 +162,11 @@ def _tuned_by_inference(
 
 
 def _around_network(
-    tuning: Spectrum, data: tuple[Inputs, Tensor], found: _Choice, solver: Solver | None
+    tuning: Spectrum, data: tuple[Inputs, Tensor], found: Choice, solver: Solver | None
 ) -> Posterior:
-    """Conditioned on what the network says of the points: its mean stays, here and after an update.
+    """Condition on the network's own outputs at the points, so that the mean stays the network's.
 
-    The evidence is that of y.
+    It also stays after an update, since the network remains the prior mean. The evidence is log p(y).
     """
     problem = tuning.problem
     assert problem.mean is not None
@@ -195,13 +193,31 @@ def adapt_tasks(
     prior_var: PriorVar | None = None,
     zero_mean: bool = False,
 ) -> dict[str, Posterior]:
-    """Adapt one network to several regression tasks: a posterior for each, by name.
+    """Adapt one network to several regression tasks.
 
-    Shared are the linearization, the prior variance and noise (tuned on the sum of all evidences, so
-    that tasks with few points lend each other strength), and, between tasks with the same inputs, the
-    Gram matrix and its eigendecomposition.
+    All tasks share the linearization, and the prior variance and noise, which are tuned on the sum of all
+    evidences, so that tasks with few points support each other. Tasks with the same inputs also share the
+    Gram matrix and its eigendecomposition. Cost: one eigendecomposition per distinct set of inputs.
 
-    Cost: one eigendecomposition per distinct set of inputs.
+    >>> _ = torch.manual_seed(0)
+    >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
+    >>> x = torch.linspace(-2, 2, 20)[:, None]
+    >>> found = adapt_tasks(network, {"sine": (x, x.sin()), "cosine": (x, x.cos())})
+    >>> float((found["cosine"].mean(x) - x.cos()).abs().max()) < 0.05
+    True
+
+    Args:
+        network: The trained network, or `linearize(network, ...)` to choose parameters or outputs.
+        tasks: The data (x, y) of each task, by name.
+        likelihood: `Gaussian()` noise, open or given. None is `Gaussian()`.
+        prior_var: The prior variance of θ − θ*, a number or a dict by name pattern. None tunes one number.
+        zero_mean: Whether the prior mean is zero instead of the network.
+
+    Returns:
+        One posterior per task, by name.
+
+    Raises:
+        InputError: If the noise is not Gaussian, or if `tasks` is empty or does not map names to data.
     """
     likelihood = likelihood or Gaussian()
     if not has_gaussian_noise(likelihood):
@@ -251,7 +267,7 @@ def _open(likelihood: GaussianNoise) -> float | None:
 def _subset(
     data: tuple[Inputs, Tensor], likelihood: Likelihood, size: int
 ) -> tuple[tuple[Inputs, Tensor], Likelihood]:
-    """All points, or a fixed random choice of `size` of them, and their likelihood."""
+    """All points or a fixed random choice of `size` of them, and their likelihood."""
     count = num_rows(data[0])
     if count <= size:
         return data, likelihood
@@ -274,136 +290,3 @@ def _tuning_problem(
         max(1, limit // outputs) if kernel.num_features > limit else max(limit, num_rows(data[0]))
     )
     return make_problem(kernel, *_subset(data, likelihood, size), mean)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """Noise and scale, and whether the data may move the mean."""
-
-    noise_var: float
-    scale: float
-    moves: bool = True
-
-
-def _tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | None) -> _Choice:
-    """By the evidence around the network, or around zero where that cannot say how far to go."""
-    problem = tuning.problem
-    own = _Choice(*tune_spectra([tuning], noise_var, scale))
-    if problem.mean is None or scale is not None:
-        return own
-    assert isinstance(problem.kernel, TangentKernel)
-    y = problem.y.reshape(problem.offset.shape).double()
-    error, spread = float(problem.target.square().mean()), scale_of(y)
-    count, small = problem.offset.numel(), _is_small(tuning, own)
-    if count < MANY_ROWS:
-        told = count >= FEW_ROWS and not small and error >= BY_HEART * spread
-    else:
-        told = error > 0 and not small and _helps(tuning, own, error)
-    if told:
-        return own
-    around = share_spectrum(tuning, around_zero(problem))
-    model = Regression(around, error, spread, size_of(problem.kernel.linearized))
-    noise, scale = model.best(noise_var, None)
-    if count < MANY_ROWS:
-        moves = count < FEW_ROWS or not small
-        if not moves and error > 0:
-            warnings.warn(
-                f"{count} rows prefer no change of the network: its outputs stay what they are, and only "
-                "their uncertainty is found. Pass prior_var=... to move it nevertheless, or more data.",
-                NothingToTune,
-                stacklevel=4,
-            )
-        return _Choice(noise, scale, moves)
-    model.warn_at_edges(noise if noise_var is None else None, scale)
-    if error > 0:
-        warnings.warn(
-            "the network has learned what these data say, as where it was trained on them: its outputs "
-            "stay what they are, and only their uncertainty is found. Use laplace(network, data, Gaussian()) "
-            "for the data that a network was trained on; pass prior_var=... to move it nevertheless.",
-            NothingToTune,
-            stacklevel=4,
-        )
-    return _Choice(noise, scale, moves=False)
-
-
-def _helps(tuning: Spectrum, found: _Choice, error: float) -> bool:
-    """Whether points that are left out are predicted better than by the network as it is."""
-    residual = as_rows(tuning.problem, tuning.problem.target)
-    return float(left_out(tuning, found.noise_var / found.scale, residual).square().mean()) < error
-
-
-def _is_small(tuning: Spectrum, found: _Choice) -> bool:
-    """Whether the changes of f that the prior allows are below the noise."""
-    count = len(tuning.eigenvalues) + tuning.num_zeros
-    return found.scale * float(tuning.eigenvalues.sum()) / count < found.noise_var
-
-
-def left_out(tuning: Spectrum, ratio: float, residual: Tensor) -> Tensor:
-    """What all other rows leave of each residual: [A⁻¹r]_n / [A⁻¹]_nn with A = K + ratio·I."""
-    if tuning.Q is not None:
-        weights = 1 / (tuning.eigenvalues + ratio)
-        solved = tuning.Q @ (weights[:, None] * (tuning.Q.mT @ residual))
-        return solved / (tuning.Q.square() @ weights)[:, None]
-    assert tuning.U is not None
-    Phi = tuning.problem.features().detach().flatten(0, 1) @ tuning.U
-    weights = 1 / (tuning.eigenvalues + ratio)
-    hat = (Phi.square() @ weights)[:, None]
-    return (residual - Phi @ (weights[:, None] * (Phi.mT @ residual))) / (1 - hat)
-
-
-def _tune_scale(problem: Problem, inference: Inference) -> tuple[float, Tensor | None]:
-    """The scale of the kernel with the largest evidence, and the Gram matrix unless features were used.
-
-    Warns where the evidence prefers no change.
-    """
-    kernel = problem.kernel
-    assert isinstance(kernel, TangentKernel)
-    weights = kernel.num_features < problem.num_rows
-    base = feature_system(problem).features if weights else problem.gram()
-    level = float((base.square().sum(-1) if weights else base.diagonal()).mean())
-    if level == 0.0:
-        raise InputError(
-            "the tangent kernel is zero at the data: the chosen parameters have no effect there."
-        )
-    system = lambda s: FeatureSystem(base * s**0.5) if weights else DenseSystem(base * s)
-    scale = _best_scale(problem, inference, system, level)
-    if scale * level <= 1.1 * SMALLEST_LEVEL:
-        warnings.warn(
-            "the evidence prefers no change of the network at all, as on the data that it was trained "
-            f"on: with prior_var={scale:.1e} predictions are the network's own, without uncertainty "
-            "about it. Pass prior_var=..., or zero_mean=True to use the network as a kernel only.",
-            NothingToTune,
-            stacklevel=4,
-        )
-    return scale, None if weights else base
-
-
-def _best_scale(
-    problem: Problem,
-    inference: Inference,
-    system: Callable[[float], System],
-    level: float,
-) -> float:
-    """The scale with the largest Laplace evidence (or bound): a grid, then Brent's method.
-
-    Each solution starts the next.
-    """
-    with progress("prior variance", None) as advance, torch.no_grad(), warnings.catch_warnings():
-        # at the far ends of the grid; the prior that is chosen is conditioned with once more
-        warnings.simplefilter("ignore", NotConverged)
-        start: Tensor | None = None
-
-        def loss(log_scale: float) -> float:
-            nonlocal start
-            prior = system(float(np.exp(log_scale)))
-            found = infer(prior, problem.likelihood, problem.offset, problem.y, inference, start)
-            start = found.state.f
-            advance(note=f"log evidence {float(found.evidence):.3f}")
-            return -float(found.evidence)
-
-        grid = [np.log(SMALLEST_LEVEL * 10.0**e / level) for e in range(8)]
-        values = [loss(point) for point in grid]
-        best = int(np.argmin(values))
-        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-        found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 0.02})
-        return float(np.exp(found.x if found.fun <= values[best] else grid[best]))

@@ -1,4 +1,4 @@
-"""Adapt a trained network to new classes in closed form, from a few labeled points of each."""
+"""Adapt a trained network to new classes in closed form, from a few labeled points per class."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.types import Data, Inputs, Kernel
 
 NOISE_SHARE, SPREAD = 0.1, 2.0
-"""The noise as a share of the codes' variance, and the standard deviation of its logarithm, a priori."""
+"""The prior median of the noise as a share of the codes' variance, and the prior standard deviation of the
+logarithms of noise and scale."""
 
 CAUTION = 0.5
-"""The standard deviation, a priori, of the logarithm of the temperature."""
+"""The prior standard deviation of the logarithm of the temperature."""
 
 
 def adapt_classes(
@@ -38,22 +39,35 @@ def adapt_classes(
     num_classes: int | None = None,
     prior_var: PriorVar = 1.0,
 ) -> Posterior[OneHotCodes]:
-    """A classifier of new classes from a trained network and a few labeled points, without training.
+    """Return a classifier of new classes from a trained network and a few labeled points, without training.
 
-    The network gives the kernel alone: J diag(prior_var) Jᵀ averaged over its outputs, so that the classes
-    may be others and of any number. It is centered at the data and taken as a correlation
-    (`Standardized`). With it the one-hot codes of the labels are regressed in closed form. Labels are
-    integers below `num_classes`, which is one more than the largest if left out. Pass a `Linearized` to
-    choose parameters, or any other kernel of one output.
+    The network only gives the kernel, J diag(prior_var) Jᵀ averaged over its outputs, so the new classes need
+    not be the network's own. The kernel is centered at the data and turned into a correlation
+    (`Standardized`), and the one-hot codes of the labels are regressed on it in closed form.
 
-    Scale and noise maximize the evidence of the codes, under weak log-normal priors around the codes'
-    variance and a tenth of it, which matter for one or two points of each class. Codes are not Gaussian,
-    and the evidence finds too little noise where they can be fitted; the temperature, at least one,
-    corrects that by the likelihood of each label given all others, which is closed-form too (points
-    without another of their class are left out).
+    Scale and noise maximize the evidence of the codes under weak log-normal priors, centered at the codes'
+    variance and a tenth of it, which matter for one or two points per class. Codes are not Gaussian, and the
+    evidence finds too little noise if they can be fitted exactly. The temperature, which is at least one,
+    corrects this: it maximizes the likelihood of each label given all others, also in closed form. Points
+    that are alone in their class do not count there.
 
-    Cost: the Gram matrix once, and one eigendecomposition, N³. Softmax with Laplace's method costs Newton
-    steps of N³C or more, and its evidence asks for too small a scale if points are few.
+    Cost: the Gram matrix and one eigendecomposition, N³. Softmax with Laplace's method costs Newton steps of
+    N³C or more, and its evidence prefers too small a scale if there are few points.
+
+    Args:
+        network: The trained network, `linearize(network, only=...)` to choose parameters, or any other kernel
+            with one output.
+        data: (x, y) with integer labels (N,), or a DataLoader.
+        num_classes: The number of classes C. None is one more than the largest label.
+        prior_var: The prior variance of the parameters, a number or a dict by name pattern. A single number
+            has no effect, since the kernel becomes a correlation.
+
+    Returns:
+        The posterior of the codes, whose `predict(x).probs` are probabilities (N, C).
+
+    Raises:
+        InputError: If the labels are not integers from 0 on, if `num_classes` is too small, or if `prior_var`
+            is given with a kernel.
 
     >>> _ = torch.manual_seed(0)
     >>> network = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 4)).eval()
@@ -103,7 +117,7 @@ def adapt_classes(
 
 
 def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
-    """The number of classes."""
+    """Check the labels and return the number of classes."""
     if y.dim() > 1 and y.shape[-1] > 1:
         raise InputError(
             f"y must be labels (N,), but is {describe(y)}. For one-hot codes pass y.argmax(1)."
@@ -133,9 +147,10 @@ def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
 
 
 def _contrasts(classes: int) -> Tensor:
-    """An orthonormal basis of what sums to zero, in which differences of codes live: (C, C − 1).
+    """Helmert's orthonormal basis of the vectors that sum to zero: (C, C − 1).
 
-    Helmert's: each class against the mean of those before it.
+    Column k compares class k with the mean of the classes before it. The codes sum to zero, so they have C −
+    1 coordinates; the evidence of all C columns would count a direction that is zero by construction.
     """
     k = torch.arange(1, classes, dtype=torch.float64)
     basis = (torch.arange(classes)[:, None] < k).double()
@@ -144,13 +159,13 @@ def _contrasts(classes: int) -> Tensor:
 
 
 def _tune(seen: Spectrum) -> tuple[float, float]:
-    """Noise and scale of the largest evidence times prior: a grid finds the basin."""
+    """The noise and scale that maximize evidence times prior; a grid finds the basin."""
     values, energies = (v.cpu().numpy() for v in (seen.eigenvalues, seen.energies.sum(1)))
     columns = seen.energies.shape[1]
     variance = 1.0 / (columns + 1)
 
     def loss(logs: np.ndarray) -> np.ndarray:
-        """Of logarithms (..., 2) of noise and scale, as shares of the codes' variance."""
+        """The negative log posterior at logarithms (..., 2) of noise and scale over the codes' variance."""
         noise, scale = (variance * np.exp(logs[..., i, None]) for i in (0, 1))
         total = scale * values + noise
         evidence = -0.5 * (energies / total + columns * np.log(total)).sum(-1)
@@ -166,10 +181,10 @@ def _tune(seen: Spectrum) -> tuple[float, float]:
 
 
 def _temperature(process: Conditioned, codes: Tensor, frequencies: Tensor) -> float:
-    """At least one, of the largest likelihood of each label given all others.
+    """The temperature, at least one, that maximizes the likelihood of each label given all others.
 
-    Without point n, the mean of its code is t_n − α_n / d_n and the variance with noise 1 / d_n, where α
-    and d are (K + σ²)⁻¹ t and the diagonal of (K + σ²)⁻¹.
+    Predicted from the other points, the code of point n has mean t_n − α_n / d_n and, with noise, variance
+    1 / d_n, where α = (K + σ²)⁻¹ t and d is the diagonal of (K + σ²)⁻¹.
     """
     factor = process.factor
     assert isinstance(factor, SpectralFactor)

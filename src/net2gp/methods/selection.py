@@ -1,4 +1,4 @@
-"""Choose hyper-parameters by the marginal likelihood: a sweep, and the table of what it found."""
+"""Choose hyper-parameters by the marginal likelihood: a sweep, and the table of its results."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What one setting gave on one data set: its evidence, and losses by name.
+    """The result of one setting on one data set: its evidence, and its losses by name.
 
-    `evidence` is a posterior, whose log marginal likelihood is taken, or that number itself.
+    Args:
+        evidence: A posterior, whose log marginal likelihood is taken, or that number itself.
+        losses: Other scores by name, such as a test loss; smaller is better.
     """
 
     evidence: Posterior | Tensor | float
@@ -47,7 +49,15 @@ def _number(value: Tensor | float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The table of a sweep: `scores` by name, (V, D) each, for V values on D data sets.
+    """The table of a sweep over V values on D data sets.
+
+    Args:
+        name: The name of what was varied.
+        values: The V values.
+        scores: The evidence, under the name "log marginal likelihood", and the losses by name: (V, D) each.
+
+    Raises:
+        InputError: If the scores do not have this shape, or if the evidence is missing.
 
     >>> evidence, loss = torch.tensor([[-3.0, -4.0], [-2.0, -3.5]]), torch.tensor([[1.0, 2.0], [2.0, 1.5]])
     >>> table = Selection("width", (8, 16), {"log marginal likelihood": evidence, "test loss": loss})
@@ -78,7 +88,7 @@ class Selection:
 
     @property
     def evidence(self) -> Tensor:
-        """log p(y) of every value on every data set: (V, D)."""
+        """The evidence log p(y) of every value on every data set: (V, D)."""
         return self.scores[EVIDENCE]
 
     @property
@@ -87,20 +97,43 @@ class Selection:
         return {name: score for name, score in self.scores.items() if name != EVIDENCE}
 
     def mean(self, score: str = EVIDENCE) -> Tensor:
-        """The mean over the data sets: (V,)."""
+        """Return the mean over the data sets.
+
+        Args:
+            score: The name of a score.
+
+        Returns:
+            The mean for each value: (V,).
+        """
         return self._of(score).mean(1)
 
     def standard_error(self, score: str = EVIDENCE) -> Tensor:
-        """The standard error of that mean, s/√D: (V,); NaN for one data set."""
+        """Return the standard error s/√D of the mean over the data sets.
+
+        Args:
+            score: The name of a score.
+
+        Returns:
+            The standard error for each value: (V,); NaN if there is one data set.
+        """
         values = self._of(score)
         if values.shape[1] < 2:
             return values.new_full(values.shape[:1], math.nan)
         return values.std(1) / values.shape[1] ** 0.5
 
     def best_index(self, score: str = EVIDENCE) -> int:
-        """Which value has the largest mean evidence, or the smallest mean loss.
+        """Return the index of the value with the largest mean evidence, or the smallest mean loss.
 
-        A value that failed on a data set, with a score that is not finite, is never best.
+        A value whose score is not finite on some data set is never the best.
+
+        Args:
+            score: The name of a score.
+
+        Returns:
+            The index of the value.
+
+        Raises:
+            InputError: If no value has a finite score on all data sets.
         """
         mean = self.mean(score) if score == EVIDENCE else -self.mean(score)
         if not bool(mean.isfinite().any()):
@@ -111,7 +144,14 @@ class Selection:
         return int(mean.nan_to_num(-math.inf, -math.inf, -math.inf).argmax())
 
     def best(self, score: str = EVIDENCE) -> Any:
-        """The value itself."""
+        """Return the value with the largest mean evidence, or the smallest mean loss.
+
+        Args:
+            score: The name of a score.
+
+        Returns:
+            The value.
+        """
         return self.values[self.best_index(score)]
 
     def _of(self, score: str) -> Tensor:
@@ -140,10 +180,22 @@ def sweep(
 ) -> Selection:
     """Fit every value on every data set, and make a table of evidence and losses.
 
-    `fit(value, dataset)` trains however you train, and returns `Fit(posterior, {"test loss": …})`;
-    values may be numbers or anything else that `fit` understands. The evidence comes from the training
-    data alone: where it and the test loss have their optima near one another, no validation set
-    was needed.
+    The evidence comes from the training data alone. If its optimum is near the optimum of the test loss, no
+    validation set was needed.
+
+    Args:
+        fit: A function of a value and a data set that trains in any way, and returns
+            `Fit(posterior, {"test loss": …})`.
+        values: The values to try: numbers, or anything else that `fit` understands.
+        datasets: The data sets, in any form that `fit` understands.
+        name: The name of what is varied, for the table.
+
+    Returns:
+        The table, with the best value by evidence or by any loss.
+
+    Raises:
+        InputError: If there are no values or data sets, or if `fit` does not return a `Fit` with the same
+            losses each time.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian

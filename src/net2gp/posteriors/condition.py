@@ -27,15 +27,30 @@ def condition(
     solver: Solver | None = None,
     inference: Inference | None = None,
 ) -> Posterior[Observed]:
-    """The posterior of f ~ GP(mean, kernel) given data seen through the likelihood.
+    """Return the posterior of f ~ GP(mean, kernel) given data that depend on f through a likelihood.
 
-    With Gaussian noise it is exact. Otherwise `inference` says how the posterior is approximated by a
-    Gaussian: `Laplace()` (default) or `Variational()`. `solver` is `Cholesky()` (function space),
-    `WeightCholesky()`, or `CG()`; left out, the smaller exact one is taken, and CG where neither fits into
-    memory. Factorizations are in float64 whatever the data's dtype; predictions come in the data's.
+    With Gaussian noise the posterior is exact; for other likelihoods a Gaussian approximates it.
+    Factorizations are in float64 for data of every dtype, and predictions have the dtype of the data. The
+    evidence is differentiable in every variance and length scale that requires a gradient, except with CG.
+    Cost: (N·C)³/3 for `Cholesky()`, N·C·P² + P³/3 for `WeightCholesky()` with P parameters.
 
-    The evidence is differentiable in every variance and length scale that requires a gradient
-    (not with CG).
+    Args:
+        kernel: The prior covariance, such as `RBF()`, `nngp(network)` or `linearize(network).kernel()`.
+        data: (x, y) with N rows each, or a DataLoader that yields such pairs.
+        likelihood: How targets depend on f, such as `Gaussian(0.1)` or `Categorical()`.
+        mean: The prior mean, a function from N points to (N, C), such as a linearized network. None is zero.
+        solver: `Cholesky()` (function space), `WeightCholesky()` (weight space) or `CG()`. None takes the
+            exact one with the smaller system, or CG if neither fits into memory.
+        inference: How a Gaussian approximates the posterior if the noise is not Gaussian: `Laplace()`, which
+            is also the meaning of None, or `Variational()`.
+
+    Returns:
+        The posterior, with its evidence.
+
+    Raises:
+        InputError: If the data do not suit the likelihood or the kernel, if a solver cannot handle the
+            problem, or if `inference` is given for Gaussian noise.
+        NotPositiveDefinite: If the Gram matrix plus noise cannot be factorized.
 
     >>> import torch
     >>> from net2gp.kernels import RBF
@@ -58,27 +73,27 @@ def condition(
 def conditioned(
     problem: Problem, solved: Solved, solver: Solver, inference: Inference | None = None
 ) -> Posterior:
-    """The posterior of a problem that was solved."""
+    """Wrap the solution of a problem into a posterior."""
     data, recipe = (problem.x, problem.y), ByConditioning(solver, inference)
     return Posterior(solved.process, problem.likelihood, *data, solved.evidence, recipe)
 
 
 @dataclass(frozen=True)
 class ByConditioning(Recipe):
-    """Of a Gaussian process that is conditioned on data, and on more later."""
+    """The recipe of `condition`: a Gaussian process that can be conditioned on more data later."""
 
     solver: Solver
     inference: Inference | None = None
 
     @ordinary_tensors()
     def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
-        """From the present factor or mode."""
+        """The posterior given more data as well, starting from the present factor or mode."""
         problem, new = grown(posterior, data, likelihood)
         solved = extend(posterior, problem, new, self.solver, self.inference)
         return conditioned(problem, solved, self.solver, self.inference)
 
     def dual(self, posterior: Posterior) -> Dual:
-        """Of the network whose tangent kernel was conditioned."""
+        """The dual of the network whose tangent kernel was conditioned."""
         kernel = posterior.process.kernel
         if not isinstance(kernel, TangentKernel):
             return super().dual(posterior)
@@ -89,5 +104,5 @@ class ByConditioning(Recipe):
         return solver_facts(self.solver, self.inference)
 
     def without_evidence(self) -> str:
-        """That conjugate gradients were told so."""
+        """Say that the solver was asked to leave the evidence out."""
         return WITHOUT_PROBES

@@ -18,7 +18,7 @@ T = TypeVar("T")
 def move(value: T, device: torch.device | str | None, dtype: torch.dtype | None) -> T:
     """`value` with all tensors on `device`, and kernel, mean and data in `dtype`.
 
-    Factors and dual vectors stay in float64, in which they were computed.
+    Factors and dual vectors stay in float64, the dtype in which they were computed.
     """
     if isinstance(device, torch.dtype):
         raise InputError(f"the first argument is a device. Pass posterior.to(dtype={device}).")
@@ -44,7 +44,7 @@ def _move(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
 
 def _field(name: str, value: Any, device: Any, dtype: torch.dtype | None) -> Any:
     if name in ("kernel", "prior_mean", "linearized") and hasattr(value, "to"):
-        if isinstance(value, nn.Module):  # whose own to() would move the user's module
+        if isinstance(value, nn.Module):  # its to() would move the user's own module
             value = deepcopy(value)
         return value.to(device, dtype)
     if name in ("x", "y"):

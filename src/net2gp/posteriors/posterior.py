@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, cast, final
+from typing import TYPE_CHECKING, Generic, cast, final
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -12,46 +12,47 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, NotAvailable, check_count, check_positive
-from net2gp.inputs import check_batch, chunks, describe, map_inputs, num_rows, tensors
+from net2gp.inputs import check_batch, describe, num_rows
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.traits import needs
-from net2gp.linalg import diagonal_blocks
-from net2gp.linear.linearized import Linearized, PriorVar
-from net2gp.posteriors.conditioning.process import Process
+from net2gp.posteriors.conditioning.process import Process, joint_of_groups, merged_groups
 from net2gp.posteriors.conditioning.samples import FunctionSamples, WeightSamples, draw_from
-from net2gp.posteriors.conditioning.solvers import Inference, Solver
 from net2gp.posteriors.move import move
+from net2gp.posteriors.parts import Parts
 from net2gp.posteriors.recipe import Recipe
 from net2gp.posteriors.split import Split, split_law
-from net2gp.posteriors.weights.covariances import Covariance
 from net2gp.posteriors.writing import network_value, write
 from net2gp.show import as_html, as_text, likelihood_name, number
-from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Outcome, Own, Params
+from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Outcome, Own, Params
 
 if TYPE_CHECKING:
     from net2gp.posteriors.recipes.dual import Dual
-
-BATCH_ROWS = 256
-"""Rows of the joint covariance from which the covariances of small groups of points are taken together."""
 
 FACTS = (
     *("_kernel", "_network", "structure", "likelihood", "prior_var", "N", "C", "P"),
     *("noise_var", "solver", "inference", "temperature", "log_evidence"),
 )
-"""What the text of a posterior says, in this order."""
+"""What the text of a posterior shows, in this order."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Posterior(Generic[Own]):
+class Posterior(Parts, Generic[Own]):
     """A Gaussian process f given data: what `condition`, `adapt`, `laplace` and all other methods return.
 
-    What differs between methods is the `process`, the law of f: a kernel conditioned on data (`Conditioned`
-    in function space, `Whitened` in weight space) or a Gaussian over the parameters of a network
-    (`AroundNetwork`). `likelihood` says how targets follow f, and `x` and `y` are the data, or None. The
-    `recipe` is how the posterior was found, and knows how it takes in more data. What a kind of posterior
-    cannot do raises `NotAvailable`, which says why and what to use instead.
+    Methods differ in the law of f: a kernel conditioned on data (`Conditioned` in function space, `Whitened`
+    in weight space) or a Gaussian over the parameters of a network (`AroundNetwork`). A method or property
+    that a kind of posterior lacks raises `NotAvailable`, which says why and what to use instead. Wherever an
+    argument is called `x`, it holds N points: a tensor, or a tuple or dict of tensors, with N rows each.
+
+    Args:
+        process: The law of f.
+        likelihood: How targets follow f.
+        x: The inputs of the data, or None if the posterior does not keep them.
+        y: The targets of the data, or None.
+        evidence: log p(y), or None if the method does not give one.
+        recipe: How the posterior was found, and how it takes in more data.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
@@ -84,90 +85,33 @@ class Posterior(Generic[Own]):
 
     __repr__, _repr_html_ = as_text, as_html
 
-    @property
-    def num_outputs(self) -> int:
-        """C."""
-        return self.process.num_outputs
-
-    @property
-    def kernel(self) -> Kernel:
-        """The covariance function of the prior; for a network its tangent kernel with `prior_var`."""
-        return self.process.kernel
-
-    @property
-    def data(self) -> tuple[Inputs, Tensor]:
-        """The data (x, y)."""
-        if self.x is None or self.y is None:
-            raise NotAvailable(
-                "this posterior does not hold the data that it was found with. Pass them to the method that "
-                "finds it, as condition, adapt and laplace take them."
-            )
-        return self.x, self.y
-
-    @property
-    def linearized(self) -> Linearized:
-        """The network, linearized at its parameters."""
-        return cast(Linearized, self._of_network("linearized"))
-
-    @property
-    def prior_var(self) -> Any:
-        """The prior variances of a network's parameters: a number, or by name."""
-        return cast(PriorVar, self._of_network("prior_var"))
-
-    @property
-    def covariance(self) -> Covariance:
-        """Σ of a network's parameters, for posteriors around a network's own outputs."""
-        if not hasattr(self.process, "covariance"):
-            raise NotAvailable(
-                "this posterior has no covariance of parameters around those of a network. Use joint(x) for "
-                "the covariance of its outputs, or laplace(network, data, likelihood)."
-            )
-        return cast(Covariance, self.process.covariance)
-
-    @property
-    def structure(self) -> Any:
-        """What `laplace` keeps of the covariance, such as `Kron()`."""
-        return self._setting("structure", "laplace(network, data, likelihood, structure=...)")
-
-    @property
-    def solver(self) -> Solver:
-        """How the linear systems were solved."""
-        return cast(
-            Solver, self._setting("solver", "condition(kernel, data, likelihood, solver=...)")
-        )
-
-    @property
-    def inference(self) -> Inference | None:
-        """How f was approximated, or None where it is exact."""
-        found = self._setting("inference", "condition(kernel, data, likelihood, inference=...)")
-        return cast("Inference | None", found)
-
-    @property
-    def temperature(self) -> float:
-        """What the curvature of the data was divided by."""
-        return float(getattr(self.recipe, "temperature", 1.0))
-
-    def _of_network(self, name: str) -> object:
-        owner = self.process if hasattr(self.process, name) else self.process.kernel
-        if not hasattr(owner, name):
-            raise NotAvailable(
-                f"{name} is of a network's tangent kernel, but the kernel is {type(owner).__name__}. Use "
-                "adapt(network, data, likelihood) or laplace for a posterior of a network."
-            )
-        return getattr(owner, name)
-
-    def _setting(self, name: str, source: str) -> object:
-        if not hasattr(self.recipe, name):
-            raise NotAvailable(f"this posterior was found without a {name}, as {source} takes it.")
-        return getattr(self.recipe, name)
-
     def mean(self, x: Inputs) -> Tensor:
-        """E f(x): (N, C). No variance is computed for it: for a network one pass, or two."""
+        """Return the mean E f(x) without computing a variance: one or two passes for a network.
+
+        Args:
+            x: N points.
+
+        Returns:
+            The means: (N, C).
+
+        Raises:
+            InputError: If `x` does not have the shape of the data; likewise in the other methods.
+        """
         self._check(x)
         return self.process.mean(x)
 
     def centered(self, x: Inputs) -> Tensor:
-        """E f(x) less the mean of the prior: (N, C); without variances, and so without a solve."""
+        """Return E f(x) minus the prior mean, without computing a variance or solving a system.
+
+        Args:
+            x: N points.
+
+        Returns:
+            What the data add to the prior mean: (N, C).
+
+        Raises:
+            NotAvailable: If the mean is the network itself, as after `laplace`.
+        """
         if not hasattr(self.process, "centered"):
             raise NotAvailable(
                 "the mean of this posterior is the network itself, of which no prior mean can be taken away. "
@@ -176,33 +120,37 @@ class Posterior(Generic[Own]):
         return cast(Tensor, self.process.centered(x))
 
     def marginal(self, x: Inputs) -> MultivariateNormal:
-        """f(x_n) for each point by itself: batch N, event C."""
+        """Return the law of f(x_n) for each point by itself.
+
+        Args:
+            x: N points.
+
+        Returns:
+            A Gaussian with batch shape N and event shape C.
+        """
         self._check(x)
         return _rounded(*self.process.moments(x))
 
     def joint(self, x: Inputs, *, batch: bool = False) -> MultivariateNormal:
-        """f at all points together: event N·C, index n·C + c.
+        """Return the law of f at all points together.
 
-        With `batch`, x has two leading axes, b groups of q points each, and the result is b laws of q points:
-        batch b, event q·C. They share all that was factorized.
+        Args:
+            x: N points; with `batch`, tensors with two leading axes, for b groups of q points each.
+            batch: Whether to return one law per group. The groups share all factorizations.
+
+        Returns:
+            A Gaussian with event shape N·C, where output c of point n has index n·C + c; with `batch`, batch
+            shape b and event shape q·C.
+
+        Raises:
+            InputError: If `batch` is given and the tensors of `x` do not share two leading axes.
         """
         if batch:
-            return self._joints(x)
+            flat, size = merged_groups(x)
+            self._check(flat)
+            return gaussian_law(*joint_of_groups(self.process, flat, size))
         self._check(x)
         return gaussian_law(*self.process.joint(x))
-
-    def _joints(self, x: Inputs) -> MultivariateNormal:
-        size = _group_size(x)
-        flat = map_inputs(x, lambda value: value.flatten(0, 1))
-        self._check(flat)
-        event = size * self.num_outputs
-        means, covariances = [], []
-        # several groups a pass: between groups some products are wasted, which costs less than passes
-        for part in chunks(flat, size * max(1, BATCH_ROWS // event)):
-            mean, covariance = self.process.joint(part)
-            means.append(mean.reshape(-1, event))
-            covariances.append(diagonal_blocks(covariance, event))
-        return gaussian_law(torch.cat(means), torch.cat(covariances))
 
     def predict(
         self: Posterior[Likelihood[Outcome]],
@@ -211,10 +159,24 @@ class Posterior(Generic[Own]):
         likelihood: Likelihood[Outcome] | None = None,
         samples: WeightSamples | None = None,
     ) -> Outcome:
-        """y(x_n) for each point, f integrated out; `likelihood` replaces the one conditioned with.
+        """Return the law of the target y(x_n) at each point, with f integrated out.
 
-        `samples` averages networks instead of linearizing. With a `Probit()` or `Contrast()` link the
-        (N, C, C) covariances of f are not kept.
+        With a `Probit()` or `Contrast()` link the (N, C, C) covariances of f are never stored.
+
+        Args:
+            x: N points.
+            likelihood: Replaces the posterior's own likelihood. It is needed if that one holds the noise of
+                each training point.
+            samples: Averages the network itself over this many draws of its parameters. None uses the
+                linearized network.
+
+        Returns:
+            The law of y, in the class that the likelihood predicts with: `Normal` for Gaussian noise,
+            `Categorical` for classes.
+
+        Raises:
+            InputError: If the likelihood is tied to the training points and no other one is passed.
+            NotAvailable: If `samples` is given and the posterior is not a Gaussian over parameters.
         """
         chosen = self.recipe.predictive(self.likelihood, likelihood)
         if samples is not None:
@@ -240,16 +202,29 @@ class Posterior(Generic[Own]):
         )
 
     def contrast(self, x: Inputs) -> Tensor:
-        """Var[f_c − f_t] for the class t of the largest mean, at each point: (N, C)."""
+        """Return Var[f_c − f_t], where t is the class of the largest mean at a point.
+
+        Args:
+            x: N points.
+
+        Returns:
+            The variances of the differences of logits: (N, C), zero for c = t.
+        """
         self._check(x)
         return self.process.contrast(x)[1]
 
     def novelty(self, x: Inputs) -> Tensor:
-        """The share of the prior variance of f at each point that the data leave open: (N,).
+        """Return the share of the prior variance of f at each point that the data leave open.
 
-        Σ_c Var[f_c | y] / Σ_c Var[f_c]: near 1 where the data say nothing, near 0 where they determine f, and
-        0 where the prior itself has no variance. It has no unit, and does not depend on the targets under
-        Gaussian noise: points that are unlike all data stand out by it. Cost: `marginal(x)`.
+        It is Σ_c Var[f_c | y] / Σ_c Var[f_c]: near 1 where the data say nothing, near 0 where they determine
+        f, and 0 where the prior itself has no variance. The share has no unit, and under Gaussian noise it
+        does not depend on the targets, so it singles out points unlike all data. Cost: `marginal(x)`.
+
+        Args:
+            x: N points.
+
+        Returns:
+            The shares, between 0 and 1: (N,).
         """
         self._check(x)
         left = self.process.diagonal(x)[1].sum(-1)
@@ -257,7 +232,15 @@ class Posterior(Generic[Own]):
         return torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0)
 
     def split(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Split:
-        """Epistemic and aleatoric variance of the targets at each point, by the delta method: see `split`."""
+        """Return the epistemic and aleatoric variance of the targets: see `explain.split`.
+
+        Args:
+            x: N points.
+            likelihood: Replaces the posterior's own likelihood.
+
+        Returns:
+            Both parts of the variance, with shape (N, D) for D targets or classes.
+        """
         chosen = self.recipe.predictive(self.likelihood, likelihood)
         return split_law(self.marginal(x), chosen, x)
 
@@ -269,15 +252,27 @@ class Posterior(Generic[Own]):
         generator: torch.Generator | None = None,
         linear: bool = True,
     ) -> Tensor:
-        """(S, N, C) values at `x` of functions drawn from the posterior; of networks, if not `linear`.
+        """Draw functions from the posterior and return their values at `x`.
 
-        By drawn weights for kernels with features; otherwise from the joint law at `x`.
+        Kernels with features are sampled by drawing weights; other kernels from the joint law at `x`.
+
+        Args:
+            x: N points.
+            num_samples: The number of draws S.
+            generator: Makes the draws repeatable. None uses torch's global random state.
+            linear: Whether to evaluate the linearized network. False evaluates the network itself at the
+                drawn parameters.
+
+        Returns:
+            The values: (S, N, C).
+
+        Raises:
+            NotAvailable: If `linear` is False and the posterior is not a Gaussian over parameters.
         """
         check_count(num_samples, "num_samples")
         self._check_batch(x)
         if not linear:
-            networks = self._of_weights("draw_networks")
-            return cast(Tensor, networks(x, num_samples, generator))
+            return cast(Tensor, self._drawing("draw_networks")(x, num_samples, generator))
         if isinstance(self.kernel, FeatureKernel):
             return self.process.functions(num_samples, generator)(x)
         return draw_from(self.joint(x), num_rows(x), num_samples, generator)
@@ -285,51 +280,100 @@ class Posterior(Generic[Own]):
     def sample_functions(
         self, num_samples: int, *, generator: torch.Generator | None = None
     ) -> FunctionSamples:
-        """Functions drawn from the posterior, which can be evaluated anywhere, in any order."""
+        """Draw functions that can be evaluated at any points later, and agree with each other there.
+
+        Args:
+            num_samples: The number of functions S.
+            generator: Makes the draws repeatable. None uses torch's global random state.
+
+        Returns:
+            A function from N points to values (S, N, C).
+
+        Raises:
+            NotAvailable: If the kernel has no features, as `RBF`.
+        """
         check_count(num_samples, "num_samples")
         return cast(FunctionSamples, self.process.functions(num_samples, generator))
 
     def sample_weights(
         self, num_samples: int, *, generator: torch.Generator | None = None
     ) -> Params:
-        """Draws of the chosen parameters of a network, each with an axis of samples in front."""
-        check_count(num_samples, "num_samples")
-        return cast(Params, self._of_weights("draw_weights")(num_samples, generator))
+        """Draw the parameters of the network from the posterior.
 
-    def _of_weights(self, name: str) -> Any:
-        if not hasattr(self.process, name):
-            raise NotAvailable(
-                "parameters are drawn from a Gaussian around those of a network, but this posterior is one "
-                "of functions. Use sample_functions(num_samples), or laplace(network, data, likelihood)."
-            )
-        return getattr(self.process, name)
+        Args:
+            num_samples: The number of draws S.
+            generator: Makes the draws repeatable. None uses torch's global random state.
+
+        Returns:
+            The parameters by name, each with an axis of length S in front.
+
+        Raises:
+            NotAvailable: If the posterior is not a Gaussian over parameters.
+        """
+        check_count(num_samples, "num_samples")
+        return cast(Params, self._drawing("draw_weights")(num_samples, generator))
 
     def log_marginal_likelihood(self) -> Tensor:
-        """log p(y): exact for Gaussian noise; otherwise as the method that found it approximates it."""
+        """Return the evidence log p(y): exact for Gaussian noise, otherwise as the method approximates it.
+
+        Returns:
+            A scalar tensor.
+
+        Raises:
+            NotAvailable: If the method that found the posterior gives no evidence.
+        """
         if self.evidence is None:
             raise NotAvailable(self.recipe.without_evidence())
         return self.evidence
 
     def update(self, data: Data, *, likelihood: Likelihood | None = None) -> Posterior[Own]:
-        """The posterior given more data too, without starting over.
+        """Return the posterior given these data as well, without starting over.
 
-        Gaussian noise: with Cholesky the factor grows by the new rows, O(N²M) instead of O((N+M)³); in weight
-        space the new points' precision is added, O(M·P² + P³) whatever N was. Other likelihoods: Newton
-        continues from the present mode, and conjugate gradients from the present solution.
+        Under Gaussian noise a Cholesky factor grows by the M new rows, O(N²M) instead of O((N+M)³), and in
+        weight space the precision of the new points is added, O(M·P² + P³) for every N. For other likelihoods
+        Newton's method continues from the present mode, and conjugate gradients from the present solution.
+
+        Args:
+            data: The new data, (x, y) or a DataLoader.
+            likelihood: The likelihood of all data. None keeps the present one, unless that holds the noise
+                of each point.
+
+        Returns:
+            A new posterior; this one does not change.
+
+        Raises:
+            NotAvailable: If the posterior is centered on a trained network. Use `dual().condition()` then.
+            InputError: If the new data do not have the shape of the old ones.
         """
         return cast("Posterior[Own]", self.recipe.extend(self, data, likelihood))
 
     def dual(self) -> Dual:
-        """The linear model and the Gaussian process that the network at θ* stands for, exact in Σ."""
+        """Return the linear model and the Gaussian process that the network at θ* stands for.
+
+        Returns:
+            The dual view, whose covariance is exact whatever structure this posterior keeps.
+
+        Raises:
+            NotAvailable: If the kernel is not the tangent kernel of a network.
+        """
         return self.recipe.dual(self)
 
     def tempered(self, factor: float) -> Posterior[Own]:
-        """The posterior with `factor` times the covariance, at no cost.
+        """Return the posterior with its covariance multiplied by `factor`, at no cost.
 
-        It is that of prior variance factor·prior_var at temperature factor·temperature: the data and the
-        prior are trusted less, or more, in equal parts. One number to choose on held-out data where a new
-        prior variance would ask for a new solve. It has no evidence; and of a link that was matched to the
-        old covariance only the old scale is kept.
+        This is the posterior for the prior variance factor·prior_var at the temperature factor·temperature:
+        it trusts the data and the prior less, or more, in equal parts. The factor can be chosen on held-out
+        data where a new prior variance would need a new solve. A link that was matched to the old covariance
+        keeps its scale.
+
+        Args:
+            factor: A positive number.
+
+        Returns:
+            A posterior without an evidence.
+
+        Raises:
+            NotAvailable: If the posterior is not a Gaussian around a network's parameters.
         """
         check_positive(factor, "factor")
         return cast("Posterior[Own]", self.recipe.tempered(self, float(factor)))
@@ -337,11 +381,26 @@ class Posterior(Generic[Own]):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Posterior[Own]:
-        """The same posterior on another device, or predicting in another dtype (solves stay float64)."""
+        """Return the same posterior on another device, or predicting in another dtype.
+
+        Args:
+            device: Where all tensors go. None leaves them where they are.
+            dtype: `torch.float32` or `torch.float64`, for kernel, mean and data; solves stay in float64.
+
+        Returns:
+            A new posterior; this one does not change.
+        """
         return move(self, device, dtype)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the posterior to one file, which `load(path, network)` reads back: see `save`."""
+        """Write the posterior to one file, which `load(path, network)` reads back: see `net2gp.save`.
+
+        Args:
+            path: The file to write, in a folder that exists.
+
+        Raises:
+            InputError: If the folder does not exist, or if the kernel or mean cannot be saved.
+        """
         write(self, network_value(self.kernel, self.x), path)
 
     def _check(self, x: Inputs) -> None:
@@ -353,17 +412,6 @@ class Posterior(Generic[Own]):
             check_batch(x, self.x)
 
 
-def _group_size(x: Inputs) -> int:
-    """q, for groups of q points."""
-    shapes = {tuple(value.shape[:2]) for value in tensors(x)}
-    if len(shapes) != 1 or len(next(iter(shapes))) < 2 or 0 in next(iter(shapes)):
-        raise InputError(
-            "with batch=True x has two leading axes, groups and the points of a group, the same in all its "
-            f"tensors, but is {describe(x)}. Pass x[None] for one group, or leave batch out."
-        )
-    return next(iter(shapes))[1]
-
-
 def _rounded(mean: Tensor, blocks: Tensor) -> MultivariateNormal:
-    """The law in the dtype of its mean: covariances may be more precise until here."""
+    """Round the law to the dtype of its mean; covariances may have more digits up to this point."""
     return gaussian_law(mean, blocks.to(mean.dtype))

@@ -13,10 +13,20 @@ from net2gp.types import Inputs, Kernel, Mean
 def prior(
     kernel: Kernel, x: Inputs, *, mean: Mean | None = None, num_outputs: int = 1
 ) -> MultivariateNormal:
-    """The law of f ~ GP(mean, kernel) at the points x, before any data: event N·C, index n·C + c.
+    """Return the law of f ~ GP(mean, kernel) at the points x, before any data.
 
-    This is what a Gaussian process is: a Gaussian for every finite set of points, each the marginal of
-    any larger one. `num_outputs` is for kernels of independent outputs; joint kernels know theirs.
+    This is what a Gaussian process is: a Gaussian for every finite set of points, such that the Gaussian of a
+    subset is a marginal of the larger one.
+
+    Args:
+        kernel: The covariance function.
+        x: N points: a tensor, or a tuple or dict of tensors with N rows each.
+        mean: A function from N points to (N, C). None is zero.
+        num_outputs: The number of outputs C, for kernels that treat outputs as independent copies. Joint
+            kernels know their own.
+
+    Returns:
+        A Gaussian with event shape N·C, where output c of point n has index n·C + c.
 
     >>> import torch
     >>> from net2gp.kernels import RBF

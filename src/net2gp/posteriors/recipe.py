@@ -1,4 +1,4 @@
-"""How a posterior was found, and with that how it takes in more data."""
+"""How a posterior was found, which decides how it takes in more data."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ WITHOUT_PROBES = (
 
 
 def solver_facts(solver: Solver, inference: Inference | None = None) -> dict[str, str]:
-    """What the text of a conditioned process says of its solver."""
+    """The lines that the text of a conditioned process shows about its solver."""
     return {"solver": f"{solver}", **({} if inference is None else {"inference": f"{inference}"})}
 
 
 class Recipe:
-    """What a posterior can become. Each method refuses unless a kind of recipe knows how.
+    """How a posterior was found, and what it can become: the base class, whose methods refuse.
 
-    A kind is a frozen dataclass of the settings that the posterior was found with. Fields that are named
-    `solver`, `inference`, `structure` or `temperature` are properties of the posterior too.
+    Each kind of recipe is a frozen dataclass that holds the settings of its method, and overrides what that
+    method can do. Fields named `solver`, `inference`, `structure` or `temperature` are also properties of the
+    posterior.
     """
 
     def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
-        """The posterior given more data too."""
+        """The posterior given more data as well; `likelihood` is None unless the noise differs by point."""
         raise NotAvailable(
             "update is for a Gaussian process that was conditioned on data, and this posterior is around a "
             "trained network, whose parameters new data would move. Use posterior.dual().condition()"
@@ -58,7 +59,7 @@ class Recipe:
         return predictive(given, own)
 
     def facts(self, posterior: Posterior) -> dict[str, str]:
-        """What the posterior's text says of the way it was found."""
+        """The lines that the text of a posterior shows about the way it was found, by name."""
         return {}
 
     def without_evidence(self) -> str:

@@ -13,10 +13,23 @@ from net2gp.types import Data, Kernel
 
 
 def rkhs_norm(kernel: Kernel, data: Data, *, noise_var: float | Tensor = 0.0) -> Tensor:
-    """The square norm αᵀKα of the function k(·, X) α that regression finds, α = (K + noise_var I)⁻¹ y.
+    """Return the squared norm αᵀKα of the function k(·, X) α that regression finds.
 
-    Without noise it is yᵀK⁻¹y, the least square norm of all functions through the data: how much of what the
-    kernel calls smooth the targets ask for. Several outputs add up. Cost: N³; float64 whatever comes in.
+    Here α = (K + noise_var·I)⁻¹ y. Without noise it is yᵀK⁻¹y, the smallest squared norm among all functions
+    through the data. It is small if the targets are smooth in the sense of the kernel. The norms of several
+    outputs are added. Cost: N³, in float64 for data of every dtype.
+
+    Args:
+        kernel: The covariance function.
+        data: (x, y) with real targets (N, C), or a DataLoader.
+        noise_var: The noise variance, zero or positive.
+
+    Returns:
+        The squared norm, a float64 scalar.
+
+    Raises:
+        InputError: If the targets are not real numbers of shape (N, C), or the noise is negative.
+        NotPositiveDefinite: If the kernel matrix is singular and there is no noise.
 
     >>> from net2gp.kernels import RBF
     >>> x = torch.tensor([[0.0], [1.0]])

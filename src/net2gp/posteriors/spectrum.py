@@ -26,17 +26,24 @@ from net2gp.types import Data, FeatureKernel, Kernel, Mean
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """K = Q diag(eigenvalues) Qᵀ of a fixed kernel at fixed points, and the data seen in that basis.
+    """The eigendecomposition K = Q diag(eigenvalues) Qᵀ of a Gram matrix, and the data in its basis.
 
     For every noise σ² and scale s of the kernel,
 
         log N(y | m, sK + σ²I) = −½ Σ_i [z_i² / (sλ_i + σ²) + log(sλ_i + σ²)] + const,  z = Qᵀ(y − m),
 
-    which costs O(N). Of a kernel with fewer features than rows, the P×P matrix ΦᵀΦ is decomposed
-    instead; it has the same eigenvalues but for zeros, whose part of the data is `remainder`.
+    which costs O(N). If the kernel has fewer features than rows, the P×P matrix ΦᵀΦ is decomposed instead.
+    It has the same eigenvalues except for zeros; `remainder` is the energy of the data in their directions.
+    Call `spectrum(kernel, data)` to make one.
 
-    `energies` (rows, columns) are z²; `remainder` (columns,) the energy outside, of `num_zeros` rows.
-    The basis is `Q` (rows, rows) for the Gram matrix, or `U` (P, rank) for ΦᵀΦ.
+    Args:
+        problem: The checked data, kernel and prior mean.
+        eigenvalues: The eigenvalues λ that were kept: (rank,).
+        energies: The squared coordinates z² of the targets in the basis: (rank, columns).
+        remainder: The squared length of the targets outside the basis: (columns,).
+        num_zeros: The number of zero eigenvalues that were left out.
+        Q: The eigenvectors of the Gram matrix, (rows, rows), or None if ΦᵀΦ was decomposed.
+        U: The eigenvectors of ΦᵀΦ, (P, rank), or None if the Gram matrix was decomposed.
     """
 
     problem: Problem = field(repr=False)
@@ -50,9 +57,18 @@ class Spectrum:
     def log_marginal_likelihood(
         self, noise_var: float | Tensor, scale: float | Tensor = 1.0
     ) -> Tensor:
-        """log N(y | m, scale·K + noise_var·I), differentiable in both, in O(N).
+        """Return log N(y | m, scale·K + noise_var·I), differentiable in both numbers, in O(N).
 
-        Tensors are broadcast: noises (A, 1) and scales (B,) give the evidence (A, B) of a whole grid.
+        Args:
+            noise_var: The noise variance, a positive number or a tensor of such.
+            scale: The factor of the kernel, a number or a tensor.
+
+        Returns:
+            The evidence, in the shape that both tensors broadcast to: noises (A, 1) and scales (B,) give the
+            evidence (A, B) of a whole grid.
+
+        Raises:
+            InputError: If a noise variance is not positive.
         """
         check_positive(noise_var, "noise_var")
         like = self.eigenvalues
@@ -65,7 +81,15 @@ class Spectrum:
         return gaussian_evidence(quadratic, log_det, columns * (len(like) + self.num_zeros))
 
     def slopes(self, noise_var: float, scale: float) -> tuple[float, float]:
-        """The derivatives of the evidence by noise and scale, in O(N)."""
+        """Return the derivatives of the evidence with respect to noise and scale, in O(N).
+
+        Args:
+            noise_var: The noise variance.
+            scale: The factor of the kernel.
+
+        Returns:
+            The derivative by `noise_var` and the derivative by `scale`.
+        """
         values = self.eigenvalues * scale + noise_var
         columns = self.energies.shape[1]
         own = 0.5 * (self.energies.sum(1) / values**2 - columns / values)
@@ -73,7 +97,18 @@ class Spectrum:
         return float(own.sum() + outside), float((own * self.eigenvalues).sum())
 
     def condition(self, noise_var: float, scale: float = 1.0) -> Posterior:
-        """The posterior at this noise and scale of the kernel, without another decomposition."""
+        """Return the posterior at this noise and scale of the kernel, without another decomposition.
+
+        Args:
+            noise_var: The noise variance, positive.
+            scale: The factor of the kernel.
+
+        Returns:
+            The posterior of the scaled kernel under `Gaussian(noise_var)`.
+
+        Raises:
+            InputError: If the noise variance is not positive.
+        """
         check_positive(noise_var, "noise_var")
         problem = self.problem
         kernel = problem.kernel.scaled(scale)
@@ -93,6 +128,18 @@ def spectrum(kernel: Kernel, data: Data, *, mean: Mean | None = None) -> Spectru
 
     Cost: one eigendecomposition of size min(N·C, P).
 
+    Args:
+        kernel: The prior covariance.
+        data: (x, y) with real targets, or a DataLoader.
+        mean: The prior mean, a function from N points to (N, C). None is zero.
+
+    Returns:
+        The decomposition, with the evidence at any noise and scale.
+
+    Raises:
+        InputError: If the data do not suit the kernel.
+        TooLarge: If the decomposition does not fit into memory.
+
     >>> from net2gp.kernels import RBF
     >>> x = torch.linspace(0, 1, 5, dtype=torch.float64)[:, None]
     >>> fixed = spectrum(RBF(), (x, x.sin()))
@@ -104,7 +151,7 @@ def spectrum(kernel: Kernel, data: Data, *, mean: Mean | None = None) -> Spectru
 
 
 def decompose(problem: Problem) -> Spectrum:
-    """The spectrum of a problem whose noise is still open."""
+    """The spectrum of a problem whose noise is not chosen yet."""
     t = as_rows(problem, problem.target)
     features = (
         problem.kernel.num_features if isinstance(problem.kernel, FeatureKernel) else math.inf
@@ -127,6 +174,7 @@ def _from_features(problem: Problem, t: Tensor) -> Spectrum:
     assert isinstance(problem.kernel, FeatureKernel)
     Phi = problem.features().detach().flatten(0, 1)
     eigenvalues, U = torch.linalg.eigh(Phi.mT @ Phi)
+    # Eigenvalues below this floor are rounding errors, and dividing by them would invent energy.
     floor = eigenvalues.max() * len(eigenvalues) * torch.finfo(torch.float64).eps
     kept = eigenvalues > floor
     eigenvalues, U = eigenvalues[kept], U[:, kept]
@@ -136,14 +184,17 @@ def _from_features(problem: Problem, t: Tensor) -> Spectrum:
 def _seen_in_features(
     problem: Problem, t: Tensor, pulled: Tensor, eigenvalues: Tensor, U: Tensor
 ) -> Spectrum:
-    """From the targets t and Φᵀt."""
+    """The spectrum from the targets t, `pulled` = Φᵀt and the decomposition of ΦᵀΦ.
+
+    The left singular vectors of Φ are ΦU/√λ, so that the coordinates of t are Uᵀ(Φᵀt)/√λ.
+    """
     energies = (U.mT @ pulled) ** 2 / eigenvalues[:, None]
     remainder = ((t * t).sum(0) - energies.sum(0)).clamp(min=0.0)
     return Spectrum(problem, eigenvalues, energies, remainder, len(t) - len(eigenvalues), U=U)
 
 
 def share_spectrum(one: Spectrum, problem: Problem) -> Spectrum:
-    """The spectrum for other targets at the same points: no decomposition, one product with the basis."""
+    """The spectrum for other targets at the same points, by one product with the basis."""
     t = as_rows(problem, problem.target)
     if one.Q is not None:
         return replace(one, problem=problem, energies=(one.Q.mT @ t) ** 2)

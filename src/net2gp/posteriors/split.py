@@ -1,4 +1,4 @@
-"""How much of a prediction's variance more data could take away, and how much stays."""
+"""How much of the variance of a prediction more data could remove, and how much stays."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from net2gp.types import Inputs, Likelihood
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The variance of each target: `epistemic` from not knowing f, `aleatoric` from noise given f.
+    """The two parts of the variance of each target.
 
-    Both (N, D), for D targets: classes, labels, or numbers.
+    Args:
+        epistemic: The variance that comes from not knowing f: (N, D), for D targets or classes.
+        aleatoric: The variance of the noise given f: (N, D).
     """
 
     epistemic: Tensor
@@ -33,22 +35,33 @@ class Split:
 
 
 class HasMarginal(Protocol):
-    """A posterior, or any other law of f at points."""
+    """A posterior, or any other object that gives the law of f at points."""
 
     def marginal(self, x: Inputs) -> MultivariateNormal:
         """f(x_n) for each point by itself: batch N, event C."""
 
 
 def split(posterior: HasMarginal, x: Inputs, *, likelihood: Likelihood | None = None) -> Split:
-    """Epistemic and aleatoric variance of the targets at each point, by the delta method.
+    """Return the epistemic and aleatoric variance of the targets at each point, by the delta method.
 
-    With f ~ N(m, Σ) and G = ∂E[y | f]/∂f at m: epistemic diag(G Σ Gᵀ), aleatoric Var[y | f = m]. For
-    classes G is the curvature Λ itself, so that these are diag(Λ Σ Λ) and p − p². For Gaussian noise
-    G = I, and the sum is exactly the variance of y. The delta method follows the slope of p at m however
-    far Σ reaches: the epistemic part of a very unsure classifier may exceed what a probability can vary.
+    With f ~ N(m, Σ) and G = ∂E[y | f]/∂f at m, the epistemic variance is diag(G Σ Gᵀ) and the aleatoric
+    variance is Var[y | f = m]. For classes G is the curvature Λ itself, which gives diag(Λ Σ Λ) and p − p².
+    For Gaussian noise G = I, and the sum is exactly the variance of y. The delta method follows the slope of
+    p at m however wide Σ is, so the epistemic part of a very uncertain classifier may exceed the largest
+    variance that a probability can have. Both parts are differentiable in `x` if it requires a gradient.
+    Cost: `posterior.marginal(x)`.
 
-    `posterior` is any posterior; `likelihood` replaces its own. Both parts are
-    differentiable in `x` where it requires a gradient. Cost: posterior.marginal(x).
+    Args:
+        posterior: Any posterior, or another object with `marginal(x)`.
+        x: N points.
+        likelihood: Replaces the posterior's own likelihood; needed if it has none.
+
+    Returns:
+        Both parts of the variance.
+
+    Raises:
+        InputError: If there is no likelihood, or it holds the noise of each training point.
+        NotAvailable: If the variance of the likelihood cannot be split, as after `adapt_classes`.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
@@ -76,9 +89,9 @@ def split(posterior: HasMarginal, x: Inputs, *, likelihood: Likelihood | None = 
 
 
 def split_law(law: MultivariateNormal, likelihood: Likelihood, x: Inputs) -> Split:
-    """The parts of the variance of targets that follow f with this law at the points x."""
+    """The two parts of the variance of the targets, if f has this law at the points x."""
     mean, covariance = law.mean, law.covariance_matrix
-    if not follows(x):
+    if not follows(x):  # nothing asks for gradients in x, so the graph of the law need not be kept
         mean, covariance = mean.detach(), covariance.detach()
     found = response(likelihood, mean)
     epistemic = torch.einsum("ndc,nce,nde->nd", found.slope, covariance, found.slope)

@@ -20,21 +20,34 @@ from net2gp.progress import progress
 P = TypeVar("P", bound=Posterior)
 
 BOX, BOXES = 2.0, 12
-"""How far, in logarithms, the search goes at a time, and how often it goes on."""
+"""Half the width of the box that L-BFGS searches, in logarithms, and how many boxes it may search."""
 
 TYPICAL_NOISE, NOISE_SPREAD = 0.01, math.log(100)
-"""Noise over variance that `tune_spectra` expects, and how far off, in logarithms, it is ready to find it."""
+"""The ratio of noise to variance that `tune_spectra` expects, and the standard deviation of its logarithm."""
 
 FAILED = 1e25
-"""What the objective is where the posterior cannot be built, so that the search turns back."""
+"""The value of the objective where the posterior cannot be built, so that the search turns back."""
 
 
 def tune(builder: Callable[..., P], *, max_iterations: int = 100, **initial: float | Tensor) -> P:
-    """The posterior that `builder` gives at the arguments that maximize its evidence.
+    """Return the posterior that `builder` makes from the arguments that maximize its evidence.
 
-    Each keyword is a positive number, or a tensor of such, to start from; the search runs over their
-    logarithms, with gradients where the evidence has them (L-BFGS) and without where it does not
-    (Nelder–Mead). The result is built once more at plain numbers.
+    The search runs over the logarithms of the arguments: by L-BFGS if the evidence has gradients in them,
+    otherwise by Nelder–Mead. Cost: one call of `builder` per evaluation of the evidence.
+
+    Args:
+        builder: A function from the keywords to a posterior, such as a lambda that calls `condition`.
+        max_iterations: The most iterations of L-BFGS in each of its boxes, or the most evaluations per
+            argument of Nelder–Mead.
+        **initial: The arguments to tune, by name, with the values to start from: positive numbers, or
+            tensors of positive numbers. An argument cannot be called `max_iterations` or `builder`.
+
+    Returns:
+        The posterior, built once more from plain numbers.
+
+    Raises:
+        InputError: If there is nothing to tune, if a start is not positive, or if the evidence cannot be
+            computed near the start.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
@@ -66,7 +79,7 @@ def tune(builder: Callable[..., P], *, max_iterations: int = 100, **initial: flo
 
 
 class _Objective:
-    """The negative evidence as a function of the logarithms, for scipy."""
+    """The negative evidence as a function of the logarithms of the arguments, for scipy."""
 
     def __init__(
         self,
@@ -88,7 +101,7 @@ class _Objective:
         if self.differentiable(start):
             found = self.climb(start, max_iterations)
         else:
-            # scipy's own first simplex shrinks with the start, to nothing at a logarithm of zero
+            # The default simplex of scipy is proportional to the start, and so empty at a logarithm of zero.
             simplex = np.vstack([start, start + 0.5 * np.eye(len(start))])
             options = {"maxfev": max_iterations * len(start), "xatol": 1e-3, "fatol": 1e-4}
             found = minimize(
@@ -105,7 +118,7 @@ class _Objective:
         return found.x
 
     def climb(self, start: np.ndarray, max_iterations: int) -> OptimizeResult:
-        """L-BFGS in a box around the start, which moves on as long as the best point is on its edge.
+        """Run L-BFGS in a box around the start, and move the box while the best point is on its edge.
 
         Without the box, the first step on a steep slope can land on a plateau far away.
         """
@@ -162,21 +175,29 @@ class _Objective:
 def tune_spectra(
     spectra: Sequence[Spectrum], noise_var: float | None = None, scale: float | None = None
 ) -> tuple[float, float]:
-    """The noise and the scale of the kernel that maximize the summed evidence of one or more tasks.
+    """Return the noise and the scale of the kernel that maximize the summed evidence of one or more tasks.
 
-    A given one is kept. Few points of a smooth function can be explained without any noise, and their
-    evidence then grows, or stays the same, all the way down to σ² = 0, where predictions of new points
-    are far too sure. So an open noise is weighed by a log-normal prior beside the evidence,
+    A few points of a smooth function can be explained without any noise. Their evidence then grows, or stays
+    constant, all the way down to σ² = 0, where predictions at new points are far too certain. So if the noise
+    is open, the search adds a log-normal prior to the evidence,
 
         log p(y | σ², s) − ½ [log(σ² / 0.01 v) / log 100]²,   v = mean of (y − m)²:
 
-    1 % of the targets' variance, within a factor of 100 at one standard deviation. It moves log σ² by its
-    slope, log(σ² / 0.01 v) / (log 100)², over the curvature of the evidence, N/2 where all points tell of
-    the noise: by less than 1/N down to σ² = 1e-6 v, where the standard error is √(2/N). The evidence that a
-    posterior reports remains log p(y) at the chosen values.
+    the noise is expected to be 1 % of the targets' variance, within a factor of 100 at one standard
+    deviation. The prior moves log σ² by its slope, log(σ² / 0.01 v) / (log 100)², divided by the curvature of
+    the evidence, which is N/2 if all points are informative about the noise. The shift is below 1/N down to
+    σ² = 1e-6 v, while the standard error is √(2/N). The evidence that a posterior reports remains log p(y).
 
-    A grid over both finds the basin, since the evidence can have two (all noise or no noise); L-BFGS
-    refines. Each evaluation costs O(N).
+    A grid over both numbers finds the basin, since the evidence can have two (all noise or no noise), and
+    L-BFGS refines. Each evaluation costs O(N).
+
+    Args:
+        spectra: The decomposed Gram matrix of each task, with its targets.
+        noise_var: A noise to keep, or None to choose one.
+        scale: A scale of the kernel to keep, or None to choose one.
+
+    Returns:
+        The noise variance and the scale.
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 5.2 (a prior on
     the hyper-parameters, and its mode).
@@ -214,7 +235,7 @@ def tune_spectra(
 def _best_of_grid(
     spectra: Sequence[Spectrum], noises: Tensor, scales: Tensor, typical: float | None
 ) -> np.ndarray:
-    """The logarithms of the noise and the scale that are best together, all pairs at once."""
+    """The logarithms of the best pair of noise and scale; all pairs are evaluated at once."""
     total = sum(
         spectrum.log_marginal_likelihood(noises[:, None], scales).cpu() for spectrum in spectra
     )

@@ -33,7 +33,11 @@ NAMES: dict[type, str] = {}
 
 
 def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> None:
-    """Write a value and what its network computes to a file, beside `path` first and then moved there."""
+    """Write a value, and the output of its network at the first points, to a file.
+
+    The file is written beside `path` first and then moved there, so that an interrupted write leaves an
+    older file intact.
+    """
     path = Path(path).expanduser()
     if not path.parent.is_dir():
         raise InputError(
@@ -64,9 +68,9 @@ def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> 
 
 
 def network_value(kernel: Kernel, x: Inputs | None) -> Tensor | None:
-    """What the network behind a kernel says of the first training point, or its limit of the first two.
+    """The output of the network behind a kernel at the first training point, or its limit at the first two.
 
-    In eval mode, as it was linearized: training it further changes nothing of the posterior.
+    The network runs in eval mode, as it was linearized; training it further does not change the posterior.
     """
     inner: Any = kernel
     while not isinstance(inner, LimitKernel | TangentKernel):
@@ -82,11 +86,12 @@ def network_value(kernel: Kernel, x: Inputs | None) -> Tensor | None:
 
 
 def encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
-    """A value as JSON, its tensors put aside by name."""
+    """A value as JSON; its tensors go to `tensors` by name, each of them once (`seen` holds their ids)."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        # factors are stored by columns, and come back so: products round by how memory is laid out
+        # LAPACK lays factors out by columns. The layout is kept in the file, since the rounding of products
+        # depends on it, and loaded predictions are to be identical.
         by_columns = value.dim() > 1 and not value.is_contiguous() and value.mT.is_contiguous()
         if id(value) not in seen:
             seen[id(value)] = f"t{len(tensors)}"

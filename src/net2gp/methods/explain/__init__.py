@@ -1,1 +1,1 @@
-"""What the dual view shows: which points a prediction rests on, and what each point changes."""
+"""What the dual view shows: which training points support a prediction, and what each of them changes."""

@@ -1,4 +1,4 @@
-"""From a trained network to the linear model and the Gaussian process that it is the posterior of."""
+"""From a trained network to the linear model and the Gaussian process that it corresponds to."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ def dual(
     likelihood: Likelihood,
     prior_var: PriorVar,
 ) -> Dual:
-    """The transformed data, and with them the linear model and Gaussian process, of a trained network.
+    """Return the transformed data of a trained network, with its linear model and its Gaussian process.
 
-    `prior_var` is the variance of the prior N(0, prior_var) that weight decay stands for: with the sum
-    of the losses −log p(y | x, θ) and a penalty ½ δ‖θ‖², prior_var = 1/δ. Pass a `Linearized` to choose
-    parameters or outputs. Cost: a forward pass and one in forward mode; what is solved, and when, is up
-    to the methods of `Dual`.
+    Cost: one forward pass and one forward-mode pass. The methods of `Dual` solve the systems.
+
+    Args:
+        network: The trained network, or `linearize(network, ...)` to choose parameters or outputs.
+        data: The data that it was trained on, (x, y) or a DataLoader.
+        likelihood: The likelihood whose negative logarithm is the loss.
+        prior_var: The variance of the prior N(0, prior_var) that weight decay corresponds to, a number or a
+            dict by name pattern. If the loss is the sum of −log p(y | x, θ) plus ½ δ‖θ‖², it is 1/δ.
+
+    Returns:
+        The dual view.
+
+    Raises:
+        InputError: If `network` is neither a module nor a linearized network, or if the data do not suit the
+            likelihood.
 
     >>> import torch
     >>> from net2gp.likelihoods import Gaussian

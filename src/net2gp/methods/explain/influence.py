@@ -1,4 +1,4 @@
-"""What the training points do to a prediction, in closed form."""
+"""The influence of each training point on a prediction, in closed form."""
 
 from __future__ import annotations
 
@@ -24,11 +24,21 @@ from net2gp.types import FeatureKernel, Inputs
 
 
 def contributions(posterior: Posterior, x: Inputs) -> Tensor:
-    """k(x_m, X_n) α_n: what each training point adds to the mean at each point of x, (M, N, C).
+    """Return what each training point adds to the mean at each point of x: k(x_m, X_n) α_n.
 
-    Their sum over n is the mean less the prior mean, `posterior.centered(x)`: the representer theorem.
-    α_n is the residual of point n under the posterior mean. What `laplace` returns has the network as its
-    mean and needs no representers: take those of its `dual()`. Cost: k(x, X).
+    By the representer theorem the sum over n is the mean minus the prior mean, `posterior.centered(x)`. Here
+    α_n is the residual of point n under the posterior mean. A posterior from `laplace` has the network as its
+    mean, which is no such sum; use its `dual().gaussian_process()`. Cost: k(x, X).
+
+    Args:
+        posterior: A posterior from `condition`, `adapt` or a dual.
+        x: M points.
+
+    Returns:
+        The contributions of N training points: (M, N, C).
+
+    Raises:
+        NotAvailable: If the mean of the posterior is the network itself.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
@@ -58,15 +68,27 @@ def contributions(posterior: Posterior, x: Inputs) -> Tensor:
 
 
 def removal_effects(posterior: Posterior, x: Inputs, *, points: Tensor | None = None) -> Tensor:
-    """How the mean at each point of x changes when a training point is left out: (M, N, C).
+    """Return how the mean at each point of x changes when a training point is left out.
 
-    −Σ_mn (I − Λ_nΣ_nn)⁻¹ α_n, with Σ the posterior covariance of f and α_n, Λ_n residual and curvature
-    of point n: without its site the posterior is a cavity in closed form, and nothing is solved again.
-    Exact for Gaussian noise; otherwise the other points keep their sites. Around a network it is
-    the effect with its covariance, whatever its structure. `only` holds indices of the training points
-    to leave out in turn, if not all.
+    The change is −Σ_mn (I − Λ_nΣ_nn)⁻¹ α_n, where Σ is the posterior covariance of f, and α_n and Λ_n are the
+    residual and the curvature of point n. Removing one site from a Gaussian posterior has this closed form,
+    so nothing is solved again. It is exact for Gaussian noise; for other likelihoods the remaining points
+    keep their sites. Around a network, Σ is the covariance that the posterior keeps, in any structure.
 
-    Cost: a solve with k(X, X_n) for each n in function space, a feature for each in weight space.
+    Cost: one solve with k(X, X_n) per point n in function space, one row of features per point in weight
+    space.
+
+    Args:
+        posterior: Any posterior that holds its data.
+        x: M points.
+        points: Indices of the training points to leave out in turn. None takes all N.
+
+    Returns:
+        The changes of the mean: (M, N, C).
+
+    Raises:
+        InputError: If the indices are not training points, or if the covariance of the posterior is too wide
+            to take a point out, as with `Diagonal`, `Kron` or `LowRank`.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
@@ -85,10 +107,21 @@ def removal_effects(posterior: Posterior, x: Inputs, *, points: Tensor | None = 
 
 
 def leave_one_out(posterior: Posterior, *, points: Tensor | None = None) -> MultivariateNormal:
-    """f at each training point (or `only` those of these indices) as the others predict it: batch N, event C.
+    """Return the law of f at each training point as the other points predict it.
 
-    N(μ_n − Σ_nn (I − Λ_nΣ_nn)⁻¹ α_n, (I − Σ_nnΛ_n)⁻¹Σ_nn). The mean of log p(y_n) under
-    likelihood.predict(leave_one_out(posterior)) is a cross-validation with N folds at the price of none.
+    It is N(μ_n − Σ_nn (I − Λ_nΣ_nn)⁻¹ α_n, (I − Σ_nnΛ_n)⁻¹Σ_nn), as in `removal_effects`. The mean of
+    log p(y_n) under `likelihood.predict(leave_one_out(posterior))` is a cross-validation with N folds at the
+    price of none.
+
+    Args:
+        posterior: Any posterior that holds its data.
+        points: Indices of the training points to predict. None takes all N.
+
+    Returns:
+        A Gaussian with batch shape N and event shape C.
+
+    Raises:
+        InputError: As in `removal_effects`.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
@@ -110,10 +143,14 @@ def leave_one_out(posterior: Posterior, *, points: Tensor | None = None) -> Mult
 
 @dataclass(frozen=True, eq=False)
 class _Cavity:
-    """What leaving points out needs, in float64, for blocks of c outputs with k columns (c·k = C).
+    """The quantities for leaving points out, in float64, for blocks of c outputs with k columns (c·k = C).
 
-    x: the points left out; cross: Σ between them and others (N, c, M, c); blocks: Σ_nn (N, c, c);
-    curvature: Λ_n; pull: (I − Λ_nΣ_nn)⁻¹ α_n (N, c, k).
+    Args:
+        x: The points that are left out.
+        cross: Σ between them and other points: (N, c, M, c).
+        blocks: Σ_nn: (N, c, c).
+        curvature: Λ_n: (N, c, c).
+        pull: (I − Λ_nΣ_nn)⁻¹ α_n: (N, c, k).
     """
 
     x: Inputs
@@ -130,7 +167,7 @@ def _cavity(posterior: Posterior, x: Inputs | None, points: Tensor | None) -> _C
     left_out = rows(posterior.data[0], index)
     cross, blocks = _covariances(posterior.process, left_out, x)
     c = blocks.shape[1]
-    # outputs that share a kernel share their noise, so that one of them stands for all
+    # Outputs that share a kernel also share their noise, so the curvature of one output holds for all.
     Lam = _curvature(posterior, index)[:, :c, :c]
     alpha = _residuals(posterior, index).reshape(len(index), c, -1)
     _check_removable(Lam, blocks)
@@ -147,7 +184,7 @@ def _check(posterior: Any) -> None:
 
 
 def _check_removable(Lam: Tensor, blocks: Tensor) -> None:
-    """Raise where a covariance is larger than one that has seen the point can be: Λ^½ Σ Λ^½ < 1."""
+    """Raise if a covariance is wider than any that has seen the point, which satisfies Λ^½ Σ Λ^½ < 1."""
     R = psd_root(Lam)
     if bool((torch.linalg.eigvalsh(R.mT @ blocks @ R) > 1 + 1e-6).any()):
         raise InputError(
@@ -177,7 +214,7 @@ def _index(posterior: Posterior, points: Tensor | None) -> Tensor:
 def _covariances(
     process: Process, left_out: Inputs, x: Inputs | None
 ) -> tuple[Tensor | None, Tensor]:
-    """Σ between the points left out and x, (N, c, M, c), and Σ_nn of the former, (N, c, c)."""
+    """Σ between the points left out and x, (N, c, M, c), and Σ_nn of the points left out, (N, c, c)."""
     if isinstance(process, Conditioned):
         return _by_factor(process, left_out, x)
     if isinstance(process, Whitened):
@@ -247,9 +284,9 @@ def _curvature(posterior: Posterior, index: Tensor) -> Tensor:
 
 
 def _expand(posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """Residuals and curvatures at the posterior mean of all points, each of which may have its own noise.
+    """Residuals and curvatures at the posterior mean of all points, since each may have its own noise.
 
-    A temperature divides the curvature alone, as in `Dual`.
+    The temperature divides the curvature but not the residual, as in `Dual`.
     """
     x, y = posterior.data
     mean = posterior.marginal(x).mean.to(torch.float64)

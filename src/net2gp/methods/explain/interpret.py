@@ -1,4 +1,4 @@
-"""What a network finds alike: its tangent kernel between points, and the nearest training points."""
+"""Which points a network finds similar: its tangent kernel between points, and the nearest neighbors."""
 
 from __future__ import annotations
 
@@ -19,19 +19,27 @@ from net2gp.types import Inputs, Kernel
 
 @dataclass(frozen=True)
 class Traced:
-    """Σ_c k_cc(x, x'): outputs compared with themselves."""
+    """Aggregate a kernel over outputs by its trace, Σ_c k_cc(x, x'): each output is compared with itself."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """Σ_cd k_cd(x, x'): the kernel of the sum of all outputs."""
+    """Aggregate a kernel over outputs by its sum, Σ_cd k_cd(x, x'): the kernel of the sum of all outputs."""
 
 
 Aggregation = Traced | Summed
 
 
 def output_blocks(kernel: Kernel, x: Inputs, y: Inputs | None = None) -> Tensor:
-    """k(x_n, y_m) of all pairs of outputs: (N, M, C, C).
+    """Return k(x_n, y_m) for all pairs of outputs.
+
+    Args:
+        kernel: The kernel.
+        x: N points.
+        y: M points. None takes x again.
+
+    Returns:
+        One (C, C) block per pair of points: (N, M, C, C).
 
     >>> from net2gp.linear.linearized import linearize
     >>> kernel = linearize(torch.nn.Linear(2, 3).eval()).kernel()
@@ -49,11 +57,23 @@ def output_blocks(kernel: Kernel, x: Inputs, y: Inputs | None = None) -> Tensor:
 def aggregate(
     kernel: Kernel, x: Inputs, y: Inputs | None = None, *, aggregation: Aggregation | None = None
 ) -> Tensor:
-    """One number for each pair of points: the kernel `Traced()` (default) or `Summed()` over outputs, (N, M).
+    """Return one number for each pair of points, by summing the kernel over outputs.
 
-    A tangent kernel never forms the (N·C, M·C) matrix for it: the trace multiplies the layers' gradients
-    of all outputs at once, and the sum is the tangent kernel of one output, Σ_c f_c, with one backward
-    pass in place of C. A kernel of independent outputs is its own aggregate.
+    A tangent kernel never forms the (N·C, M·C) matrix for this. The trace multiplies the layers' gradients of
+    all outputs at once, and the sum is the tangent kernel of one output, Σ_c f_c, with one backward pass in
+    place of C. A kernel of independent outputs is returned as it is.
+
+    Args:
+        kernel: The kernel.
+        x: N points.
+        y: M points. None takes x again.
+        aggregation: `Traced()`, which is also the meaning of None, or `Summed()`.
+
+    Returns:
+        The aggregated kernel: (N, M).
+
+    Raises:
+        InputError: If `kernel` is not a kernel, or `aggregation` is something else.
 
     >>> from net2gp.linear.linearized import linearize
     >>> kernel = linearize(torch.nn.Linear(2, 3).eval()).kernel()
@@ -80,9 +100,19 @@ def aggregate(
 def similarity(
     kernel: Kernel, x: Inputs, y: Inputs | None = None, *, aggregation: Aggregation | None = None
 ) -> Tensor:
-    """k(x, y)/√(k(x, x) k(y, y)) of the aggregated kernel: (N, M), between −1 and 1.
+    """Return k(x, y)/√(k(x, x) k(y, y)) of the aggregated kernel.
 
-    Zero where a point has no gradient at all.
+    Args:
+        kernel: The kernel, such as `posterior.kernel` or `linearize(network).kernel()`.
+        x: N points.
+        y: M points. None takes x again.
+        aggregation: `Traced()`, which is also the meaning of None, or `Summed()` over outputs.
+
+    Returns:
+        The similarities, between −1 and 1, and zero for points without any gradient: (N, M).
+
+    Raises:
+        InputError: If `kernel` is not a kernel, or `aggregation` is something else.
 
     >>> from net2gp.kernels import RBF
     >>> similarity(RBF(output_var=4.0), torch.zeros(1, 1))
@@ -100,7 +130,12 @@ def similarity(
 
 @dataclass(frozen=True, eq=False)
 class Neighbors:
-    """For each of M points its nearest ones, nearest first: `index` and `similarity`, (M, k) each."""
+    """The nearest candidates of each of M points, nearest first.
+
+    Args:
+        index: Their indices among the candidates: (M, k).
+        similarity: Their similarities: (M, k).
+    """
 
     index: Tensor
     similarity: Tensor
@@ -114,9 +149,22 @@ def nearest(
     *,
     aggregation: Aggregation | None = None,
 ) -> Neighbors:
-    """The `candidates`, such as training points, that the network finds most like each point of x.
+    """Return the candidates, such as training points, that the network finds most similar to each point of x.
 
     Cost: `similarity(kernel, x, candidates)`.
+
+    Args:
+        kernel: The kernel, such as `posterior.kernel` or `linearize(network).kernel()`.
+        x: M points.
+        candidates: The points to search.
+        num_neighbors: How many neighbors k to return per point.
+        aggregation: `Traced()`, which is also the meaning of None, or `Summed()` over outputs.
+
+    Returns:
+        The indices and similarities of the nearest candidates.
+
+    Raises:
+        InputError: If there are fewer candidates than neighbors, or `kernel` is not a kernel.
 
     >>> from net2gp.kernels import RBF
     >>> nearest(RBF(), torch.tensor([[0.9]]), torch.tensor([[0.0], [1.0], [2.0]]), 2).index
@@ -136,7 +184,7 @@ def nearest(
 
 @dataclass(frozen=True)
 class _SumOutputs:
-    """Σ_c f_c of what `output` picks."""
+    """The sum Σ_c f_c of the outputs that `output` picks."""
 
     output: Callable[[Any], Tensor] | None
 

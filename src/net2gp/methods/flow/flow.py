@@ -1,4 +1,4 @@
-"""Gradient flow in function space: the law of an ensemble of networks at every time of its training."""
+"""The law of an ensemble of networks at every time of its training, by gradient flow in function space."""
 
 from __future__ import annotations
 
@@ -7,43 +7,33 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from torch import Tensor, nn
+from torch import Tensor
 
-from net2gp.errors import InputError, check_memory, check_positive
-from net2gp.inputs import chunks, gather, num_rows, tensors
-from net2gp.likelihoods import Gaussian
+from net2gp.errors import InputError, check_memory
+from net2gp.inputs import chunks, num_rows
 from net2gp.likelihoods.laws import gaussian_law
-from net2gp.limits.prior import Parameterization, Variances
 from net2gp.linalg import kron_identity
-from net2gp.linear import Linearized
 from net2gp.methods.flow.kernels import (
-    KernelPair,
     Part,
     Single,
     Source,
     begin_at,
     check_like,
     check_matrix,
-    count_outputs,
-    own,
-    result_dtype,
-    source_of,
 )
 from net2gp.methods.flow.modes import (
     Descent,
     Modes,
-    Relative,
     Ridge,
     Times,
     decompose,
-    make_descent,
     parse_times,
     warn_never_learned,
 )
-from net2gp.types import Data, Inputs, Mean
+from net2gp.types import Inputs, Mean
 
 TEST_BYTES = 2**28
-"""What the cross-covariances of one chunk of test points may take."""
+"""How much memory the cross-covariances of one chunk of test points may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,19 +50,30 @@ class Flow:
 
         K(x, x') + A_t(x) K A_t(x')ᵀ − A_t(x) K(X, x') − K(x, X) A_t(x')ᵀ.
 
-    At t = 0 this is the law at the start, at t = ∞ (`math.inf`) the law of the trained ensemble, which
-    is no posterior: `ntk_gp()` is Gaussian process regression with kernel Θ, and `nngp()` the ensemble
-    in which only the readout layer is trained, which at t = ∞ is the posterior of GP(m, K). Directions
-    in which λ is zero are never learned. With momentum, D is a damped oscillation instead.
+    At t = 0 this is the law at the start, and at t = ∞ (`math.inf`) the law of the trained ensemble. The
+    latter is not a posterior: `ntk_gp()` is Gaussian process regression with kernel Θ, and `nngp()` is the
+    ensemble in which only the readout layer is trained, which at t = ∞ is the posterior of GP(m, K).
+    Directions in which λ is zero are never learned. With momentum, D is a damped oscillation instead.
 
-    `ridge` is a weight of its own for each training output, f(x_n) + √ridge·w_n, which is trained too
-    but takes no part in predictions at x; it starts at zero, or as N(0, 1) in `nngp()` and `ntk_gp()`,
-    where it makes ridge the noise variance of a regression. Outputs at the training points themselves
-    (x left out) include it, so at t = ∞ they are y; pass x for what the network alone gives there.
+    The ridge gives each training output a weight of its own, f(x_n) + √ridge·w_n, which is trained as well
+    but does not enter predictions at x. The weight starts at zero, or as N(0, 1) in `nngp()` and `ntk_gp()`,
+    where the ridge becomes the noise variance of a regression. Outputs at the training points (x left out)
+    include it, so at t = ∞ they are y; pass x for the outputs of the network alone.
 
-    `t` is a number, or an array whose axes lead the result. Everything is computed in float64, without
-    gradients, and returned in the dtype of y. Cost: O(R³) once, for R = N rows (R = N·C of coupled outputs);
-    then O(MR²) for each time at M points, and O(MR + R²) for means alone.
+    Wherever `t` is an argument, it is a time in steps, or an array of times whose axes lead the result. All
+    is computed in float64, without gradients, and returned in the dtype of y. Cost: O(R³) once, for R = N
+    rows (R = N·C for coupled outputs); then O(MR²) per time at M points, and O(MR + R²) for means alone.
+
+    Args:
+        source: The kernels that the ensemble starts with and moves along.
+        initial: Which kernel is the covariance at the start; None for a single network.
+        tangent: Which kernel the functions move along.
+        x: The training points X.
+        y: Their targets: (N, C).
+        descent: The learning rate and the momentum.
+        ridge: What is added to the diagonal of Θ(X, X).
+        modes: The eigendecomposition of Θ(X, X) with the ridge.
+        spread: The covariance at the start in the basis Q: (R, R), its diagonal (R,), or None for zero.
 
     References: Jacot et al., Neural tangent kernel, NeurIPS 2018; Lee et al., Wide neural networks of any
     depth evolve as linear models under gradient descent, NeurIPS 2019; He et al., Bayesian deep
@@ -88,24 +89,48 @@ class Flow:
     ridge: Ridge
     modes: Modes = field(repr=False)
     spread: Tensor | None = field(repr=False)
-    """Covariance at the start of the directions Q: (R, R), its diagonal (R,), or None for zero."""
 
     @property
     def num_outputs(self) -> int:
-        """C."""
+        """The number of outputs C."""
         return self.y.shape[1]
 
     def mean(self, t: Times, x: Inputs | None = None) -> Tensor:
-        """The mean of the ensemble: (…, M, C). Costs one product with Θ(x, X), which is not stored."""
+        """Return the mean of the ensemble, by one product with Θ(x, X), which is not stored.
+
+        Args:
+            t: A time, or an array of times.
+            x: M points. None takes the training points.
+
+        Returns:
+            The means: (…, M, C).
+        """
         return self._path(t, x, self.source.start)
 
     def path(self, t: Times, x: Inputs | None = None, *, start: Mean) -> Tensor:
-        """The one function of the ensemble that starts as `start`, a map of inputs to (N, C): (…, M, C)."""
+        """Return the function of the ensemble that begins as `start`.
+
+        Args:
+            t: A time, or an array of times.
+            x: M points. None takes the training points.
+            start: The function at t = 0, from N points to (N, C).
+
+        Returns:
+            Its values at time t: (…, M, C).
+        """
         return self._path(t, x, start)
 
     @torch.no_grad()
     def covariance(self, t: Times, x: Inputs | None = None) -> Tensor:
-        """Covariance of the ensemble between points: (…, M, M) for each output, or (…, M·C, M·C) if joint."""
+        """Return the covariance of the ensemble between points.
+
+        Args:
+            t: A time, or an array of times.
+            x: M points. None takes the training points.
+
+        Returns:
+            The covariance (…, M, M) that all outputs share, or (…, M·C, M·C) if outputs are coupled.
+        """
         times, shape = self._times(t)
         if x is not None:
             self._check(x)
@@ -129,11 +154,19 @@ class Flow:
         return result.reshape(*shape, size, size).to(self.y.dtype)
 
     def at(self, t: Times, x: Inputs | None = None) -> MultivariateNormal:
-        """The law of the ensemble at time t for each point by itself: batch (…, M), event C.
+        """Return the law of the ensemble at time t for each point by itself.
+
+        Args:
+            t: A time, or an array of times.
+            x: M points. None takes the training points.
+
+        Returns:
+            A Gaussian with batch shape (…, M) and event shape C.
 
         >>> import math
         >>> from net2gp.linear import linearize
-        >>> network = nn.Linear(1, 1).double().eval()
+        >>> from net2gp.methods import gradient_flow
+        >>> network = torch.nn.Linear(1, 1).double().eval()
         >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
         >>> flow = gradient_flow(linearize(network), (x, 3 * x + 1))
         >>> flow.at(math.inf, 2 * x).mean.round(decimals=6)
@@ -146,7 +179,15 @@ class Flow:
         return gaussian_law(mean, blocks)
 
     def joint(self, t: Times, x: Inputs | None = None) -> MultivariateNormal:
-        """The law of the ensemble at all points together: batch (…), event M·C, index n·C + c."""
+        """Return the law of the ensemble at all points together.
+
+        Args:
+            t: A time, or an array of times.
+            x: M points. None takes the training points.
+
+        Returns:
+            A Gaussian with batch shape (…) and event shape M·C, where output c of point n has index n·C + c.
+        """
         mean, covariance = self.mean(t, x), self.covariance(t, x)
         if not self.source.joint and self.num_outputs > 1:
             shared = covariance.reshape(-1, *covariance.shape[-2:])
@@ -156,9 +197,15 @@ class Flow:
 
     @torch.no_grad()
     def nngp(self) -> Flow:
-        """The ensemble of which only the readout layer is trained: K takes the place of Θ.
+        """Return the flow of the ensemble in which only the readout layer is trained: K replaces Θ.
 
-        At t = ∞ it is the posterior of GP(m, K) with noise variance `ridge`. Costs a decomposition.
+        At t = ∞ it is the posterior of GP(m, K) with noise variance `ridge`. Cost: one eigendecomposition.
+
+        Returns:
+            A new flow.
+
+        Raises:
+            InputError: If this is the flow of one linearized network, which has no covariance at its start.
 
         Reference: Lee et al., Deep neural networks as Gaussian processes, ICLR 2018.
         """
@@ -168,13 +215,20 @@ class Flow:
                 'alone, choose its parameters: gradient_flow(linearize(network, only="head.*"), data).'
             )
         kernels = self.source.both(self.x)
-        return _assemble(self, Part.NNGP, Part.NNGP, kernels)
+        return assemble(self, Part.NNGP, Part.NNGP, kernels)
 
     def ntk_gp(self) -> Flow:
-        """The ensemble that starts as GP(m, Θ), so that at t = ∞ it is the posterior with kernel Θ.
+        """Return the flow of the ensemble that starts as GP(m, Θ) and ends as the posterior with kernel Θ.
 
-        The noise variance is `ridge`: mean Θ(x, X)(Θ + ridge)⁻¹(y − m) + m, covariance
-        Θ(x, x') − Θ(x, X)(Θ + ridge)⁻¹Θ(X, x'). This is not the law of networks trained as usual.
+        The noise variance is `ridge`: at t = ∞ the mean is Θ(x, X)(Θ + ridge)⁻¹(y − m) + m, and the
+        covariance Θ(x, x') − Θ(x, X)(Θ + ridge)⁻¹Θ(X, x'). Networks that are trained as usual do not have
+        this law.
+
+        Returns:
+            A new flow.
+
+        Raises:
+            InputError: If this flow trains the readout alone, as after `nngp()`.
 
         Reference: He et al., Bayesian deep ensembles via the neural tangent kernel, NeurIPS 2020.
         """
@@ -199,7 +253,8 @@ class Flow:
         y = self._rows(self.y)
         begin = begin_at(start, self.x, self.num_outputs)
         residual = self.modes.Q.mT @ (y - self._rows(begin))
-        if not isinstance(self.source, Single):  # few parameters give least squares, as expected
+        if not isinstance(self.source, Single):
+            # A single network with few parameters ends as least squares, so its residual is no surprise.
             warn_never_learned(self.modes, times, residual)
         if x is None:
             decays = self.modes.decays(self.descent, times)
@@ -216,7 +271,7 @@ class Flow:
         return result.reshape(*shape, num_rows(x), self.num_outputs).to(self.y.dtype)
 
     def _cross(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """k(x, X) Q of the tangent and of the covariance at the start: (M, R) each."""
+        """k(x, X) Q for the tangent kernel and for the covariance at the start: (M, R) each."""
         if self.initial is self.tangent:
             cross = self.source.one(self.tangent, x, self.x) @ self.modes.Q
             return cross, cross
@@ -247,7 +302,7 @@ class Flow:
 
     @torch.no_grad()
     def _blocks(self, t: Times, x: Inputs | None) -> Tensor:
-        """Covariance of each point: (…, M, C, C), or (…, M, 1, 1) for independent outputs; float64."""
+        """The covariance at each point: (…, M, C, C), or (…, M, 1, 1) for independent outputs; float64."""
         times, shape = self._times(t)
         C = self.num_outputs if self.source.joint else 1
         points = num_rows(self.x if x is None else x)
@@ -271,7 +326,7 @@ class Flow:
         return blocks.reshape(*shape, points, C, C)
 
     def _inner(self, A: Tensor, initial: Tensor | None, C: int) -> Tensor:
-        """The blocks (M, C, C) of A K Aᵀ, less those of A K(X, x) and its transpose if these are given."""
+        """The blocks (M, C, C) of A K Aᵀ, minus A K(X, x) and its transpose if `initial` is given."""
         A, by = A.unflatten(0, (-1, C)), self._spread_times(A).unflatten(0, (-1, C))
         blocks = A @ by.mT
         if initial is not None:
@@ -280,72 +335,13 @@ class Flow:
         return 0.5 * (blocks + blocks.mT)
 
 
-@torch.no_grad()
-def gradient_flow(
-    network: nn.Module | Linearized | KernelPair,
-    data: Data,
-    *,
-    weight_var: Variances | None = None,
-    bias_var: Variances | None = None,
-    parameterization: Parameterization | None = None,
-    learning_rate: float = 1.0,
-    momentum: float | None = None,
-    ridge: Ridge = 0.0,
-) -> Flow:
-    """Train a network by gradient flow on the squared loss, in closed form and in function space.
-
-    `network` is a module, whose infinitely wide ensemble under the given prior is trained (`weight_var`,
-    `bias_var` and `parameterization` as in `infinite_width`); or kernels that are there already,
-    `infinite_width(network)` or any function of (x, y) to (K, Θ); or `linearize(network)`, for the one
-    network that starts where its parameters stand, which with fewer parameters than outputs ends as
-    least squares. See `Flow` for the law and its parts, and `loss_flow` for other losses.
-
-    The loss is ‖f(X) − y‖² / (2NC), a mean over points and outputs. `momentum` is that of gradient descent
-    with steps v ← momentum·v − learning_rate·∇L; then f'' = −(1 − momentum)/√learning_rate · f' − Θ∇L in
-    the time √learning_rate·t. `ridge` is added to the diagonal of Θ(X, X): a number, or `Relative(1e-6)`
-    of its mean diagonal.
-
-    Cost: one eigendecomposition, O(N³), or O((NC)³) for linearized networks.
-
-    >>> network = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1))
-    >>> x = torch.linspace(-1, 1, 5)[:, None]
-    >>> flow = gradient_flow(network, (x, x.sin()), weight_var=2.0, bias_var=0.1)
-    >>> law = flow.at([0.0, 10.0, 1000.0], torch.tensor([[0.25]]))
-    >>> law.mean.flatten(), law.variance.flatten()
-    (tensor([0.0000, 0.2352, 0.2540]), tensor([0.3250, 0.0276, 0.0038]))
-
-    References: Jacot et al., Neural tangent kernel, NeurIPS 2018; Lee et al., Wide neural networks of any
-    depth evolve as linear models under gradient descent, NeurIPS 2019; Yang and Littwin, Tensor
-    programs IIb, ICML 2021, for the architectures.
-    """
-    descent = make_descent(learning_rate, momentum)
-    if not isinstance(ridge, Relative):
-        check_positive(ridge, "ridge", zero=True)
-    prior = {"weight_var": weight_var, "bias_var": bias_var, "parameterization": parameterization}
-    source = source_of(network, prior)
-    x, y = own(*gather(data))
-    source.check(x)
-    source = source.at(x)
-    N, C = num_rows(x), count_outputs(source, x) or (y.shape[1] if y.dim() > 1 else 1)
-    like = torch.zeros(N, C, dtype=result_dtype(x, y), device=tensors(x)[0].device)
-    Gaussian().check(like, y)
-    y = y.reshape(N, C)
-    R = N * C if source.joint else N
-    check_memory(
-        5 * 8 * R**2,
-        y.device,
-        f"an eigendecomposition of size {R} and its kernels",
-        "train on fewer points",
-    )
-    blank = Flow(source, None, Part.NTK, x, y, descent, ridge, Modes.empty(y), None)
-    initial = None if isinstance(source, Single) else Part.NNGP
-    return _assemble(blank, initial, Part.NTK, source.both(x))
-
-
-def _assemble(
+def assemble(
     flow: Flow, initial: Part | None, tangent: Part, kernels: tuple[Tensor | None, Tensor]
 ) -> Flow:
-    """The flow with these two roles, from both kernels at the training points."""
+    """The flow in which these kernels are the covariance at the start and the tangent kernel.
+
+    `kernels` are both kernels at the training points.
+    """
     R = flow.y.numel() if flow.source.joint else len(flow.y)
     chosen = kernels[tangent.value]
     assert chosen is not None
@@ -361,34 +357,3 @@ def _assemble(
         spread = modes.Q.mT @ K @ modes.Q
         spread = 0.5 * (spread + spread.mT)
     return replace(flow, initial=initial, tangent=tangent, modes=modes, spread=spread)
-
-
-def max_learning_rate(
-    flow: Flow | Tensor, *, num_outputs: int = 1, momentum: float | None = None
-) -> float:
-    """The learning rate above which gradient descent on the squared loss diverges.
-
-    2(1 + momentum)·NC / λ_max(Θ), with the loss ‖f − y‖² / (2NC): each direction of gradient descent
-    shrinks by 1 − learning_rate·λ/(NC) a step. `flow` is a flow, whose own momentum counts if none is
-    given, or a Gram matrix Θ(X, X), which `num_outputs` independent outputs share.
-
-    Cost: O(1) for a flow, O(N³) for a matrix.
-
-    >>> max_learning_rate(torch.diag(torch.tensor([1.0, 4.0])))
-    1.0
-
-    Reference: Goh, Why momentum really works, Distill 2017.
-    """
-    if isinstance(flow, Flow):
-        largest, size = float(flow.modes.values.max()), flow.y.numel()
-        momentum = flow.descent.momentum if momentum is None else momentum
-    else:
-        if flow.dim() != 2 or flow.shape[0] != flow.shape[1] or not len(flow):
-            raise InputError(
-                f"a Gram matrix must be square, (N, N), but has shape {tuple(flow.shape)}. "
-                "Pass Θ(X, X), or a flow."
-            )
-        size = len(flow) * num_outputs
-        largest = float(torch.linalg.eigvalsh(check_matrix(flow, "the Gram matrix", len(flow)))[-1])
-    make_descent(1.0, momentum)
-    return 2.0 * (1.0 + (momentum or 0.0)) * size / largest

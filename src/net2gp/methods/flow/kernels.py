@@ -1,4 +1,4 @@
-"""What a network in training is made of: the covariance that it starts with and its tangent kernel."""
+"""The two kernels of a network in training: the covariance at the start and the tangent kernel."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from net2gp.types import Inputs, Kernel
 class KernelPair(Protocol):
     """The two kernels of an infinitely wide network, as `infinite_width(network)` gives them.
 
-    An object with `joint = True` gives both with rows n·C + c; otherwise outputs are independent. Where
-    it has kernels of their own as `nngp` and `ntk`, these give what one of them is enough for.
+    An object with `joint = True` gives both with rows n·C + c; otherwise outputs are independent. If it has
+    the kernels as attributes `nngp` and `ntk`, these are used where only one kernel is needed.
     """
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> tuple[Tensor, Tensor]:
-        """K(x, y) of the outputs at the start (NNGP) and Θ(x, y) (NTK)."""
+        """The covariance K(x, y) of the outputs at the start (NNGP) and the tangent kernel Θ(x, y) (NTK)."""
 
 
 class Part(enum.Enum):
@@ -55,11 +55,11 @@ class Limit:
             kernel.check(x)
 
     def at(self, x: Inputs) -> Limit:
-        """The same kernels for inputs of this shape, which settle whether outputs are coupled."""
+        """The same kernels for inputs of this shape, which determines whether outputs are coupled."""
         return Limit(self.pair.at(x)) if isinstance(self.pair, InfiniteWidth) else self
 
     def start(self, x: Inputs) -> Tensor | None:
-        """The mean at the start: none, which is zero."""
+        """The mean at the start: None, which means zero."""
         return None
 
     def both(self, x: Inputs, y: Inputs | None = None) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ class Limit:
         return self.both(x, y)[part.value].double()
 
     def blocks(self, part: Part, x: Inputs) -> Tensor:
-        """One of the kernels of each point with itself: (N, 1, 1), or (N, C, C) if joint."""
+        """One of the kernels between each point and itself: (N, 1, 1), or (N, C, C) if joint."""
         kernel = self._alone(part)
         if kernel is not None:
             return kernel.precise().blocks(x).double()
@@ -90,7 +90,7 @@ class Limit:
         return K.unflatten(1, (-1, C)).unflatten(0, (-1, C)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
 
     def matmul(self, part: Part, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v, without storing k(x, y) where the kernel can."""
+        """k(x, y) @ v, without storing k(x, y) if the kernel can do that."""
         kernel = self._alone(part)
         return self.one(part, x, y) @ v if kernel is None else kernel.precise().matmul(x, y, v)
 
@@ -101,13 +101,13 @@ class Limit:
 
 @dataclass(frozen=True, eq=False)
 class Single:
-    """One finite network, linearized: it starts at f(x; θ*), for certain, and moves along J Jᵀ."""
+    """One finite network, linearized: it starts at f(x; θ*), without variance, and moves along J Jᵀ."""
 
     kernel: TangentKernel
 
     @property
     def joint(self) -> bool:
-        """True: rows run over points and outputs."""
+        """True, since rows run over points and outputs."""
         return True
 
     def check(self, x: Inputs) -> None:
@@ -115,7 +115,7 @@ class Single:
         self.kernel.check(x)
 
     def at(self, x: Inputs) -> Single:
-        """Itself: the outputs of a finite network are always coupled."""
+        """The same value, since the outputs of a finite network are always coupled."""
         return self
 
     def start(self, x: Inputs) -> Tensor:
@@ -135,7 +135,7 @@ class Single:
         return self._only(part).precise().blocks(x)
 
     def matmul(self, part: Part, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """Θ(x, y) @ v by products with J, whatever the number of points."""
+        """Θ(x, y) @ v by products with J, without storing Θ(x, y)."""
         return self._only(part).precise().matmul(x, y, v)
 
     def _only(self, part: Part) -> TangentKernel:
@@ -147,7 +147,7 @@ Source = Limit | Single
 
 
 def source_of(network: Any, prior: dict[str, Any]) -> Source:
-    """The kernels of a module at infinite width, of a linearized network, or of a pair that is given."""
+    """The kernels of a module at infinite width, of a linearized network, or of a given pair."""
     given = {name: value for name, value in prior.items() if value is not None}
     if isinstance(network, nn.Module):
         return _limit(infinite_width(network, **given))
@@ -169,7 +169,7 @@ def source_of(network: Any, prior: dict[str, Any]) -> Source:
 
 def _limit(pair: Any) -> Limit:
     if isinstance(pair, InfiniteWidth):
-        # inputs that are no floating numbers, such as tokens, cannot ask for float64 by their dtype
+        # Inputs such as tokens are integers and cannot ask for float64 by their dtype.
         pair = replace(pair, product_dtype=torch.float64)
     return Limit(pair)
 
@@ -186,7 +186,7 @@ def check_matrix(matrix: Tensor, name: str, size: int) -> Tensor:
 
 
 def count_outputs(source: Source, x: Inputs) -> int | None:
-    """C of a joint kernel, else None: the data then say it."""
+    """The number of outputs C of a joint kernel; None for other kernels, where the data determine it."""
     if not source.joint:
         return None
     return source.blocks(Part.NTK, rows(x, slice(0, 1))).shape[-1]
@@ -205,7 +205,7 @@ def check_like(x: Inputs, train: Inputs) -> None:
 
 
 def begin_at(start: Any, x: Inputs, num_outputs: int) -> Tensor:
-    """start(x) in float64: (N, C); zero where `start` gives nothing."""
+    """start(x) in float64: (N, C); zero if `start` returns None."""
     given, shape = start(x), (num_rows(x), num_outputs)
     if given is None:
         return tensors(x)[0].new_zeros(shape, dtype=torch.float64)
@@ -218,7 +218,7 @@ def begin_at(start: Any, x: Inputs, num_outputs: int) -> Tensor:
 
 
 def result_dtype(x: Inputs, y: Tensor) -> torch.dtype:
-    """The dtype of the inputs, or of y if these are integers."""
+    """The dtype of the inputs, or the dtype of y if the inputs are integers."""
     return next((v.dtype for v in (*tensors(x), y) if v.is_floating_point()), torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""The directions in which a linear training moves, and how fast each decays."""
+"""The directions in which training in function space moves, and how fast each residual decays."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ Times = float | Sequence[float] | Tensor | np.ndarray
 
 
 class NeverLearned(Net2GPWarning):
-    """Training never fits a part of the targets, since the tangent kernel is singular there."""
+    """Training never fits a part of the targets, since the tangent kernel is singular in its directions."""
 
 
 @dataclass(frozen=True)
 class Relative:
-    """A ridge as a part of the mean diagonal of the kernel that it is added to.
+    """A ridge relative to the mean diagonal of the kernel that it is added to.
+
+    Args:
+        part: The ridge divided by the mean diagonal, zero or positive.
+
+    Raises:
+        InputError: If the part is negative.
 
     >>> Relative(1e-3)
     Relative(part=0.001)
@@ -41,24 +47,28 @@ Ridge = float | Relative
 
 @dataclass(frozen=True)
 class Descent:
-    """Gradient descent with small steps, and how the residual of a direction decays under it.
+    """Gradient descent with small steps, and the decay D of the residual in a direction with rate r.
 
     Without momentum, D' = −rD in the time τ = learning_rate·t, so D = exp(−rτ). With momentum,
-    D'' = −γD' − rD in the time s = √learning_rate·t with γ = (1 − momentum)/√learning_rate, from
-    D(0) = 1 and D'(0) = 0: a damped oscillator.
+    D'' = −γD' − rD in the time s = √learning_rate·t with γ = (1 − momentum)/√learning_rate, from D(0) = 1 and
+    D'(0) = 0, which is a damped oscillator.
+
+    Args:
+        learning_rate: The learning rate of gradient descent.
+        momentum: Its momentum, or None.
     """
 
     learning_rate: float
     momentum: float | None = None
 
     def scaled(self, times: Tensor) -> Tensor:
-        """Times of the differential equation, from steps."""
+        """The time of the differential equation, from the number of steps."""
         rate = self.learning_rate
         return times * (rate if self.momentum is None else rate**0.5)
 
     @property
     def damping(self) -> float:
-        """γ."""
+        """The damping γ."""
         assert self.momentum is not None
         return (1.0 - self.momentum) / self.learning_rate**0.5
 
@@ -74,12 +84,13 @@ class Descent:
         half = 0.5 * self.damping
         below = half**2 >= rates
         omega = (half**2 - rates).abs().sqrt()
-        # over-damped: D = e^{−as}(1 + a s φ(2ωs)), φ(z) = (1 − e^{−z})/z, with the slow root a = r/(γ/2 + ω)
+        # Over-damped: D = e^{−as}(1 + a s φ(2ωs)) with φ(z) = (1 − e^{−z})/z and the slow root a = r/(γ/2 +
+        # ω). In this form nothing cancels for small rates, and expm1 keeps the digits of 1 − D.
         slow = rates / (half + omega).clamp(min=1e-300)
         z = 2.0 * omega * s
         phi = torch.where(z > 0, -torch.expm1(-z) / torch.where(z > 0, z, 1.0), 1.0)
         over = -torch.expm1(-slow * s) - torch.exp(-slow * s) * slow * s * phi
-        # under-damped: D = e^{−γs/2}(cos ωs + γ/2·s·sinc ωs)
+        # Under-damped: D = e^{−γs/2}(cos ωs + γ/2·s·sinc ωs), where sinc is finite at ω = 0.
         wave = torch.cos(omega * s) + half * s * torch.sinc(omega * s / torch.pi)
         return torch.where(below, over, 1.0 - torch.exp(-half * s) * wave)
 
@@ -96,9 +107,13 @@ def make_descent(learning_rate: float, momentum: float | None) -> Descent:
 
 @dataclass(frozen=True, eq=False)
 class Modes:
-    """Θ(X, X) + ridge = Q diag(values) Qᵀ, and the size NC that the loss is divided by.
+    """The eigendecomposition Θ(X, X) + ridge = Q diag(values) Qᵀ.
 
-    `values` are zero where they could not be told from zero: such directions are never learned.
+    Args:
+        values: The eigenvalues: (R,). Those within rounding error of zero are zero, and their directions are
+            never learned.
+        Q: The eigenvectors: (R, R).
+        size: The number NC that the loss is divided by.
     """
 
     values: Tensor
@@ -107,11 +122,11 @@ class Modes:
 
     @staticmethod
     def empty(like: Tensor) -> Modes:
-        """No directions."""
+        """A decomposition without directions, which takes the place of the real one until it is known."""
         return Modes(like.new_zeros(0).double(), like.new_zeros(0, 0).double(), 1)
 
     def decays(self, descent: Descent, times: Tensor) -> Tensor:
-        """D: what remains of the residual in each direction, (T, R)."""
+        """D, the share of the residual in each direction that remains: (T, R)."""
         return 1.0 - descent.progress(self.values / self.size, times)
 
     def weights(self, descent: Descent, times: Tensor) -> Tensor:
@@ -124,9 +139,9 @@ class Modes:
 def decompose(kernel: Tensor, ridge: Ridge, dtype: torch.dtype, size: int) -> Modes:
     """The modes of a tangent kernel (R, R), computed in `dtype`, with the ridge on its diagonal.
 
-    Eigenvalues within the rounding errors of the matrix, R·eps of the largest or below the size of a
-    negative one, count as zero: Θ(x, X) has nothing there but rounding either, which dividing by them
-    would blow up.
+    Eigenvalues within the rounding error of the matrix count as zero: below R·eps times the largest one, or
+    below the size of a negative one. In these directions Θ(x, X) consists of rounding errors too, which a
+    division by the eigenvalue would blow up.
     """
     values, Q = torch.linalg.eigh(0.5 * (kernel + kernel.mT))
     lowest, largest = float(values[0]), float(values[-1])
@@ -148,7 +163,7 @@ def decompose(kernel: Tensor, ridge: Ridge, dtype: torch.dtype, size: int) -> Mo
 
 
 def warn_never_learned(modes: Modes, times: Tensor, residual: Tensor) -> None:
-    """Say so if the residual (R, columns) of the modes has a part that no time is long enough for."""
+    """Warn if a part of the residual (R, columns) lies in directions that are never learned."""
     lost = modes.values == 0
     if not bool(lost.any()) or not bool(times.isinf().any()):
         return
@@ -164,7 +179,7 @@ def warn_never_learned(modes: Modes, times: Tensor, residual: Tensor) -> None:
 
 
 def parse_times(t: Any, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
-    """Times as a flat float64 tensor, and the shape that they came in."""
+    """The times as a flat float64 tensor, and their original shape."""
     try:
         times = torch.as_tensor(t, dtype=torch.float64, device=device)
     except (TypeError, ValueError, RuntimeError):

@@ -37,10 +37,10 @@ Loss = Likelihood | Callable[[Tensor, Tensor], Tensor]
 
 RELATIVE_TOLERANCE = 1e-10
 ABSOLUTE_TOLERANCE = 1e-12
-"""What the solver may add to the error of the weights in one step."""
+"""The errors of the weights that the solver may add in one step."""
 
 STIFF_SIZE = 2000
-"""The most weights for which stiff equations are solved implicitly, which takes their number squared."""
+"""The most weights for which stiff equations are solved implicitly; memory grows with their square."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,22 @@ class LossFlow:
     """Functions in training by gradient flow on a loss L: df/dτ = −Θ(·, X) ∇L(f(X)), τ = learning_rate·t.
 
     With features Φ = Q√λ of the training points, Θ(X, X) = ΦΦᵀ, a function is f₀ + Φw at X and
-    f₀(x) + Θ(x, X) Q w/√λ elsewhere, and its weights follow dw/dτ = −Φᵀ∇L from w = 0. This is solved
-    in float64 to a relative tolerance of 1e-10 a step; results have the dtype of the inputs.
+    f₀(x) + Θ(x, X) Q w/√λ at other points, and its weights follow dw/dτ = −Φᵀ∇L from w = 0. The equation is
+    solved in float64 to a relative tolerance of 1e-10 per step; results have the dtype of the inputs. With
+    momentum it is w'' = −(1 − momentum)/√learning_rate · w' − Φᵀ∇L in the time √learning_rate·t.
 
-    The sign is that of a loss, such as −log p(y | f), which descends. Each start has a path of its own:
-    unlike for the squared loss (`Flow`), the path of the mean is not the mean of the paths.
+    L is a loss, such as −log p(y | f), so that training decreases it. Each start has its own path: unlike for
+    the squared loss (`Flow`), the path of the mean is not the mean of the paths.
 
-    With momentum, w'' = −(1 − momentum)/√learning_rate · w' − Φᵀ∇L in the time √learning_rate·t.
+    Args:
+        source: The tangent kernel, and the function at the start.
+        x: The training points X.
+        y: Their targets.
+        loss: A likelihood, or a function of outputs (N, C) and targets.
+        descent: The learning rate and the momentum.
+        num_outputs: The number of outputs C.
+        dtype: The dtype of the results.
+        modes: The eigendecomposition of Θ(X, X).
     """
 
     source: Source = field(repr=False)
@@ -68,12 +77,24 @@ class LossFlow:
 
     @torch.no_grad()
     def path(self, t: Times, x: Inputs | None = None, *, start: Mean | None = None) -> Tensor:
-        """The function that starts as `start` at each time t: (…, M, C); x left out is the training points.
+        """Return the function that begins as `start`, at each time t.
 
-        `start` maps inputs to (N, C); left out it is zero, or the network itself if one was linearized.
-        Times may come in any order, but must be finite: most losses but the squared one have no minimum.
-        Cost: O(R²) for each evaluation of ∇L, of which there are some dozens for each unit of
-        λ_max·τ/(NC), then one product with Θ(x, X) for all times.
+        Cost: O(R²) per evaluation of ∇L, with some dozens of evaluations per unit of λ_max·τ/(NC), then one
+        product with Θ(x, X) for all times.
+
+        Args:
+            t: A time, or an array of times in any order. They must be finite, since most losses other than
+                the squared one have no minimum.
+            x: M points. None takes the training points.
+            start: The function at t = 0, from N points to (N, C). None is zero, or the network itself if one
+                was linearized.
+
+        Returns:
+            The values of the function: (…, M, C).
+
+        Raises:
+            InputError: If a time is infinite or negative.
+            Net2GPError: If the solver cannot follow the training to this time.
         """
         times, shape = parse_times(t, self.y.device)
         if bool(times.isinf().any()):
@@ -101,7 +122,14 @@ class LossFlow:
         return result.reshape(*shape, points, self.num_outputs).to(self.dtype)
 
     def value(self, f: Tensor) -> Tensor:
-        """L(f) for outputs (N, C) at the training points: −(1/NC) Σ log p(y | f) for a likelihood."""
+        """Return the loss L(f), which is −(1/NC) Σ log p(y | f) for a likelihood.
+
+        Args:
+            f: Outputs at the training points: (N, C).
+
+        Returns:
+            The loss, a scalar.
+        """
         y = self.y.to(f.dtype) if self.y.is_floating_point() else self.y
         if isinstance(self.loss, Likelihood):
             return -self.loss.log_prob(f, y).sum() / f.numel()
@@ -122,7 +150,7 @@ class LossFlow:
             w = torch.from_numpy(weights).to(device).reshape(shape)
             gradient = gradient_at(begin + (Phi @ w).reshape(begin.shape))
             pulled = -(Phi.mT @ gradient.reshape(shape)).reshape(-1).cpu().numpy()
-            if not np.isfinite(pulled).all():  # the solver would never come to an end
+            if not np.isfinite(pulled).all():  # the solver would never end
                 raise InputError(
                     "the gradient of the loss is NaN or infinite on the way. Check the loss at the start, "
                     "and that it is smooth: flow.value(flow.path(0.0))."
@@ -139,7 +167,8 @@ class LossFlow:
         ends, index = torch.unique(self.descent.scaled(times), return_inverse=True)
         state = np.zeros(count * (2 if momentum else 1))
         with progress("gradient flow") as advance:
-            # fast directions that have died out make long times stiff; with momentum they oscillate
+            # Fast directions that have died out make the equation stiff at long times, which LSODA detects.
+            # With momentum they oscillate instead, and an explicit method is better.
             method = "DOP853" if momentum or count > STIFF_SIZE else "LSODA"
             states = _solve(slope, state, ends.cpu().numpy(), method)
         return torch.from_numpy(states[:, :count]).to(device).reshape(-1, *shape)[index]
@@ -205,12 +234,26 @@ def loss_flow(
 ) -> LossFlow:
     """Train a network by gradient flow on any loss, in function space.
 
-    `loss` is a likelihood, whose −log p(y | f) is averaged over the N·C outputs (so `Gaussian(1.0)` is
-    the squared loss of `gradient_flow`), or a function loss(f, y) of outputs (N, C) to a scalar, in which
-    case nothing is divided: `torch.nn.functional.cross_entropy` is the mean over points. `network`,
-    `weight_var`, `bias_var`, `learning_rate` and `momentum` are as in `gradient_flow`.
-
     Cost: one eigendecomposition, O(N³), or O((NC)³) for linearized networks; see `LossFlow.path`.
+
+    Args:
+        network: A module at infinite width, a pair of kernels, or `linearize(network)`, as in
+            `gradient_flow`.
+        data: (x, y), or a DataLoader.
+        loss: A likelihood, whose −log p(y | f) is averaged over the N·C outputs, so that `Gaussian(1.0)` is
+            the squared loss of `gradient_flow`; or a function loss(f, y) of outputs (N, C) to a scalar, which
+            is not divided: `torch.nn.functional.cross_entropy` is the mean over points.
+        weight_var: The prior variance of the weights, as in `infinite_width`. Only for modules.
+        bias_var: The prior variance of the biases, as in `infinite_width`. Only for modules.
+        learning_rate: The learning rate of gradient descent, whose steps are the unit of time.
+        momentum: The momentum of gradient descent, or None.
+
+    Returns:
+        The flow: the path of any function in training.
+
+    Raises:
+        InputError: If the loss is neither a likelihood nor a function, or if the targets do not suit it.
+        TooLarge: If the kernels do not fit into memory.
 
     >>> from net2gp.likelihoods import Categorical
     >>> from net2gp.linear import linearize
@@ -248,7 +291,7 @@ def loss_flow(
 
 
 def _outputs_of(loss: Loss, y: Tensor) -> int:
-    """C for kernels of independent outputs."""
+    """The number of outputs C for kernels of independent outputs."""
     if isinstance(loss, Likelihood):
         return num_outputs(loss, y)
     if y.dim() > 1:

@@ -14,7 +14,7 @@ from net2gp.errors import InputError, check_positive
 from net2gp.inputs import gather
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
 from net2gp.methods.training.natural_gradient import NewtonState, newton_step
-from net2gp.methods.training.vogn import check_count, check_decays, check_known
+from net2gp.methods.training.vogn import check_count, check_decays, check_known, lists
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.covariances import DiagonalCovariance
@@ -22,10 +22,10 @@ from net2gp.types import Data, Likelihood
 
 
 class Options(TypedDict, total=False):
-    """What has a sensible default: see `IVON`."""
+    """The options that are seldom changed: see `IVON`."""
 
     num_samples: int
-    initial_var: float
+    initial_var: float | None
     clip_radius: float
     seed: int
 
@@ -35,23 +35,21 @@ class IVON(Optimizer):
     """The improved variational online Newton method: a diagonal Gaussian from ordinary mini-batch gradients.
 
     q(θ) = N(μ, σ²) with σ² = 1/(N(h + δ)), where h estimates the diagonal Hessian of the mean loss and
-    δ = 1/(N·prior_var) is the prior's share of a point, N = `num_data`. A step draws θ = μ + σε, lets the
-    loss be differentiated there, ĝ = ∇ℓ̄(θ), and estimates the Hessian by ĥ = ĝ (θ − μ)/σ², which needs no
-    second derivative; `natural_gradient.newton_step` has the updates. The loss is a mean over the batch of
-    negative log-likelihoods; batch norm, dropout and augmentation may take part as in any training.
+    δ = 1/(N·prior_var) is the precision of the prior per data point, N = `num_data`. A step draws θ = μ + σε,
+    takes the gradient of the loss there, ĝ = ∇ℓ̄(θ), and estimates the Hessian by ĥ = ĝ (θ − μ)/σ², without a
+    second derivative; `natural_gradient.newton_step` has the updates. The loss is the mean over the batch of
+    negative log-likelihoods. Batch norm, dropout and augmentation may be used as in any training.
 
-    Pass a closure as to `torch.optim.LBFGS`, or draw the weights yourself:
+    Pass a closure as for `torch.optim.LBFGS`, or draw the weights yourself:
 
         with optimizer.sampled_weights():
             loss = cross_entropy(network(x), y)
             loss.backward()
         optimizer.step()
 
-    The mean lives in the network's parameters outside of that block. Options: `num_samples` draws for a step
-    with a closure; `initial_var`, the first variance (1/num_data, or half the prior's if that is less);
-    `clip_radius`, the most that a coordinate moves before η; `seed` of the draws.
+    Outside that block, the network's parameters hold the mean.
 
-    Cost of a step: a forward and a backward pass for each draw, and three numbers a parameter.
+    Cost of a step: one forward and one backward pass per draw, and three numbers per parameter.
 
     Reference: Shen et al., Variational learning is effective for large deep networks, ICML 2024.
 
@@ -70,6 +68,7 @@ class IVON(Optimizer):
     torch.Size([20, 1])
     """
 
+    @lists(num_samples=1, initial_var=None, clip_radius=float("inf"), seed=0)
     def __init__(
         self,
         network: nn.Module,
@@ -80,6 +79,23 @@ class IVON(Optimizer):
         decays: tuple[float, float] = (0.9, 0.9999),
         **options: Unpack[Options],
     ) -> None:
+        """Start from the network's present parameters.
+
+        Args:
+            network: The network to train; the parameters that require a gradient are trained.
+            num_data: The number of training points N.
+            prior_var: The prior variance, a number or a dict by name pattern.
+            learning_rate: The step size η of the mean.
+            decays: The decay β₁ of the average of gradients, and the decay β₂ of the Hessian.
+            num_samples: The number of weights that are drawn per step with a closure.
+            initial_var: The first variance of q, below the prior's. None is 1/num_data, or half the prior
+                variance if that is smaller.
+            clip_radius: The largest change of a parameter in one step, before it is multiplied by η.
+            seed: The seed of the draws.
+
+        Raises:
+            InputError: If an option is out of range, or if no parameter requires a gradient.
+        """
         named = {n: value for n, value in network.named_parameters() if value.requires_grad}
         if not named:
             raise InputError(
@@ -127,7 +143,14 @@ class IVON(Optimizer):
         return self.param_groups[0]["params"]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a second group: the posterior is over the parameters that were given at first."""
+        """Refuse a second group, since the posterior is over the parameters that were given at first.
+
+        Args:
+            param_group: The group, as torch.optim defines it.
+
+        Raises:
+            InputError: If there is a group already.
+        """
         if self.param_groups:
             raise InputError(
                 "IVON has one group of parameters, those of the network it was made with. Choose them with "
@@ -137,9 +160,10 @@ class IVON(Optimizer):
 
     @contextlib.contextmanager
     def sampled_weights(self) -> Iterator[None]:
-        """Within it the network has weights drawn from q, and without gradients at first.
+        """Give the network weights drawn from q inside a `with` block, with gradients cleared at its start.
 
-        Gradients that are there at the end are kept for `step`; without any, as for a prediction, nothing is.
+        Gradients that exist at the end of the block are kept for `step`. If there are none, as after a
+        prediction, nothing is kept.
         """
         means = [param.detach().clone() for param in self._params]
         deviations = [self._deviation(param) for param in self._params]
@@ -171,7 +195,18 @@ class IVON(Optimizer):
         return 1 / (self.num_data * (state["hessian"] + state["decay"]))
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
-        """Learn from the gradients of the draws since the last step, or from a closure; its mean loss."""
+        """Learn from the gradients at the draws since the last step, or from a closure.
+
+        Args:
+            closure: A function that clears the gradients, computes the loss, calls `backward()` and returns
+                the loss. None uses the gradients from `sampled_weights()`.
+
+        Returns:
+            The mean loss over the draws, or None without a closure.
+
+        Raises:
+            InputError: If there is no gradient to learn from.
+        """
         losses = []
         if closure is not None:
             self._collected.clear()
@@ -218,20 +253,35 @@ class IVON(Optimizer):
     def posterior(
         self, data: Data, likelihood: Likelihood, *, output: Output | None = None
     ) -> Posterior:
-        """q(θ) as a posterior over functions, f(x; μ) + J(x)(θ − μ); the network must be in eval mode.
+        """Return q(θ) as a posterior over functions, f(x; μ) + J(x)(θ − μ).
 
-        It has no evidence: the loss need not be a likelihood.
+        Put a network with dropout or batch norm into eval mode first.
+
+        Args:
+            data: The training data, (x, y) or a DataLoader.
+            likelihood: How targets depend on the outputs.
+            output: Picks the outputs out of what the network returns, as in `linearize`.
+
+        Returns:
+            A posterior without an evidence, since the loss need not be a likelihood.
         """
         linearized: Linearized = linearize(self.network, only=self.names, output=output)
         covariance = DiagonalCovariance(self.variance)
         return around_network(linearized, covariance, self.prior_var, likelihood, gather(data))
 
     def state_dict(self) -> dict[str, Any]:
-        """Hessians, averages and the state of the draws; the mean is the network's own state_dict()."""
+        """Return Hessians, averages and the state of the draws; the mean is in `network.state_dict()`."""
         return {**super().state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken, if the network's own was loaded too."""
+        """Continue exactly where a state was taken; load the network's own state as well.
+
+        Args:
+            state_dict: What `state_dict()` returned.
+
+        Raises:
+            InputError: If the state is not of such an optimizer.
+        """
         if "generator" not in state_dict:
             raise InputError(
                 "the state has no 'generator': it is not that of an IVON. "

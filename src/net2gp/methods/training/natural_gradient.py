@@ -1,7 +1,8 @@
 """Natural-gradient variational inference with a diagonal Gaussian: the steps, as pure functions.
 
-Values in, values out, elementwise in tensors of any one shape; states are tuples of tensors, so that
-`torch.func.vmap` runs many at once. Behind the steps, the Gaussian process that each of them stands for.
+The steps act elementwise on tensors of one shape, and states are tuples of tensors, so that
+`torch.func.vmap` can run many at once. The second half of the file has the evidence of the Gaussian process
+that each step corresponds to.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from net2gp.types import Params
 
 
 class Prior(NamedTuple):
-    """θ ~ N(mean, 1/precision), independent entries."""
+    """The prior θ ~ N(mean, 1/precision), with independent entries."""
 
     mean: Tensor
     precision: Tensor
 
 
 class NaturalState(NamedTuple):
-    """q(θ) = N(mean, 1/precision), and the running average of gradients."""
+    """The Gaussian q(θ) = N(mean, 1/precision), and the running average of gradients."""
 
     mean: Tensor
     precision: Tensor
@@ -57,15 +58,15 @@ def natural_step(
 ) -> NaturalState:
     """One step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ).
 
-    With `gradient` g an estimate of E_q ∇(−log p(y | θ)) and `curvature` h one of the diagonal of
-    E_q ∇²(−log p(y | θ)), both sums over all N points,
+    Let `gradient` g estimate E_q ∇(−log p(y | θ)), and `curvature` h estimate the diagonal of
+    E_q ∇²(−log p(y | θ)), both as sums over all N points. Then
 
         s ← β₂ s + (1 − β₂)(h + δ),   m ← β₁ m + (1 − β₁) g,   μ ← μ − η (m + δ(μ − μ₀)) / s.
 
     A step with η = 1 − β₂ and β₁ = 0 is the natural gradient itself: q ← q^β₂ (p₀ e^{−ℓ})^{1−β₂} with the
-    loss ℓ replaced by its second-order expansion. At rest s = E h + δ and E g + δ(μ − μ₀) = 0, the mean-field
-    optimum if h is the Hessian. The average m starts at zero and is not scaled up: the first steps are
-    short, and the point of rest is the same.
+    loss ℓ replaced by its second-order expansion. At a fixed point s = E h + δ and E g + δ(μ − μ₀) = 0, which
+    is the mean-field optimum if h is the Hessian. The average m starts at zero without a correction, so the
+    first steps are short; the fixed point is the same.
 
     Reference: Khan et al., Fast and scalable Bayesian deep learning by weight-perturbation in Adam,
     ICML 2018; Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
@@ -86,7 +87,7 @@ def natural_step(
 
 
 class NewtonState(NamedTuple):
-    """q(θ) = N(mean, 1/(λ(hessian + δ))), the running average of gradients, and the number of steps."""
+    """The Gaussian q(θ) = N(mean, 1/(λ(hessian + δ))), the average of gradients, and the number of steps."""
 
     mean: Tensor
     hessian: Tensor
@@ -106,15 +107,15 @@ def newton_step(
 ) -> NewtonState:
     """One step of IVON, the improved variational online Newton method.
 
-    With `gradient` ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q, `hessian` ĥ = ĝ (θ − μ)/σ², whose mean
-    over draws is that of ∇²ℓ̄ (Stein's identity), and `decay` δ,
+    Let `gradient` be ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q, `hessian` ĥ = ĝ (θ − μ)/σ², which has
+    the same mean over draws as ∇²ℓ̄ (Stein's identity), and `decay` δ. Then
 
         g ← β₁ g + (1 − β₁) ĝ,
         h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)² / (h + δ),
-        μ ← μ − η (g/(1 − β₁ᵗ) + δ μ) / (h + δ), the change before η held to ±clip.
+        μ ← μ − η (g/(1 − β₁ᵗ) + δ μ) / (h + δ), where the change before η is clipped to ±clip.
 
-    ĥ may be negative; the last term of h, from moving along geodesics of the positive numbers, keeps h + δ
-    positive: it is ½(h + δ)(1 + (1 − x)²) for x = (1 − β₂)(h − ĥ)/(h + δ).
+    ĥ may be negative. The last term of h comes from moving along geodesics of the positive numbers, and keeps
+    h + δ positive: it becomes ½(h + δ)(1 + (1 − x)²) for x = (1 − β₂)(h − ĥ)/(h + δ).
 
     Reference: Shen et al., Variational learning is effective for large deep networks, ICML 2024; Lin et al.,
     Handling the positive-definite constraint in the Bayesian learning rule, ICML 2020.
@@ -131,7 +132,7 @@ def newton_step(
 
 
 def divergence(mean: Tensor, precision: Tensor, prior: Prior) -> Tensor:
-    """KL(N(μ, 1/s) ‖ N(μ₀, 1/δ)) = ½ Σ [δ/s − 1 − log(δ/s) + δ(μ − μ₀)²], a number.
+    """The divergence KL(N(μ, 1/s) ‖ N(μ₀, 1/δ)) = ½ Σ [δ/s − 1 − log(δ/s) + δ(μ − μ₀)²], a number.
 
     >>> divergence(torch.zeros(2), torch.ones(2), Prior(torch.zeros(2), torch.ones(2)))
     tensor(0.)
@@ -142,14 +143,19 @@ def divergence(mean: Tensor, precision: Tensor, prior: Prior) -> Tensor:
 
 
 def converged_evidence(posterior: Posterior, *, weights: Params | None = None) -> Tensor:
-    """log N(ỹ | 0, J diag(prior_var) Jᵀ + Λ⁻¹): the evidence of the linear model at a converged posterior.
+    """Return log N(ỹ | 0, J diag(prior_var) Jᵀ + Λ⁻¹), the evidence of the linear model after training.
 
     With J the Jacobian and Λ the likelihood's curvature at the mean μ of q, and r = ∇_f log p(y | f), the
-    transformed data are ỹ = Jμ + Λ⁻¹r. The variances of q take no part. Float64; cost O((N·C)³).
+    transformed data are ỹ = Jμ + Λ⁻¹r. The variances of q play no role. For softmax Λ is singular, and the
+    density is restricted to the directions of ỹ in its range. Computed in float64; cost O((N·C)³).
 
-    `weights` takes J, Λ and r at these parameters in place of μ, for instance at a draw from q, where the
-    steps of variational inference take theirs. Softmax's Λ is singular: there the density is that of the
-    directions of ỹ that Λ sees.
+    Args:
+        posterior: A posterior from `VOGN`, `VOGGN`, `OGGN`, `IVON` or `laplace`, with its data.
+        weights: Parameters by name at which J, Λ and r are taken in place of μ, for instance a draw from q,
+            where the steps of variational inference take them. None is μ.
+
+    Returns:
+        The evidence, a float64 scalar.
 
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
@@ -165,13 +171,24 @@ def iteration_evidence(
     prior_mean: Params | None = None,
     weights: Params | None = None,
 ) -> Tensor:
-    """log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate): the evidence of one step of inference from q = N(μ, 1/s).
+    """Return log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate), the evidence of one step of inference from q = N(μ, 1/s).
 
     A step of natural-gradient inference, q ← q^{1−β} (p₀ p(y | θ))^β with β = `rate`, is Bayesian inference
-    in a linear model: its prior N(m, S) is the normalized q^{1−β} p₀^β, S = 1/((1−β)s + βδ) and
-    m = S((1−β)s μ + βδ μ₀), and its noise Λ⁻¹/β, since the likelihood counts to the power β. `posterior`
-    comes from `VOGN` or the like, at any step; at rate 1 it is `converged_evidence`. Float64, O((N·C)³).
-    `weights` is as there.
+    in a linear model. Its prior N(m, S) is the normalized q^{1−β} p₀^β, S = 1/((1−β)s + βδ) and
+    m = S((1−β)s μ + βδ μ₀), and its noise is Λ⁻¹/β, since the likelihood is raised to the power β. At rate 1
+    the result is `converged_evidence`. Computed in float64; cost O((N·C)³).
+
+    Args:
+        posterior: A posterior from `VOGN`, `VOGGN`, `OGGN` or `IVON`, taken at any step.
+        rate: The step size β of the precision, 1 − β₂, above 0 and at most 1.
+        prior_mean: The prior mean μ₀ by parameter name. None is zero.
+        weights: Parameters at which J, Λ and r are taken, as in `converged_evidence`.
+
+    Returns:
+        The evidence, a float64 scalar.
+
+    Raises:
+        InputError: If the rate is out of range, or if the covariance of the posterior is not diagonal.
 
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
@@ -198,7 +215,8 @@ def _transformed_density(
 ) -> Tensor:
     """log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate) for the prior N(m, S) of the parameters.
 
-    With Λ·rate = R Rᵀ, whitened: Rᵀ(ỹ − Jm) ~ N(0, I + RᵀJSJᵀR), and log|R| for the change of variables.
+    With Λ·rate = R Rᵀ the whitened data are Rᵀ(ỹ − Jm) ~ N(0, I + RᵀJSJᵀR), and log|R| accounts for the
+    change of variables.
     """
     linearized = posterior.linearized.to(dtype=torch.float64)
     if weights is not None:
@@ -223,7 +241,7 @@ def _transformed_density(
         inverse = torch.where(seen, root.reciprocal(), 0.0)
         R = vectors * root[:, None, :]
         shift = linearized.unflatten(linearized.flatten(linearized.params) - prior.mean)
-        # Rᵀ Λ⁻¹ r is R⁺ r times the rate, by which R was widened
+        # Rᵀ Λ⁻¹ r is R⁺ r times the rate, since R is a root of rate·Λ.
         gap = R.mT @ linearized.jvp(x, shift)[..., None]
         gap = gap + rate * inverse[..., None] * (vectors.mT @ residual[..., None])
         kernel = linearized.kernel(linearized.unflatten(prior.precision.reciprocal()))

@@ -1,7 +1,7 @@
 """Sums over a batch of per-example gradients and of their squares, without a gradient per example.
 
-The squared gradient of a weight that is used at one place is (g aᵀ)² = g² (a²)ᵀ, so that its sum over a
-batch is one matrix product. Parameters that no layer rule covers take the way that is right for any network.
+The squared gradient of a weight that is used at one place is (g aᵀ)² = g² (a²)ᵀ, so its sum over a batch is
+one matrix product. For parameters without a layer rule, gradients are computed for each example.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from net2gp.types import Inputs, Likelihood
 
 @dataclass(frozen=True, eq=False)
 class BatchSums:
-    """What a batch of B points says about θ, flat in the order of `Linearized.flatten`.
+    """Sums over a batch of points, flat in the order of `Linearized.flatten`.
 
-    `log_prob` is Σ_n log p(y_n | f_n), a number; `gradient` Σ_n ∇_θ log p(y_n | f_n), (P,); `curvature`
-    the diagonal of Σ_n J_nᵀ Λ_n J_n, (P,), which for the empirical Fisher is Σ_n (∇_θ log p(y_n | f_n))².
+    Args:
+        log_prob: Σ_n log p(y_n | f_n), a number.
+        gradient: Σ_n ∇_θ log p(y_n | f_n): (P,).
+        curvature: The diagonal of Σ_n J_nᵀ Λ_n J_n, (P,); for the empirical Fisher matrix it is
+            Σ_n (∇_θ log p(y_n | f_n))².
     """
 
     log_prob: Tensor
@@ -40,8 +43,9 @@ def batch_sums(
 ) -> BatchSums:
     """The sums at the parameters of `linearized`, from one forward pass.
 
-    Cost: one backward pass for the empirical Fisher, 1 + C for the GGN, both without weights' gradients,
-    and two matrix products a weight. `layout` comes from `plan(linearized, x)`, once for all batches.
+    Cost: one backward pass for the empirical Fisher matrix or 1 + C for the exact one, both without gradients
+    of weights, and two matrix products per weight. `layout` comes from `plan(linearized, x)`, once for all
+    batches.
 
     >>> from net2gp.likelihoods import Gaussian
     >>> from net2gp.linear.jacobians.capture import plan
@@ -79,21 +83,21 @@ def batch_sums(
 
 
 def _first(factor: Factor) -> Factor:
-    """The first of the combinations of outputs that were differentiated."""
+    """The factor for the first combination of outputs that was differentiated: the log-likelihood."""
     if isinstance(factor, Direct):
         return Direct(factor.J[:, :1])
     return replace(factor, g=factor.g[:, :1])
 
 
 def _behind(factor: Factor) -> Factor:
-    """All but the first."""
+    """The factor for all other combinations: the columns of the root of Λ."""
     if isinstance(factor, Direct):
         return Direct(factor.J[:, 1:])
     return replace(factor, g=factor.g[:, 1:])
 
 
 def _total(factor: Factor) -> Tensor:
-    """Σ of the gradients over points, for one output: (p,)."""
+    """The sum of the gradients over points, for one output: (p,)."""
     if isinstance(factor, Direct):
         return factor.J.sum((0, 1))
     if isinstance(factor, Lookup):
@@ -104,7 +108,7 @@ def _total(factor: Factor) -> Tensor:
 
 
 def sum_of_squares(factor: Factor) -> Tensor:
-    """Σ over points and outputs of the squared gradients: (p,)."""
+    """The sum over points and outputs of the squared gradients: (p,)."""
     if isinstance(factor, Direct):
         return factor.J.square().sum((0, 1))
     if isinstance(factor, Lookup):
@@ -118,7 +122,11 @@ def sum_of_squares(factor: Factor) -> Tensor:
 
 
 def _lookup_squares(factor: Lookup) -> Tensor:
-    """A point's gradient of a row sums over the places of its token: only rows that occur are formed."""
+    """`sum_of_squares` of an embedding, forming only the rows that occur.
+
+    The gradient of a point in a row is the sum over all places of that token, which must be added up before
+    squaring.
+    """
     B, C, T, O = factor.g.shape
     known = (factor.ids >= 0)[:, None].expand(B, C, T)
     owner = torch.arange(B * C, device=factor.ids.device).reshape(B, C, 1)

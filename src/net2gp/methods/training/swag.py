@@ -18,7 +18,15 @@ from net2gp.types import Data, Likelihood, Params
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """n weights: names and shapes, mean and summed squared deviations (P,) in float64, and the last ones."""
+    """A summary of n collected weight vectors.
+
+    Args:
+        shapes: The shapes of the parameters by name, in the order of the flat vectors.
+        count: n.
+        mean: Their mean: (P,), float64.
+        squares: The sums of squared deviations from it: (P,), float64.
+        recent: The last weight vectors.
+    """
 
     shapes: dict[str, torch.Size]
     count: int
@@ -27,7 +35,10 @@ class Path:
     recent: tuple[Tensor, ...]
 
     def then(self, weights: Tensor, rank: int) -> Path:
-        """With one more, by Welford's update: sums of squares would cancel, since weights move little."""
+        """The path with one more weight vector, by Welford's update.
+
+        Weights move little compared with their size, so a difference of sums of squares would cancel.
+        """
         count = self.count + 1
         step = weights.double() - self.mean
         mean = self.mean + step / count
@@ -40,17 +51,23 @@ class Path:
 class Swag:
     """The mean and the spread of a network's weights over some moments of its training.
 
-    Late in a training with a constant, rather large learning rate, the weights wander about a region of low
-    loss. Its Gaussian, from n collected weights θ_i with mean θ̄ and variances v, is N(θ̄, Σ) with
+    Late in a training with a constant, rather large learning rate, the weights wander through a region of low
+    loss. From n collected weights θ_i with mean θ̄ and variances v, its Gaussian is N(θ̄, Σ) with
 
         Σ = ½ diag(v) + ½ D Dᵀ,
 
-    where D has the last `rank` deviations θ_i − θ̄ as columns, scaled so that D Dᵀ is an unbiased covariance
-    for independent weights; `rank=0` is the diagonal alone, Σ = diag(v). Deviations are taken from the mean
-    of all weights, at the end; the paper takes each from the mean so far. Averages are kept in float64.
+    where the columns of D are the last `rank` deviations θ_i − θ̄, scaled so that D Dᵀ is an unbiased
+    covariance for independent weights. Deviations are from the mean of all weights, at the end; the paper
+    takes each from the mean up to that moment. Averages are in float64. A `Swag` is a value: `collect`
+    returns the next one. Cost: (rank + 2)·P numbers.
 
-    A value: `collect` returns the next one. `only` chooses parameters by name patterns, as in `linearize`.
-    Cost: (rank + 2)·P numbers.
+    Args:
+        rank: The number of recent weights that D is made of. With 0, Σ = diag(v).
+        only: The parameters to collect, by name patterns as in `linearize`. None collects all.
+        path: The weights that were collected so far; None at the start.
+
+    Raises:
+        InputError: If the rank is not a whole number from 0 on.
 
     Reference: Maddox et al., A simple baseline for Bayesian uncertainty in deep learning, NeurIPS 2019.
 
@@ -73,7 +90,17 @@ class Swag:
             )
 
     def collect(self, network: nn.Module) -> Swag:
-        """With the weights of `network` as they are now; typically after each epoch."""
+        """Return the value that includes the present weights of `network`; call it after each epoch.
+
+        Args:
+            network: The network in training.
+
+        Returns:
+            A new value; this one does not change.
+
+        Raises:
+            InputError: If the parameters have other names or shapes than the collected ones.
+        """
         named = {name: value.detach() for name, value in network.named_parameters()}
         shapes = {name: named[name].shape for name in choose(list(named), self.only)}
         weights = torch.cat([named[name].reshape(-1) for name in shapes])
@@ -90,12 +117,12 @@ class Swag:
 
     @property
     def count(self) -> int:
-        """How many weights were collected."""
+        """The number of collected weights."""
         return 0 if self.path is None else self.path.count
 
     @property
     def mean(self) -> Params:
-        """θ̄ by name, in float64: for network.load_state_dict(swag.mean, strict=False)."""
+        """The mean θ̄ by name, in float64, for `network.load_state_dict(swag.mean, strict=False)`."""
         path = self._enough(1)
         pieces = path.mean.split([shape.numel() for shape in path.shapes.values()])
         return {n: v.reshape(s) for (n, s), v in zip(path.shapes.items(), pieces, strict=True)}
@@ -109,13 +136,17 @@ class Swag:
         return self.path
 
     def covariance(self) -> DiagonalCovariance | LowRankPlusDiagonal:
-        """Σ in the order of the collected parameters, in float64. Needs two collected weights."""
+        """Return Σ in the order of the collected parameters, in float64; this needs two collected weights.
+
+        Returns:
+            The covariance of the parameters.
+        """
         path = self._enough(2)
         variance = path.squares / (path.count - 1)
         if not path.recent:
             return DiagonalCovariance(variance)
         D = torch.stack([weights.double() - path.mean for weights in path.recent], 1)
-        # a mean over all n weights leaves (n − 1)/n of the variance to each deviation from it
+        # A deviation from the mean of all n weights has (n − 1)/n of the variance of a weight.
         freedom = len(path.recent) * (path.count - 1) / path.count
         return LowRankPlusDiagonal(variance / 2, D / (2 * freedom) ** 0.5)
 
@@ -128,11 +159,24 @@ class Swag:
         output: Output | None = None,
         prior_var: PriorVar = 1.0,
     ) -> Posterior:
-        """N(θ̄, Σ) seen through `network`, linearized at θ̄; it has no evidence.
+        """Return the posterior N(θ̄, Σ) of the network, linearized at θ̄.
 
-        `network` gives the architecture and the buffers, and is in eval mode. With batch norm, load the mean
-        and estimate the statistics again first: `network.load_state_dict(swag.mean, strict=False)`, then
-        `torch.optim.swa_utils.update_bn(loader, network)`. `prior_var` is for the posterior's `dual()` alone.
+        With batch norm, load the mean and estimate the statistics again first:
+        `network.load_state_dict(swag.mean, strict=False)`, then
+        `torch.optim.swa_utils.update_bn(loader, network)`.
+
+        Args:
+            network: Gives the architecture and the buffers.
+            data: The training data, (x, y) or a DataLoader.
+            likelihood: How targets depend on the outputs.
+            output: Picks the outputs out of what the network returns, as in `linearize`.
+            prior_var: The prior variance for `dual()` and `novelty`; the covariance does not depend on it.
+
+        Returns:
+            A posterior without an evidence.
+
+        Raises:
+            InputError: If fewer than two weights were collected.
         """
         covariance = self.covariance()
         example = next(network.parameters())

@@ -1,4 +1,4 @@
-"""Train many small networks at once to their most probable parameters, as a sweep needs them."""
+"""Train many small networks at once to their most probable parameters, for example for a sweep."""
 
 from __future__ import annotations
 
@@ -27,11 +27,21 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """AdamSettings, with a learning rate that is multiplied by `factor` wherever the objective stands still.
+    """Settings of Adam, with a learning rate that falls when the objective stops falling.
 
-    It stands still if for more than `patience` steps it was not below its best by `threshold` of that
-    best's size. That is torch.optim.lr_scheduler.ReduceLROnPlateau where the objective is positive; below
-    zero that one takes standing still for progress. A factor of 1 keeps the learning rate.
+    The schedule matches torch.optim.lr_scheduler.ReduceLROnPlateau for positive objectives; for negative ones
+    that scheduler mistakes a plateau for progress.
+
+    Args:
+        learning_rate: The first learning rate.
+        num_steps: The number of steps.
+        factor: Multiplies the learning rate at a plateau; 1 keeps it constant.
+        patience: The number of steps without progress after which the objective is on a plateau.
+        threshold: The progress that counts, as a share of the size of the best objective so far.
+        decays: The decays of the averages of gradients and of their squares.
+
+    Raises:
+        InputError: If a setting is out of range.
 
     Reference: Kingma & Ba, Adam: a method for stochastic optimization, ICLR 2015.
     """
@@ -56,10 +66,13 @@ class AdamSettings:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """S trained networks of one architecture: `params` have a leading axis S.
+    """S trained networks of one architecture. Indexing gives one of them as a new module in eval mode.
 
-    Indexing gives one of them as a new module in eval mode, each time. `objective` (S,) is what was
-    minimized, at the end, and `gradient` (S,) the norm of its gradient there: how near a stationary point is.
+    Args:
+        network: A network of the architecture.
+        params: The trained parameters by name, with a leading axis S.
+        objective: The value of the objective at the end: (S,).
+        gradient: The norm of its gradient there, which is zero at a stationary point: (S,).
     """
 
     network: nn.Module = field(repr=False)
@@ -101,20 +114,33 @@ def train_many(
 ) -> Trained:
     """Train S small networks of one architecture at once to their most probable parameters.
 
-    Each one minimizes −Σ_n log p(y_n | f(x_n; θ)) + ‖θ‖² / (2 prior_var) + offset over all of its data
-    in every step, from where it stands: a network, a data set, a likelihood, a prior variance and an
-    offset for each, or one for all. What one network sees never depends on the others, nothing is
-    random, and the dtype is kept: the results are those of S single trainings. All parameters are
-    trained, whatever their `requires_grad`; buffers, such as the statistics of batch norm, stay, and must
-    be the same for all. `finish` adds up to so many iterations of L-BFGS, network by network, for those
-    who need the stationary point itself (in float64).
+    Each network minimizes −Σ_n log p(y_n | f(x_n; θ)) + ‖θ‖² / (2 prior_var) + offset over all its data in
+    every step, from its present parameters. Networks do not influence each other, nothing is random, and the
+    dtype is kept, so the results equal S single trainings. All parameters are trained, whatever their
+    `requires_grad`. Buffers, such as the statistics of batch norm, do not change and must be equal for all.
 
-    An offset moves no minimum, but where `AdamSettings.threshold`, a share of the objective, sees it stand
-    still: with that of the prior's density, P log(2π prior_var) / 2, wide networks stop early.
+    Cost: a step is one batched forward and backward pass. For small networks this is tens of times faster
+    than training one after the other.
 
-    Cost: a step of `at_once` networks (all, unless given) is one batched forward and backward pass;
-    choose it so that their activations stay in cache. For small networks this is tens of times
-    faster than one after the other.
+    Args:
+        networks: The S networks.
+        data: (x, y) for all networks, or a list with one pair of the same shapes per network.
+        likelihood: One likelihood for all networks, or a list with one per network.
+        prior_var: The prior variance, one number or one per network.
+        offset: A constant in the objective, one number or one per network. It does not change the minimizer.
+            It only affects when `AdamSettings.threshold`, which is relative to the objective, detects a
+            plateau: including the prior's normalizer P log(2π prior_var)/2 makes wide networks stop earlier.
+        optimizer: The settings of Adam. None is `AdamSettings()`.
+        at_once: How many networks share a step; best such that their activations stay in cache. None is all.
+        finish: The most iterations of L-BFGS that follow, network by network, to reach the stationary point
+            itself (in float64). 0 is none.
+
+    Returns:
+        The trained networks.
+
+    Raises:
+        InputError: If an argument has neither one entry nor S entries, or if data sets differ in shape.
+        NetworkError: If the networks differ in architecture or buffers.
 
     >>> from net2gp.likelihoods import Gaussian
     >>> _ = torch.manual_seed(0)
@@ -192,7 +218,7 @@ class _Objective:
         self.likelihoods, self.joined = likelihoods, _joined(likelihoods, self.y)
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Its values (S,) and gradients (S, P): networks share nothing, so one backward pass does."""
+        """The values (S,) and gradients (S, P); networks share nothing, so one backward pass is enough."""
         theta = theta.detach().requires_grad_()
         f = self.outputs(theta)
         log_prob, residual = self.likelihood(f.detach())
@@ -273,7 +299,7 @@ def _stacked(network: nn.Module, theta: Tensor) -> Params:
 
 
 def _joined(likelihoods: list[Likelihood], y: Tensor) -> Likelihood | None:
-    """One likelihood for the points of all networks, or none where they cannot be joined."""
+    """One likelihood for the points of all networks together, or None if they cannot be joined."""
     if all(one is likelihoods[0] for one in likelihoods):
         first = likelihoods[0]
         if tied_points(first) is None:
@@ -287,7 +313,7 @@ def _joined(likelihoods: list[Likelihood], y: Tensor) -> Likelihood | None:
 
 
 def _each(value: Any, count: int, name: str, shared: bool) -> Any:
-    """One for each network: `value` repeated, or as it is if there are as many."""
+    """One value per network: `value` repeated if it is shared, else as it is if the number fits."""
     if shared:
         return [value] * count
     if not isinstance(value, Sequence) or len(value) != count:
@@ -299,7 +325,7 @@ def _each(value: Any, count: int, name: str, shared: bool) -> Any:
 
 
 def _numbers(value: float | Sequence[float] | Tensor, count: int, name: str) -> Tensor:
-    """(count,) in float64: a number repeated, or one for each network."""
+    """(count,) in float64: one number repeated, or one number per network."""
     try:
         found = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
@@ -339,9 +365,9 @@ def _check_networks(networks: Sequence[nn.Module]) -> list[nn.Module]:
 def _check_outputs(
     networks: list[nn.Module], pairs: list[Any], likelihoods: Sequence[Likelihood]
 ) -> None:
-    """Targets suit their likelihood, and the first network computes what each of them does.
+    """Check that targets match the likelihood and that all networks compute the same function of parameters.
 
-    For it computes for all, with their parameters: another activation or other statistics would be lost.
+    The first network's code runs for all of them, so another activation or other statistics would be ignored.
     """
     first, seen = networks[0], set()
     check = linearize(first).check

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict, Unpack, final
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, final
 
 import torch
 from torch import Tensor, nn
@@ -28,25 +29,43 @@ from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.covariances import DiagonalCovariance
 from net2gp.types import Data, Inputs, Likelihood, Params
 
+Made = TypeVar("Made", bound=Callable[..., None])
+
 
 class Options(TypedDict, total=False):
-    """What has a sensible default: see `VOGN`."""
+    """The options that are seldom changed: see `NaturalGradient`."""
 
-    num_samples: int
-    initial_var: float
-    prior_mean: Params
+    num_samples: int | None
+    initial_var: float | None
+    prior_mean: Params | None
     seed: int
 
 
-class NaturalGradient(Optimizer):
-    """What VOGN, VOGGN and OGGN share; use one of them.
+def lists(**defaults: object) -> Callable[[Made], Made]:
+    """Show the keywords that `**options` takes in the signature of a constructor, with their defaults."""
 
-    The mean of q lives in the network's own parameters, so that network(x) is the prediction of the mean.
+    def shown(made: Made) -> Made:
+        signature = inspect.signature(made)
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        for name, value in defaults.items():
+            named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value))
+        vars(made)["__signature__"] = signature.replace(parameters=named)
+        return made
+
+    return shown
+
+
+class NaturalGradient(Optimizer):
+    """The common part of VOGN, VOGGN and OGGN; use one of them.
+
+    The mean of q is held in the network's own parameters, so that network(x) is the prediction of the mean.
+    torch.optim's learning rate schedulers work.
     """
 
     fisher: ClassVar[ExactFisher | EmpiricalFisher]
     default_samples: ClassVar[int]
 
+    @lists(num_samples=None, initial_var=None, prior_mean=None, seed=0)
     def __init__(
         self,
         network: nn.Module | Linearized,
@@ -58,13 +77,34 @@ class NaturalGradient(Optimizer):
         decays: tuple[float, float] = (0.9, 0.999),
         **options: Unpack[Options],
     ) -> None:
+        """Start from the network's present parameters.
+
+        Args:
+            network: The network to train; the parameters that require a gradient are trained. Its layers act
+                as in eval mode, since batch statistics and dropout leave no gradient of a single example.
+                Pass `linearize(network, only=...)` to choose parameters and outputs.
+            likelihood: The likelihood whose negative logarithm is the loss.
+            num_data: The number of training points N.
+            prior_var: The prior variance 1/δ, a number or a dict by name pattern.
+            learning_rate: The step size η of the mean.
+            decays: The decay β₁ of the average of gradients, and the decay β₂ of the precision.
+            num_samples: The number of weights that are drawn per step. None is 1; OGGN takes no draws.
+            initial_var: The first variance of q. None is 1/num_data.
+            prior_mean: The prior mean μ₀ by parameter name. None is zero.
+            seed: The seed of the draws.
+
+        Raises:
+            InputError: If an option is out of range, if no parameter requires a gradient, or if `num_samples`
+                is given to OGGN.
+            NetworkError: If the network cannot be linearized.
+        """
         linearized = network if isinstance(network, Linearized) else _trainable(network)
         check_count(num_data, "num_data", "the number of training points, len(train)")
         check_positive(learning_rate, "learning_rate", zero=True)
         check_decays(decays)
         check_known(options, Options)
         self.likelihood, self.num_data, self.prior_var = likelihood, num_data, prior_var
-        self.num_samples = self._checked_samples(options.get("num_samples", self.default_samples))
+        self.num_samples = self._checked_samples(options.get("num_samples"))
         self.prior = flat_prior(linearized, prior_var, options.get("prior_mean"))
         self.generator = torch.Generator(linearized.example.device)
         self.generator.manual_seed(options.get("seed", 0))
@@ -75,14 +115,17 @@ class NaturalGradient(Optimizer):
             [named[name] for name in linearized.params],
             {"lr": learning_rate, "betas": tuple(decays)},
         )
-        initial_var = options.get("initial_var", 1 / num_data)
+        given = options.get("initial_var")
+        initial_var = 1 / num_data if given is None else given
         check_positive(initial_var, "initial_var")
         mean = linearized.flatten(linearized.params)
         self._write(
             NaturalState(mean, torch.full_like(mean, 1 / initial_var), torch.zeros_like(mean))
         )
 
-    def _checked_samples(self, num_samples: int) -> int:
+    def _checked_samples(self, num_samples: int | None) -> int:
+        if num_samples is None:
+            return self.default_samples
         if not self.default_samples:
             if num_samples:
                 raise InputError(
@@ -94,7 +137,14 @@ class NaturalGradient(Optimizer):
         return num_samples
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a second group: the posterior is over the parameters that were given at first."""
+        """Refuse a second group, since the posterior is over the parameters that were given at first.
+
+        Args:
+            param_group: The group, as torch.optim defines it.
+
+        Raises:
+            InputError: If there is a group already.
+        """
         if self.param_groups:
             raise InputError(
                 f"{type(self).__name__} has one group of parameters, those of the network it was made "
@@ -103,7 +153,15 @@ class NaturalGradient(Optimizer):
         super().add_param_group(param_group)
 
     def step(self, x: Inputs, y: Tensor) -> Tensor:  # type: ignore[override]
-        """Learn from a batch; the mean negative log-likelihood of its points at the drawn weights."""
+        """Learn from a batch.
+
+        Args:
+            x: The B inputs of the batch.
+            y: Their targets.
+
+        Returns:
+            The mean negative log-likelihood of the points at the drawn weights, a scalar.
+        """
         linearized, state = self._at_mean(), self._state()
         linearized.check(x)
         check_finite(y, "y")
@@ -146,9 +204,14 @@ class NaturalGradient(Optimizer):
         return self._state().precision.reciprocal()
 
     def posterior(self, data: Data) -> Posterior:
-        """q(θ) as a posterior over functions, f(x; μ) + J(x)(θ − μ), now and for good.
+        """Return q(θ) as a posterior over functions, f(x; μ) + J(x)(θ − μ).
 
-        Its evidence is the ELBO on `data`, estimated with ten draws.
+        Args:
+            data: The training data, (x, y) or a DataLoader.
+
+        Returns:
+            The posterior at this moment, which further training does not change. Its evidence is the evidence
+            lower bound on `data`, estimated with ten draws.
         """
         x, y = gather(data)
         return around_network(
@@ -161,10 +224,18 @@ class NaturalGradient(Optimizer):
         )
 
     def elbo(self, x: Inputs, y: Tensor, *, num_samples: int = 10, seed: int = 0) -> Tensor:
-        """(N/B) Σ_n E_q log p(y_n | f(x_n; θ)) − KL(q ‖ prior): on all data a lower bound on log p(y).
+        """Return (N/B) Σ_n E_q log p(y_n | f(x_n; θ)) − KL(q ‖ prior), a lower bound on log p(y) on all data.
 
-        The expectation is an average over `num_samples` draws of weights, which leave the draws of the
-        training alone. Cost: a forward pass each.
+        Cost: one forward pass per draw.
+
+        Args:
+            x: B inputs, at best all training points.
+            y: Their targets.
+            num_samples: The number of draws of weights that the expectation is averaged over.
+            seed: The seed of these draws, which are independent of the draws of the training.
+
+        Returns:
+            The estimate of the bound, a scalar.
         """
         check_count(num_samples, "num_samples", "how many weights are drawn")
         linearized, state = self._at_mean(), self._state()
@@ -180,11 +251,18 @@ class NaturalGradient(Optimizer):
         return total * (self.num_data / num_rows(x)) - loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The precisions, the averages and the state of the draws; the mean is the network's state_dict()."""
+        """Return precisions, averages and the state of the draws; the mean is in `network.state_dict()`."""
         return {**super().state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken, if the network's own was loaded too."""
+        """Continue exactly where a state was taken; load the network's own state as well.
+
+        Args:
+            state_dict: What `state_dict()` returned.
+
+        Raises:
+            InputError: If the state is not of such an optimizer.
+        """
         if "generator" not in state_dict:
             raise InputError(
                 f"the state has no 'generator': it is not that of a {type(self).__name__}. "
@@ -194,7 +272,7 @@ class NaturalGradient(Optimizer):
         self.generator.set_state(state_dict["generator"].cpu())
 
     def _at_mean(self) -> Linearized:
-        """The network linearized where it stands, with its buffers as they are now."""
+        """The network linearized at its present parameters, with its present buffers."""
         known = self._linearized
         there = linearize(known.network, only=list(known.params), output=known.output)
         return replace(there, plans=known.plans)
@@ -224,25 +302,21 @@ class NaturalGradient(Optimizer):
 
 @final
 class VOGN(NaturalGradient):
-    """Variational online Gauss–Newton: trains a network and its posterior variance together.
+    """Variational online Gauss–Newton: train a network and its posterior variance together.
 
-    q(θ) = N(μ, 1/s), diagonal, is moved towards the posterior under the prior N(μ₀, 1/δ), δ = 1/prior_var, by
-    natural gradients. A step draws θ = μ + ε/√s and takes, with g_n = −∇_θ log p(y_n | f(x_n; θ)),
+    The diagonal Gaussian q(θ) = N(μ, 1/s) moves towards the posterior under the prior N(μ₀, 1/δ),
+    δ = 1/prior_var, by natural gradients. A step draws θ = μ + ε/√s and, with
+    g_n = −∇_θ log p(y_n | f(x_n; θ)), computes
 
         s ← β₂ s + (1 − β₂)((N/B) Σ_n g_n² + δ),
         m ← β₁ m + (1 − β₁)(N/B) Σ_n g_n,
         μ ← μ − η (m + δ(μ − μ₀)) / s,
 
-    sums over the batch, N = `num_data`. The squares Σ g_n² stand for the Hessian: the empirical Fisher, which
-    vanishes where all points are fitted; `VOGGN` takes the Gauss–Newton matrix instead, at 1 + C backward
-    passes in place of one.
+    where the sums run over the batch and N = `num_data`. The squares Σ g_n², the empirical Fisher matrix,
+    replace the Hessian; they vanish if all points are fitted. `VOGGN` takes the Gauss–Newton matrix instead,
+    with 1 + C backward passes in place of one. The constructor (`NaturalGradient`) documents the arguments.
 
-    `network` is in eval mode: batch statistics and dropout leave no gradient of one example. A `Linearized`
-    in its place chooses parameters and outputs. `prior_var` is a number or maps name patterns to variances.
-    torch.optim's schedulers work. Further options: `num_samples` draws a step; `initial_var`, the first
-    variance (1/num_data); `prior_mean` μ₀ (zero); `seed` of the draws.
-
-    Cost of a step: a forward pass and a backward pass for each draw, and two matrix products a layer.
+    Cost of a step: one forward pass and one backward pass per draw, and two matrix products per layer.
 
     Reference: Khan et al., Fast and scalable Bayesian deep learning by weight-perturbation in Adam, ICML
     2018; Osawa et al., Practical deep learning with Bayesian principles, NeurIPS 2019.
@@ -266,8 +340,8 @@ class VOGGN(NaturalGradient):
     """VOGN with the diagonal of the generalized Gauss–Newton matrix, Σ_n diag(J_nᵀ Λ_n J_n), for the Hessian.
 
     On a linear model with Gaussian noise q converges to the best diagonal Gaussian: the exact posterior mean
-    and the variances 1/diag(precision). Arguments are those of `VOGN`. Cost of a step: 1 + C backward passes
-    for each draw, C outputs.
+    and the variances 1/diag(precision). The arguments are the same as for `VOGN`. Cost of a step: 1 + C
+    backward passes per draw, for C outputs.
 
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
@@ -278,10 +352,10 @@ class VOGGN(NaturalGradient):
 
 @final
 class OGGN(NaturalGradient):
-    """VOGGN at the mean, θ = μ, without draws: a diagonal Gauss–Newton method, and Laplace as it trains.
+    """VOGGN at the mean, θ = μ, without draws: a diagonal Gauss–Newton method, and Laplace during training.
 
-    At rest μ is a mode of the posterior and s the diagonal of Laplace's precision there. Arguments are those
-    of `VOGN` but `num_samples`.
+    At a fixed point, μ is a mode of the posterior and s is the diagonal of Laplace's precision there. The
+    arguments are the same as for `VOGN`, except that `num_samples` must be left out.
 
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
@@ -297,7 +371,7 @@ def check_count(value: int, name: str, meaning: str) -> None:
 
 
 def check_decays(decays: tuple[float, float]) -> None:
-    """Raise unless both averages forget."""
+    """Raise unless both decays are at least 0 and below 1."""
     if len(decays) != 2 or not all(0 <= beta < 1 for beta in decays):
         raise InputError(
             f"decays must be two numbers from 0 up to below 1, but are {decays!r}. Pass decays=(0.9, 0.999)."
@@ -305,7 +379,7 @@ def check_decays(decays: tuple[float, float]) -> None:
 
 
 def check_known(options: Any, known: Any) -> None:
-    """Raise a TypeError, as Python does, for an option that is not among those of the type `known`."""
+    """Raise a TypeError, as Python does, for an option that the type `known` does not have."""
     for name in options:
         if name not in known.__annotations__:
             names = ", ".join(known.__annotations__)

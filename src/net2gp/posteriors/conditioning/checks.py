@@ -1,4 +1,4 @@
-"""What a prior and a network must be for Laplace's approximation and its dual."""
+"""Checks of the prior and the network for Laplace's approximation and its dual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from net2gp.types import Inputs, Likelihood
 
 
 def check_prior_var(prior_var: Any, *, zero: bool = False) -> None:
-    """Raise unless `prior_var` is a positive number or tensor, or a dict of such (or of zeros, if `zero`).
+    """Raise unless `prior_var` is a positive number or tensor, or a dict of these; `zero` also allows zeros.
 
     >>> check_prior_var("1")
     Traceback (most recent call last):
@@ -43,7 +43,7 @@ def check_prior_var(prior_var: Any, *, zero: bool = False) -> None:
 
 
 def check_class_axis(linearized: Linearized, x: Inputs, likelihood: Likelihood) -> None:
-    """Raise if the network gives several axes of logits, of which a likelihood of classes knows one."""
+    """Raise if the network gives several axes of logits and the likelihood expects one axis of classes."""
     if not has_one_class(likelihood):
         return
     shapes: list[tuple[int, ...]] = []
@@ -66,7 +66,7 @@ def check_class_axis(linearized: Linearized, x: Inputs, likelihood: Likelihood) 
 
 
 def remedy(network: nn.Module) -> str:
-    """What brings a network to a stationary point of the loss that it has in eval mode."""
+    """Advice on how to reach a stationary point of the loss that a network has in eval mode."""
     kinds = {type(module).__name__ for module in network.modules() if _differs_in_training(module)}
     if not kinds:
         return "Train it further on these data."

@@ -21,7 +21,7 @@ from net2gp.posteriors.conditioning.systems import CurvatureFactor, IterativeFac
 from net2gp.types import FeatureKernel, Inputs, Kernel, Mean
 
 TEST_BYTES = 2**28
-"""What the cross-covariances of one chunk of test points may take."""
+"""How much memory the cross-covariances of one chunk of test points may take."""
 
 
 class Factor(Protocol):
@@ -48,7 +48,7 @@ class NoiseFactor:
 
 @dataclass(frozen=True, eq=False)
 class SpectralFactor:
-    """(scale·QΛQᵀ + noise·I)⁻¹ from an eigendecomposition that serves every scale and noise."""
+    """(scale·QΛQᵀ + noise·I)⁻¹ from an eigendecomposition, which is the same for every scale and noise."""
 
     Q: Tensor
     eigenvalues: Tensor  # of the whole matrix, scale and noise included
@@ -64,19 +64,26 @@ class SpectralFactor:
 
 @dataclass(frozen=True, eq=False)
 class Conditioned:
-    """f with mean m(x) + k(x, X) α and covariance k(x, x') − k(x, X)(K + Λ⁻¹)⁻¹ k(X, x').
+    """A process with mean m(x) + k(x, X) α and covariance k(x, x') − k(x, X)(K + Λ⁻¹)⁻¹ k(X, x').
 
-    Everything that a prediction needs is a field, so a second prediction solves nothing:
-    `alpha` (rows, columns), `factor` for variances and samples, and for kernels with features
-    `weights` = Φ(X)ᵀα, with which the mean at a test point is one forward-mode pass, whatever N is.
-    `cache` holds the low-rank root of `Lanczos`: Φ(X)ᵀR (P, t), or R itself for other kernels. Λ is that of
-    `sites`, or the inverse of `noise`, the variance of Gaussian noise of each row.
+    Everything that a prediction needs is a field, so a second prediction solves nothing. If the kernel treats
+    outputs as independent copies (`kernel.joint` is False), rows are points and columns are outputs;
+    otherwise there is one column, and output c of point n is row n·C + c. Covariances are differences of
+    nearly equal numbers, so they come from the kernel in float64; means and results have the dtype of the
+    kernel.
 
-    With a kernel of independent outputs (`kernel.joint` false) rows are points and columns outputs;
-    else there is one column and rows run n·C + c.
-
-    Covariances are differences of nearly equal numbers, so they come from the kernel in float64; means
-    and results are in the dtype of the kernel.
+    Args:
+        kernel: The prior covariance.
+        prior_mean: The prior mean m, or None for zero.
+        x: The training points X.
+        num_outputs: The number of outputs C.
+        alpha: The dual vector α: (rows, columns).
+        factor: The inverse of K + Λ⁻¹, for variances and samples.
+        noise: The variance of Gaussian noise of each row, whose inverse is Λ; None if there are sites.
+        sites: The Gaussian sites that stand in for the likelihood and hold Λ; None for Gaussian noise.
+        gram: The Gram matrix K, if it was kept so that `update` can extend it.
+        weights: Φ(X)ᵀα for kernels with features: the mean is one forward-mode pass with it, for every N.
+        cache: The low-rank root R of `Lanczos`: Φ(X)ᵀR (P, t) for kernels with features, else R itself.
     """
 
     kernel: Kernel
@@ -92,7 +99,7 @@ class Conditioned:
     cache: Tensor | None = field(default=None, repr=False)
 
     def facts(self) -> dict[str, str]:
-        """The kernel, and its number of features."""
+        """The kernel and its number of features."""
         return kernel_facts(self.kernel)
 
     def check(self, x: Inputs) -> None:
@@ -100,7 +107,7 @@ class Conditioned:
         check_points(self.kernel, self.num_outputs, x)
 
     def centered(self, x: Inputs) -> Tensor:
-        """E f(x) − m(x): (N, C); without variances, and so without a solve."""
+        """E f(x) − m(x): (N, C), without variances and therefore without a solve."""
         if self.weights is not None:
             return self._centered(x, None)
         return torch.cat([self._centered(part, None) for part in chunks(x, self._chunk_size())])
@@ -147,9 +154,9 @@ class Conditioned:
         return kernel_variances(self.kernel, self.num_outputs, x)
 
     def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
-        """Functions drawn from the process, which can be evaluated anywhere (Matheron's rule).
+        """Functions drawn from the process by Matheron's rule, which can be evaluated at any points.
 
-        A prior draw Φw₀ is corrected by what it misses of the data:
+        A prior draw Φw₀ is corrected by its error at the data:
         w = w₀ + Φ(X)ᵀ(K + Λ⁻¹)⁻¹(ỹ − Φ(X)w₀ − ε).
 
         Reference: Wilson et al., Pathwise conditioning of Gaussian processes, JMLR 2021.
@@ -175,19 +182,19 @@ class Conditioned:
 
     @cached_property
     def _kept(self) -> Kept | None:
-        """The training points' side of a tangent kernel, where it is small enough to be held."""
+        """The gradients of a tangent kernel at the training points, if they are small enough to be kept."""
         kernel = self._precise_kernel
         return kernel.keep(self.x) if isinstance(kernel, TangentKernel) else None
 
     def _with_prior(self, x: Inputs) -> tuple[Tensor | None, Tensor]:
-        """k(X, x), or nothing as in `_cross`, and k(x_n, x_n) for each point, both in float64."""
+        """k(X, x), or None as in `_cross`, and k(x_n, x_n) for each point, both in float64."""
         spared = isinstance(self.kernel, FeatureKernel) and self.cache is not None
         if spared or self._kept is None:
             return self._cross(x), self._precise_kernel.blocks(x)
         return self._kept(x)
 
     def _cross(self, x: Inputs) -> Tensor | None:
-        """k(X, x) in float64; nothing where the features spare it."""
+        """k(X, x) in float64, or None if a cache in feature space makes it unnecessary."""
         if isinstance(self.kernel, FeatureKernel) and self.cache is not None:
             return None
         return self._precise_kernel(self.x, x)
@@ -211,7 +218,7 @@ class Conditioned:
         return centered if self.prior_mean is None else self.prior_mean(x) + centered
 
     def _blocks(self, x: Inputs, cross: Tensor | None, prior: Tensor) -> Tensor:
-        """Covariance of each point: (N, C, C), float64."""
+        """The covariance of the outputs at each point: (N, C, C), float64."""
         C = prior.shape[-1]
 
         def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -234,7 +241,10 @@ class Conditioned:
         prior: Tensor,
         inner: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """inner(R, R) for R with RᵀR = k(x, X)(K + Λ⁻¹)⁻¹k(X, x), of rows with these prior variances."""
+        """inner(R, R) for R with RᵀR = k(x, X)(K + Λ⁻¹)⁻¹k(X, x), the variance that the data explain.
+
+        `prior` are the prior variances of the rows of x, from which an iterative solve knows its accuracy.
+        """
         if cross is None:
             assert self.cache is not None
             assert isinstance(self._precise_kernel, FeatureKernel)
@@ -254,11 +264,11 @@ class Conditioned:
         if self.sites is not None:
             return self._site_correction(self.sites, prior_draw, noise)
         assert self.noise is not None
-        # α is (K + Λ⁻¹)⁻¹ỹ
+        # (K + Λ⁻¹)⁻¹ỹ is α, so only the draw and its noise are left to solve for
         return self.alpha - self.factor.solve(prior_draw + self.noise.sqrt()[:, None] * noise)
 
     def _site_correction(self, sites: Sites, prior_draw: Tensor, noise: Tensor) -> Tensor:
-        """As `_correction` with possibly singular Λ: (I + ΛK)⁻¹(b − Λf₀ − Sε), SSᵀ = Λ."""
+        """`_correction` for a Λ that may be singular: (I + ΛK)⁻¹(b − Λf₀ − Sε) with SSᵀ = Λ."""
         assert isinstance(self.factor, CurvatureFactor | IterativeFactor)
         b = sites.natural.reshape(-1, 1) - block_matmul(sites.curvature, prior_draw)
         b = b - block_matmul(self.factor.S, noise)

@@ -30,12 +30,12 @@ from net2gp.types import FeatureKernel
 Matmul = Callable[[Tensor], Tensor]
 
 NUM_CHECKED = 8
-"""Training points at which cached variances are compared with those of a solve."""
+"""The number of training points at which cached variances are compared with solved ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """A process given data, and log p(y) or None where the solver leaves it out."""
+    """A process given data, and log p(y), or None if the solver leaves it out."""
 
     process: Conditioned | Whitened
     evidence: Tensor | None
@@ -65,7 +65,7 @@ def noise_rows(problem: Problem) -> Tensor:
 
 
 def as_rows(problem: Problem, value: Tensor) -> Tensor:
-    """(N, C) as one column of rows n·C + c for joint kernels, as C columns otherwise."""
+    """(N, C) as one column with rows n·C + c for joint kernels, and as C columns otherwise."""
     return value.reshape(-1, 1) if problem.kernel.joint else value
 
 
@@ -85,9 +85,10 @@ def gaussian_evidence(quadratic: Tensor, log_det: Tensor, count: int) -> Tensor:
 
 
 def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Solved:
-    """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m) with S = D^{-1/2}, by block conjugate gradients.
+    """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m) with S = D^{-1/2}, by block conjugate gradients from a guess of α.
 
-    `start` is a first guess of α.
+    The scaled matrix I + SᵀKS has no eigenvalue below one, whatever the noise is, and it is the matrix that
+    inference with other likelihoods solves too.
     """
     with torch.no_grad():
         noise = noise_rows(problem)
@@ -126,7 +127,7 @@ def whitened(
 
 
 def estimated(solver: Cholesky | CG, evidence: Tensor) -> Tensor | None:
-    """The evidence, unless the solver leaves its estimate out."""
+    """The evidence, or None if the solver leaves its estimate out."""
     return None if isinstance(solver, CG) and solver.num_probes == 0 else evidence
 
 
@@ -146,7 +147,7 @@ def feature_system(problem: Problem) -> FeatureSystem:
 def variance_cache(
     problem: Problem, variance: Exact | Lanczos, matmul: Matmul, t: Tensor
 ) -> Tensor | None:
-    """The low-rank root of (K + D)⁻¹ that `Lanczos` asks for, carried over to the features if any."""
+    """The low-rank root of (K + D)⁻¹ that `Lanczos` asks for, in feature space if the kernel has one."""
     if isinstance(variance, Exact):
         return None
     with torch.no_grad():
@@ -154,7 +155,10 @@ def variance_cache(
 
 
 def lanczos_root(matmul: Matmul, t: Tensor, rank: int) -> Tensor:
-    """R with R Rᵀ ≈ A⁻¹, from Lanczos iterations that start at a random vector beside the data."""
+    """R with R Rᵀ ≈ A⁻¹, from Lanczos iterations that start at the data plus a random vector.
+
+    The data alone could miss eigenvectors that they are orthogonal to; the random vector cannot.
+    """
     generator = torch.Generator(device=t.device).manual_seed(0)
     noise = torch.randn(t.shape[0], generator=generator, dtype=t.dtype, device=t.device)
     start = t.detach().sum(1) / t.norm().clamp(min=1e-300) + noise / noise.norm()
@@ -165,7 +169,7 @@ def lanczos_root(matmul: Matmul, t: Tensor, rank: int) -> Tensor:
 def site_cache(
     problem: Problem, solver: Cholesky | CG, factor: CurvatureFactor | IterativeFactor, seen: Tensor
 ) -> Tensor | None:
-    """The low-rank root of (K + Λ⁻¹)⁻¹ that the solver asks for, if any; Lanczos starts at Sᵀ `seen`."""
+    """The low-rank root of (K + Λ⁻¹)⁻¹ if the solver asks for one; Lanczos starts at Sᵀ `seen`."""
     variance = solver.variance
     if variance is None:
         stored = not isinstance(factor, IterativeFactor) or factor.matmul.gram is not None
@@ -180,14 +184,14 @@ def site_cache(
 
 
 def _check_cache(problem: Problem, factor: IterativeFactor, root: Tensor) -> None:
-    """Warn unless cached variances are those of a solve, at some training points, where they are smallest."""
+    """Warn if cached variances are wider than solved ones at training points, where they are smallest."""
     count = num_rows(problem.x)
     index = torch.linspace(0, count - 1, min(count, NUM_CHECKED)).long()
     some = rows(problem.x, index.to(tensors(problem.x)[0].device))
     cross, prior = problem.precise_kernel(problem.x, some), problem.precise_kernel.diag(some)
     exact = prior - (cross * factor.solve(cross, prior)).sum(0)
     cached = prior - (root.mT @ cross).square().sum(0)
-    # of what rounding leaves of a variance nothing can be said
+    # A variance below this floor is rounding error, and its ratio says nothing.
     ratio = float((cached / exact.clamp(min=1e-10 * float(prior.max()))).max())
     if ratio > 1.1:
         warnings.warn(
@@ -201,7 +205,10 @@ def _check_cache(problem: Problem, factor: IterativeFactor, root: Tensor) -> Non
 
 @torch.no_grad()
 def to_features(problem: Problem, value: Tensor | None) -> Tensor | None:
-    """Φ(X)ᵀ value in float64 for kernels with features, whose cancellations need the digits; else value."""
+    """Φ(X)ᵀ value for kernels with features, otherwise the value itself.
+
+    The product is in float64, since its terms cancel and float32 would not leave enough digits.
+    """
     if value is None or not isinstance(problem.kernel, FeatureKernel):
         return value
     precise = problem.precise_kernel
@@ -218,7 +225,7 @@ def assemble(
     sites: Sites | None = None,
     gram: Tensor | None = None,
 ) -> Solved:
-    """The process of the problem in function space, with its mean carried over to the features if any."""
+    """The process of the problem in function space; kernels with features also get the mean as weights."""
     features = isinstance(problem.kernel, FeatureKernel)
     process = Conditioned(
         kernel=problem.kernel,

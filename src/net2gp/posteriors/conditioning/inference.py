@@ -1,4 +1,4 @@
-"""Non-Gaussian likelihoods: the sites of Laplace's method and of variational inference."""
+"""Inference with non-Gaussian likelihoods: Gaussian sites by Laplace's method or variationally."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ def _newton(
 ) -> tuple[Sites, State]:
     """The mode of log p(y | f) − ½ fᵀK⁻¹f, and the sites there.
 
-    Each step solves with the current residual and curvature; it is halved until the objective rises.
-    Where the curvature is not the Hessian, such steps are safe but slow, and the step with the Hessian
-    is taken instead whenever it leads higher.
+    Each step solves with the current residual and curvature, and is halved until the objective rises. If the
+    curvature is not the Hessian (the likelihood is not canonical), such steps are safe but slow, so the step
+    with the Hessian is tried as well and taken if it leads higher.
     """
     tol = inference.tol
-    if isinstance(system, MatrixFreeSystem):  # its solutions are no more accurate than this
+    if isinstance(system, MatrixFreeSystem):
+        # Conjugate gradients are no more accurate than their own tolerance: below it, f never stops changing.
         tol = max(tol, system.tol)
     canonical = is_canonical(likelihood, mean, y)
     with torch.no_grad(), progress("Newton", None) as advance:
@@ -71,6 +72,8 @@ def _newton(
         for _ in range(inference.max_iterations):
             target = system.solve(_sites(likelihood, mean, y, f), near=f)
             if state is None:
+                # The line search starts at f = 0 even if `start` is given: only the solution `target` has a
+                # dual vector, which interpolation needs, and f = 0 has the dual vector 0.
                 state = _nothing(target)
                 value = likelihood.log_prob(mean, y).sum()
             moved, new_value = _line_search(system, likelihood, mean, y, state, target, value)
@@ -95,7 +98,7 @@ def _newton(
 
 
 def _nothing(like: State) -> State:
-    """f = 0: where the prior puts the posterior, before any data."""
+    """The state f = 0, the mean of the prior."""
     zero = torch.zeros_like(like.quadratic)
     return replace(like, f=0 * like.f, dual=0 * like.dual, quadratic=zero)
 
@@ -114,7 +117,7 @@ def _sites(
 def _better(
     likelihood: Likelihood, mean: Tensor, y: Tensor, state: State | None, best: tuple[State, Tensor]
 ) -> tuple[State, Tensor]:
-    """`state` and its objective, if that is higher than the best so far."""
+    """`state` and its objective if it is higher than the best so far, else the best."""
     if state is None:
         return best
     value = likelihood.log_prob(mean + state.f, y).sum() - 0.5 * state.quadratic
@@ -130,7 +133,7 @@ def _line_search(
     target: State,
     value: Tensor,
 ) -> tuple[State, Tensor]:
-    """The farthest point on the way to `target`, halving, whose objective is no worse than `value`."""
+    """The first point on the way back from `target` to `state`, by halving, that is no worse than `value`."""
     step = 1.0
     while True:
         moved = target if step == 1.0 else _between(system, state, target, step)
@@ -152,9 +155,9 @@ def _laplace_evidence(
 ) -> Tensor:
     """log p(y | f̂) − ½ f̂ᵀK⁻¹f̂ − ½ log|I + ΛK|, differentiable in the prior.
 
-    The mode moves with the prior. One more Newton step from the (constant) mode moves the same way to
-    first order, since the derivative of a Newton step by its start vanishes at a fixed point; so it is
-    a step with the Hessian, even where the curvature is something else.
+    The mode moves with the prior. One more Newton step from the (constant) mode moves in the same way to
+    first order, since the derivative of a Newton step with respect to its start vanishes at a fixed point.
+    This holds for steps with the Hessian only, so the Hessian is used even if the curvature differs from it.
     """
     if isinstance(system, MatrixFreeSystem):
         log_det = system.estimate_log_det(mode.factor)  # type: ignore[arg-type]
@@ -186,7 +189,8 @@ def _variational(
     with torch.no_grad():
         if canonical:
             sites, _ = _newton(system, likelihood, mean, y, inference, start)
-        else:  # the mode may be a spike with little mass, such as a scale of zero
+        else:
+            # The mode may be a spike with little mass, such as a scale of zero, so it is no start here.
             sites = _sites(likelihood, mean, y, torch.zeros_like(mean) if start is None else start)
         sites, converged = _natural_steps(system, likelihood, mean, y, inference, sites)
     if not canonical:
@@ -200,7 +204,8 @@ def _variational(
         )
     with torch.no_grad():
         state = system.solve(sites)
-    # the bound is stationary in the sites, so its gradient holds them fixed
+    # The bound is stationary in the sites, so they count as constants in its gradient with respect to the
+    # prior.
     moved = system.solve(sites) if torch.is_grad_enabled() and _needs_gradient(system) else state
     return Inferred(sites, state, _bound_and_target(system, likelihood, mean, y, sites, moved)[0])
 
@@ -213,10 +218,10 @@ def _natural_steps(
     inference: Variational,
     sites: Sites,
 ) -> tuple[Sites, bool]:
-    """Natural-gradient steps on the bound: the sites, and whether it has stopped to change.
+    """Natural-gradient steps on the bound: the sites, and whether the bound has stopped changing.
 
-    A step of size one replaces each site by the expected residual and curvature under q; smaller
-    steps interpolate the natural parameters, and are taken when the bound would fall.
+    A step of size one replaces each site by the expected residual and curvature under q. Smaller steps
+    interpolate the natural parameters, and are taken if the bound would fall.
     """
     state = system.solve(sites)
     bound, target = _bound_and_target(system, likelihood, mean, y, sites, state)
@@ -249,14 +254,14 @@ def _ascend(
     inference: Variational,
     sites: Sites,
 ) -> tuple[Sites, bool]:
-    """L-BFGS on the bound over b and S with Λ = SSᵀ, where the curvature is not the Hessian.
+    """L-BFGS on the bound over b and S with Λ = SSᵀ, for likelihoods whose curvature is not the Hessian.
 
-    There the expected curvature is not the derivative of the bound, so that natural-gradient steps stop
-    beside its maximum, and the expected Hessian may be indefinite, which no S could carry.
+    For these the expected curvature is not the derivative of the bound, so natural-gradient steps stop beside
+    its maximum. The expected Hessian would be the derivative, but it may be indefinite, and then no S exists.
     """
     N, C = sites.natural.shape
     with torch.no_grad():
-        # in units of the posterior's deviations at each point the search is far better conditioned
+        # The search is far better conditioned in units of the posterior's deviations at each point.
         V = system.covariances(system.solve(sites))
         unit = psd_root(V + 1e-10 * V.diagonal(dim1=1, dim2=2).mean() * torch.eye(C).to(V))
         start = torch.cat([unit @ sites.natural[..., None], unit @ psd_root(sites.curvature)], -1)

@@ -28,7 +28,7 @@ def matrix_free_system(problem: Problem, solver: CG) -> MatrixFreeSystem:
 
 
 def _stored_gram(problem: Problem, solver: CG) -> Tensor | None:
-    """K itself, where it fits into a quarter of the free memory: a product then costs far less."""
+    """K itself if it fits into a quarter of the free memory, since products with it cost far less."""
     store = solver.store_gram
     if store is None:
         store = 8 * problem.num_rows**2 < available_memory(problem.offset.device) / 4
@@ -36,7 +36,7 @@ def _stored_gram(problem: Problem, solver: CG) -> Tensor | None:
 
 
 def _preconditioner(solver: CG, S: Tensor, matmul: GramProduct) -> LowRankPlusIdentity | None:
-    """I + a low-rank approximation of SᵀKS."""
+    """I plus a low-rank approximation of SᵀKS."""
     chosen = solver.preconditioner
     if chosen is None:
         return None
@@ -54,6 +54,7 @@ def _preconditioner(solver: CG, S: Tensor, matmul: GramProduct) -> LowRankPlusId
     blocks = S.mT @ matmul.kernel.blocks(matmul.x).to(S.dtype) @ S
 
     def columns(indices: Tensor) -> Tensor:
+        """The columns of SᵀKS: column n·C + c mixes the C columns of K of point n by column c of S_n."""
         points, place = torch.unique(indices // C, return_inverse=True)
         if matmul.gram is not None:
             taken = (points[:, None] * C + torch.arange(C, device=points.device)).reshape(-1)

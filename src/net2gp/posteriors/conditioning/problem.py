@@ -1,4 +1,4 @@
-"""What is conditioned on what: the checked inputs of every way to a posterior."""
+"""The checked inputs of every way to a posterior: kernel, mean, likelihood and data."""
 
 from __future__ import annotations
 
@@ -26,15 +26,20 @@ from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Solver, WeightC
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
 
 WEIGHT_LIMIT = 12_000
-"""The most parameters for which the weight space is chosen by itself."""
+"""The most parameters for which weight space is chosen by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Checked data, the prior mean at its points and the likelihood, ready to be solved.
+    """Checked data, the prior and the likelihood, ready to be solved.
 
-    `offset` is the prior mean m(X) and `target` what y is compared with, both float64 and (N, C);
-    for class labels `target` is y itself.
+    Args:
+        kernel: The prior covariance.
+        mean: The prior mean m, or None for zero.
+        likelihood: How the targets depend on f.
+        x: The training points X.
+        y: The targets.
+        offset: The prior mean at the training points, m(X): (N, C), float64.
     """
 
     kernel: Kernel
@@ -46,12 +51,12 @@ class Problem:
 
     @property
     def num_outputs(self) -> int:
-        """C."""
+        """The number of outputs C."""
         return self.offset.shape[1]
 
     @property
     def num_rows(self) -> int:
-        """The size of the Gram matrix."""
+        """The number of rows of the Gram matrix: N·C for joint kernels, else N."""
         return self.offset.numel() if self.kernel.joint else self.offset.shape[0]
 
     @property
@@ -67,7 +72,7 @@ class Problem:
 
     @property
     def precise_kernel(self) -> Kernel:
-        """The kernel with products in float64: rounding to float32 would count as noise of either sign."""
+        """The kernel with products in float64; rounding to float32 would act as noise of either sign."""
         return self.kernel.precise()
 
     def gram(self) -> Tensor:
@@ -82,7 +87,7 @@ class Problem:
 
 
 def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean | None) -> Problem:
-    """Gather and check everything; raises `InputError` or `NetworkError` with what to change."""
+    """Gather and check everything; raise `InputError` or `NetworkError` that says what to change."""
     if not isinstance(kernel, Kernel) or isinstance(kernel, type):
         raise InputError(
             f"kernel must be a Kernel, but is {describe(kernel)}. "
@@ -94,7 +99,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     if mean is not None and not callable(mean):
         raise InputError(f"mean must be a function of x, or None, but is {describe(mean)}.")
     x, y = gather(data)
-    # a posterior is a value: editing the data in place later must not change it
+    # A posterior is a value: editing the data in place later must not change it.
     x, y = map_inputs(x, _copy), _copy(y)
     kernel = settled(kernel, x)
     if isinstance(kernel, TangentKernel):
@@ -128,7 +133,7 @@ def _copy(value: Tensor) -> Tensor:
 
 
 def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | None = None) -> None:
-    """Raise unless `x` can be inputs of the kernel and have as many outputs as the data, `known`, had."""
+    """Raise unless `x` can be inputs of the kernel and give as many outputs as the data `known` did."""
     check_inputs(x)
     if known is not None:
         check_batch(x, known)
@@ -148,7 +153,7 @@ def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | No
 def predictive(
     likelihood: Likelihood[Outcome] | None, own: Likelihood[Outcome]
 ) -> Likelihood[Outcome]:
-    """The likelihood to predict with: the given one, or its own if that is not tied to training points."""
+    """The likelihood to predict with: the given one, or `own` if it is not tied to the training points."""
     points = tied_points(own)
     if likelihood is None and points is not None:
         if has_gaussian_noise(own):
@@ -164,7 +169,7 @@ def predictive(
 
 
 def kernel_facts(kernel: Kernel) -> dict[str, str]:
-    """What the process of a kernel says of itself."""
+    """The lines that the text of a posterior shows about its kernel."""
     features = {"P": f"{kernel.num_features}"} if isinstance(kernel, FeatureKernel) else {}
     return {"_kernel": repr(kernel), **features}
 
@@ -176,14 +181,17 @@ def kernel_variances(kernel: Kernel, num_outputs: int, x: Inputs) -> Tensor:
 
 
 def _num_outputs(likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor) -> int:
-    """Of a kernel that treats outputs alike."""
+    """The number of outputs for a kernel that treats outputs as independent copies."""
     if mean is not None and isinstance(value := mean(rows(x, slice(0, 1))), Tensor):
         return value.shape[-1]
     return num_outputs(likelihood, y)
 
 
 def _with_joint_kernel(problem: Problem) -> Problem:
-    """Independent outputs stay one small problem only if Gaussian noise does not tell them apart."""
+    """Use a joint kernel unless the outputs share one Gram matrix and one noise.
+
+    Independent outputs remain one problem of N rows only if Gaussian noise is the same for all of them.
+    """
     if problem.kernel.joint:
         return problem
     if has_gaussian_noise(problem.likelihood):
@@ -209,7 +217,7 @@ def _check_noise(problem: Problem) -> None:
 
 
 def _check_ratio(problem: Problem) -> None:
-    """Raise where the noise is lost in the rounding of the prior variance of f at the first point."""
+    """Raise if the noise is below the rounding error of the prior variance of f at the first point."""
     noise = float(problem.noise.detach().min())
     if noise <= 0.0:
         return
@@ -224,10 +232,11 @@ def _check_ratio(problem: Problem) -> None:
 
 
 def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
-    """The given solver, checked; or the exact one of smaller size, or CG where neither fits.
+    """The given solver, checked, or a solver by size if none is given.
 
-    Weight space if there are fewer parameters than rows (and no zero noise), else a Cholesky factor of
-    the Gram matrix if three copies of it fit into half of the free memory, else conjugate gradients.
+    The default is weight space if there are fewer parameters than rows (and no noise is zero), else a
+    Cholesky factor of the Gram matrix if three copies of it fit into half of the free memory, else conjugate
+    gradients.
     """
     features = problem.kernel.num_features if isinstance(problem.kernel, FeatureKernel) else None
     silent = has_gaussian_noise(problem.likelihood) and bool((problem.noise == 0).any())

@@ -8,31 +8,36 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from net2gp.inputs import chunks
+from net2gp.errors import InputError
+from net2gp.inputs import chunks, describe, map_inputs, tensors
 from net2gp.likelihoods.links import Contrast
+from net2gp.linalg import diagonal_blocks
 from net2gp.types import Inputs, Kernel
 
 BLOCK_NUMBERS = 2**25
-"""Numbers of the covariances of one chunk of points."""
+"""How many numbers the covariances of one chunk of points may hold."""
+
+BATCH_ROWS = 256
+"""How many rows of a joint covariance small groups of points fill together in one pass."""
 
 
 class Process(Protocol):
     """A Gaussian process f as predictions and samples need it; its data and likelihood are elsewhere.
 
-    A process of a kernel also has `centered(x)`, its mean without the prior's. One around a network also has
-    `linearized`, `covariance`, `prior_var`, `draw_weights` and `draw_networks`.
+    A process that conditions a kernel also has `centered(x)`, its mean minus the prior mean. A process around
+    a network also has `linearized`, `covariance`, `prior_var`, `draw_weights` and `draw_networks`.
     """
 
     @property
     def num_outputs(self) -> int:
-        """C."""
+        """The number of outputs C."""
 
     @property
     def kernel(self) -> Kernel:
         """The covariance function of the prior."""
 
     def facts(self) -> dict[str, str]:
-        """What it says of itself, by name."""
+        """The lines that the text of a posterior shows about its process, by name."""
 
     def check(self, x: Inputs) -> None:
         """Raise an error that says what to change, if `x` cannot be points of this process."""
@@ -41,7 +46,7 @@ class Process(Protocol):
         """E f(x): (N, C), without any variance."""
 
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """The mean (N, C) and the covariance of each point by itself (N, C, C)."""
+        """The mean (N, C) and the covariance of the outputs at each point by itself (N, C, C)."""
 
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances: (N, C) each."""
@@ -58,15 +63,39 @@ class Process(Protocol):
     def functions(
         self, num_samples: int, generator: torch.Generator | None
     ) -> Callable[[Inputs], Tensor]:
-        """Functions drawn from the process, inputs to (S, N, C), if it can be drawn as functions."""
+        """Functions drawn from the process, from inputs to (S, N, C), for kernels with features."""
 
 
 def contrast_by_blocks(process: Process, x: Inputs) -> tuple[Tensor, Tensor]:
-    """`Process.contrast` from the covariances (N, C, C), a chunk of points at a time."""
+    """`Process.contrast` from the covariances (N, C, C), one chunk of points at a time."""
     means, variances = [], []
     for part in chunks(x, max(1, BLOCK_NUMBERS // process.num_outputs**2)):
         mean, blocks = process.moments(part)
         means.append(mean)
-        # before anything is rounded to the network's dtype: variances of contrasts are small differences
+        # Variances of contrasts are small differences of large numbers, so they are taken before anything
+        # is rounded to the network's dtype.
         variances.append(Contrast.variances(mean.to(blocks.dtype), blocks).to(mean.dtype))
     return torch.cat(means), torch.cat(variances)
+
+
+def merged_groups(x: Inputs) -> tuple[Inputs, int]:
+    """The points of all groups along one axis, and q, for groups of q points."""
+    shapes = {tuple(value.shape[:2]) for value in tensors(x)}
+    if len(shapes) != 1 or len(next(iter(shapes))) < 2 or 0 in next(iter(shapes)):
+        raise InputError(
+            "with batch=True x has two leading axes, groups and the points of a group, the same in all its "
+            f"tensors, but is {describe(x)}. Pass x[None] for one group, or leave batch out."
+        )
+    return map_inputs(x, lambda value: value.flatten(0, 1)), next(iter(shapes))[1]
+
+
+def joint_of_groups(process: Process, x: Inputs, size: int) -> tuple[Tensor, Tensor]:
+    """`Process.joint` of each group of q successive points: (b, q·C) and (b, q·C, q·C)."""
+    event = size * process.num_outputs
+    means, covariances = [], []
+    # A pass takes several groups. The products between groups are wasted, which costs less than more passes.
+    for part in chunks(x, size * max(1, BATCH_ROWS // event)):
+        mean, covariance = process.joint(part)
+        means.append(mean.reshape(-1, event))
+        covariances.append(diagonal_blocks(covariance, event))
+    return torch.cat(means), torch.cat(covariances)

@@ -19,10 +19,17 @@ from net2gp.types import FeatureKernel, Inputs, Mean
 
 @dataclass(frozen=True)
 class WeightSamples:
-    """Average the network itself, not its linearization, over draws of its parameters.
+    """Predict with the average of the network itself, not its linearization, over draws of its parameters.
 
-    Away from the mean the network is not linear, and draws from a wide posterior may be poor networks:
-    the linearized prediction is the default.
+    Away from the mean the network is not linear, and draws from a wide posterior may be poor networks.
+    Therefore the linearized prediction is the default.
+
+    Args:
+        num_samples: The number of draws.
+        seed: The seed of the draws.
+
+    Raises:
+        InputError: If `num_samples` is not a positive integer.
     """
 
     num_samples: int = 100
@@ -34,9 +41,13 @@ class WeightSamples:
 
 @dataclass(frozen=True, eq=False)
 class FunctionSamples:
-    """S functions m(x) + Φ(x) w_s, each given by its weights: evaluate them anywhere, in any order.
+    """S functions m(x) + Φ(x) w_s, each given by its weights, which can be evaluated at any points.
 
-    `weights` is (P, S), in units of the prior's standard deviations.
+    Args:
+        kernel: The kernel with features Φ.
+        mean: The mean function m, or None for zero.
+        num_outputs: The number of outputs C.
+        weights: The weights w in units of the prior's standard deviations: (P, S).
     """
 
     kernel: FeatureKernel
@@ -45,7 +56,14 @@ class FunctionSamples:
     weights: Tensor = field(repr=False)
 
     def __call__(self, x: Inputs) -> Tensor:
-        """The functions' values at `x`: (S, N, C), one forward-mode pass each."""
+        """Return the values of the functions, at the cost of one forward-mode pass per function.
+
+        Args:
+            x: N points.
+
+        Returns:
+            The values: (S, N, C).
+        """
         if not isinstance(self.kernel, TangentKernel):
             return self._values(x)
         with evaluating(self.kernel.linearized.network):
@@ -61,7 +79,7 @@ class FunctionSamples:
 def draw_from(
     law: MultivariateNormal, points: int, num_samples: int, generator: torch.Generator | None
 ) -> Tensor:
-    """(S, N, C) draws from a joint law over N·C values, degenerate ones too."""
+    """(S, N, C) draws from a joint law over N·C values, whose covariance may be singular."""
     covariance = law.covariance_matrix.to(torch.float64)
     device = covariance.device if generator is None else generator.device
     z = torch.randn(

@@ -34,7 +34,7 @@ from net2gp.posteriors.conditioning.systems import CurvatureFactor, DenseSystem,
 
 
 def solve(problem: Problem, solver: Solver, inference: Inference | None) -> Solved:
-    """The process given the data of the problem, in the space of the solver."""
+    """The process given the data of the problem, in function or weight space as the solver says."""
     if inference is not None:
         return approximate(problem, solver, inference)
     if isinstance(solver, WeightCholesky):
@@ -47,7 +47,7 @@ def solve(problem: Problem, solver: Solver, inference: Inference | None) -> Solv
 def choose_inference(
     problem: Problem, solver: Solver, inference: Inference | None
 ) -> Inference | None:
-    """The given inference, checked, or Laplace's; none with Gaussian noise, which is exact."""
+    """The given inference, checked, or Laplace's by default; None for Gaussian noise, which is exact."""
     if has_gaussian_noise(problem.likelihood):
         if inference is not None:
             raise InputError("with Gaussian noise the posterior is exact: leave inference out.")
@@ -68,7 +68,7 @@ def choose_inference(
 def approximate(
     problem: Problem, solver: Solver, inference: Inference, start: Tensor | None = None
 ) -> Solved:
-    """Laplace or variational inference, from the values `start` of f − m if they are given."""
+    """Laplace or variational inference; `start` is a first guess of f − m at the training points."""
     if isinstance(solver, WeightCholesky):
         system = feature_system(problem)
         found = infer(system, problem.likelihood, problem.offset, problem.y, inference, start)
@@ -91,7 +91,7 @@ def approximate(
 def with_gram(
     problem: Problem, solver: Cholesky, inference: Inference, K: Tensor, start: Tensor | None
 ) -> Solved:
-    """The same with the Gram matrix K of the problem."""
+    """`approximate` in function space, with the Gram matrix K of the problem already computed."""
     found = infer(DenseSystem(K), problem.likelihood, problem.offset, problem.y, inference, start)
     return _from_sites(problem, solver, found, K)
 

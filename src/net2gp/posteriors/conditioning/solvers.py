@@ -1,4 +1,4 @@
-"""Values that say how a posterior is computed; each carries its own settings."""
+"""Values that choose how a posterior is computed; each carries its own settings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ def _positive(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Exact:
-    """Predictive variances by a full solve for each test point."""
+    """Compute predictive variances by a full solve for each test point."""
 
 
 @dataclass(frozen=True)
 class Lanczos:
-    """Predictive variances from a cached low-rank root of the inverse, of the given rank.
+    """Compute predictive variances from a cached low-rank root of the inverse.
 
-    (K + noise)⁻¹ ≈ R Rᵀ with R of `rank` columns from Lanczos iterations. With a network's kernel the
-    cache is carried over to the parameters, so that a prediction costs `rank` forward-mode passes and
-    nothing that depends on the number of training points. Cached variances are never below the
-    exact ones, and fall towards them as the rank grows.
+    Lanczos iterations give (K + noise)⁻¹ ≈ R Rᵀ. With a network's kernel the cache is carried over to the
+    parameters, so that the cost of a prediction, `rank` forward-mode passes, does not depend on the number of
+    training points. Cached variances are never below the exact ones, and fall towards them as the rank grows.
+
+    Args:
+        rank: The number of columns of R.
+
+    Raises:
+        InputError: If the rank is not positive.
 
     Reference: Pleiss et al., Constant-time predictive distributions for Gaussian processes, ICML 2018.
     """
@@ -37,22 +42,33 @@ class Lanczos:
 
 @dataclass(frozen=True)
 class Cholesky:
-    """Function space: factorize the (N·C)² Gram matrix. Exact; (N·C)³/3 operations, once."""
+    """Factorize the (N·C)² Gram matrix in function space: exact, (N·C)³/3 operations, once.
+
+    Args:
+        variance: How predictive variances are computed, `Exact()` or `Lanczos()`.
+    """
 
     variance: Exact | Lanczos = field(default_factory=Exact)
 
 
 @dataclass(frozen=True)
 class WeightCholesky:
-    """Weight space: factorize the P² precision of the parameters. Exact; N·C·P² + P³/3 operations, once.
+    """Factorize the P² precision of the parameters in weight space: exact, N·C·P² + P³/3 operations, once.
 
-    Only for kernels with features, such as a network's tangent kernel.
+    It needs a kernel with features, such as a network's tangent kernel.
     """
 
 
 @dataclass(frozen=True)
 class PivotedCholesky:
-    """Precondition with a partial Cholesky factor of the given rank, pivots chosen greedily."""
+    """Precondition with a partial Cholesky factor, whose pivots are chosen greedily.
+
+    Args:
+        rank: The number of columns of the factor.
+
+    Raises:
+        InputError: If the rank is not positive.
+    """
 
     rank: int = 100
 
@@ -62,7 +78,15 @@ class PivotedCholesky:
 
 @dataclass(frozen=True)
 class Nystrom:
-    """Precondition with a randomized Nyström approximation of the given rank."""
+    """Precondition with a randomized Nyström approximation.
+
+    Args:
+        rank: The rank of the approximation.
+        seed: The seed of its random directions.
+
+    Raises:
+        InputError: If the rank is not positive.
+    """
 
     rank: int = 100
     seed: int = 0
@@ -73,18 +97,28 @@ class Nystrom:
 
 @dataclass(frozen=True)
 class CG:
-    """Function space without the Gram matrix: block conjugate gradients on products with the kernel.
+    """Solve in function space by block conjugate gradients on products with the kernel.
 
-    `tol` is the relative residual to reach, `NotConverged` is warned of otherwise; the evidence is an
-    estimate by stochastic Lanczos quadrature with `num_probes` probes (0: none). `store_gram` says whether to
-    keep the Gram matrix (in float64) and multiply with it; None does so if it fits into a quarter of
-    the free memory. Without it products run through the network, in its own dtype: residuals then
-    reach about 1e-6 in float32.
+    The solver warns with `NotConverged` if it does not reach the tolerance. The evidence is an estimate by
+    stochastic Lanczos quadrature.
 
-    `variance` None is `Exact()` where the Gram matrix is kept: each chunk of test points is then a solve,
-    which goes on until variances are right to 1 %. Without the matrix a solve at each prediction would be too
-    slow: variances come from the cache of `Lanczos()`, which is compared with solves at some training
-    points, and `WideVariances` warns where they are more than 10 % too wide.
+    Args:
+        tol: The relative residual to reach. Products that run through the network in float32 allow about
+            1e-6.
+        max_iterations: The most iterations of one solve.
+        preconditioner: `PivotedCholesky()`, `Nystrom()` or None.
+        variance: How predictive variances are computed. None means `Exact()` if the Gram matrix is stored:
+            each chunk of test points is then solved for until its variances are right to 1 %. Without the
+            matrix such solves would be too slow, and None means `Lanczos()`: the cached variances are
+            compared with solves at some training points, and `WideVariances` warns if they are over 10 % too
+            wide.
+        num_probes: The number of random probes for the evidence, 2 or more, or 0 for no evidence.
+        seed: The seed of the probes.
+        store_gram: Whether to store the Gram matrix in float64 and multiply with it. None stores it if it
+            fits into a quarter of the free memory.
+
+    Raises:
+        InputError: If `tol` or `max_iterations` is not positive, or if there is one probe.
     """
 
     tol: float = 1e-6
@@ -109,7 +143,17 @@ Solver = Cholesky | WeightCholesky | CG
 
 @dataclass(frozen=True)
 class Laplace:
-    """Gaussian around the mode, with the curvature there; Newton's method with a line search."""
+    """Approximate the posterior by a Gaussian at its mode, with the curvature there.
+
+    Newton's method with a line search finds the mode. It warns with `NotConverged` if it does not converge.
+
+    Args:
+        max_iterations: The most Newton steps.
+        tol: The relative change of f at which the search stops.
+
+    Raises:
+        InputError: If a setting is not positive.
+    """
 
     max_iterations: int = 100
     tol: float = 1e-10
@@ -121,11 +165,18 @@ class Laplace:
 
 @dataclass(frozen=True)
 class Variational:
-    """The Gaussian closest to the posterior in KL(q‖p), full covariance, by natural-gradient steps.
+    """Approximate the posterior by the Gaussian with the smallest KL(q‖p), by natural-gradient steps.
 
-    The evidence is then the evidence lower bound. Where log p(y | f) is not concave in f
-    (`HeteroscedasticGaussian`), it is the closest of those that the data make narrower than the prior,
-    and L-BFGS follows the natural-gradient steps, with up to ten times as many iterations.
+    The covariance is full, and the evidence is the evidence lower bound. If log p(y | f) is not concave in f
+    (`HeteroscedasticGaussian`), only Gaussians that are narrower than the prior are considered, and L-BFGS
+    follows the natural-gradient steps, with up to ten times as many iterations.
+
+    Args:
+        max_iterations: The most natural-gradient steps.
+        tol: The relative gain of the bound at which the search stops.
+
+    Raises:
+        InputError: If a setting is not positive.
 
     Reference: Khan and Lin, Conjugate-computation variational inference, AISTATS 2017.
     """

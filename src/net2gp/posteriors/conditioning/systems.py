@@ -1,6 +1,6 @@
 """Gaussian sites in function and in weight space: the linear algebra that inference iterates on.
 
-A site stands in for the likelihood of one point: exp(bᵀf − ½ fᵀΛf), with f counted from the prior
+A site stands in for the likelihood of one point: exp(bᵀf − ½ fᵀΛf), where f is measured from the prior
 mean. With f ~ N(0, K), K = ΦΦᵀ, the posterior mean is f = Kα = Φw, where
 
     α = (I + ΛK)⁻¹ b          (function space)
@@ -29,7 +29,14 @@ from net2gp.types import Inputs, Kernel
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """b: (N, C) and Λ: (N, C, C); `root` is an S with SSᵀ = Λ, where one is known."""
+    """One site exp(bᵀf − ½ fᵀΛf) per point.
+
+    Args:
+        natural: b: (N, C).
+        curvature: Λ: (N, C, C), positive semi-definite except in `System.step`.
+        root: An S with SSᵀ = Λ, (N, C, C), if one is known. Gradients flow through it; a root that has to be
+            computed from Λ is a constant.
+    """
 
     natural: Tensor
     curvature: Tensor
@@ -40,8 +47,12 @@ class Sites:
 class State:
     """A Gaussian over f at the training points, as a system solved it.
 
-    f: (N, C) mean beyond the prior mean; dual: α (N·C, 1) or w (P, 1); quadratic: fᵀK⁻¹f = αᵀKα = wᵀw;
-    log_det: log|I + ΛK|.
+    Args:
+        f: The mean minus the prior mean: (N, C).
+        dual: α (N·C, 1) in function space, or w (P, 1) in weight space.
+        quadratic: fᵀK⁻¹f = αᵀKα = wᵀw.
+        log_det: log|I + ΛK|.
+        factor: What was factorized, for covariances; None after `System.step`.
     """
 
     f: Tensor
@@ -55,10 +66,10 @@ class System(Protocol):
     """A prior over f at the training points that sites can be combined with."""
 
     def solve(self, sites: Sites, near: Tensor | None = None) -> State:
-        """The posterior under the sites; `near` is an f close to it, for those who can use one."""
+        """The posterior under the sites; `near` is an f close to its mean, for iterative solvers."""
 
     def step(self, sites: Sites) -> State | None:
-        """The stationary point under sites that may be indefinite, without a factor; None if too costly."""
+        """The stationary point under sites that may be indefinite, without a factor; None if unavailable."""
 
     def covariances(self, state: State) -> Tensor:
         """The posterior covariance of each training point: (N, C, C)."""
@@ -67,7 +78,7 @@ class System(Protocol):
         """log|I + ΛK|, differentiable in both."""
 
     def quadratic(self, f: Tensor, dual: Tensor) -> Tensor:
-        """fᵀK⁻¹f for f that belongs to `dual`."""
+        """fᵀK⁻¹f, where `dual` is the α or w that gives f."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +125,7 @@ class DenseSystem:
         return State(f.reshape(N, C), alpha, (f * alpha).sum(), inner.new_zeros(()), None)
 
     def factorize(self, sites: Sites) -> CurvatureFactor:
-        """Cholesky of I + SᵀKS, whose eigenvalues are at least one."""
+        """The Cholesky factor of I + SᵀKS, whose eigenvalues are at least one."""
         S = psd_root(sites.curvature.detach()) if sites.root is None else sites.root
         inner = block_matmul(S.mT, block_matmul(S.mT, self.K).mT)
         inner.diagonal().add_(1.0)
@@ -129,7 +140,7 @@ class DenseSystem:
         return prior - torch.einsum("rnc,rnd->ncd", R, R)
 
     def log_det(self, curvature: Tensor) -> Tensor:
-        """By LU of I + ΛK, which needs no root of Λ and so differentiates at singular Λ too."""
+        """log|I + ΛK| by LU, which needs no root of Λ and so can be differentiated at a singular Λ."""
         return torch.linalg.slogdet(self._shifted(curvature)).logabsdet
 
     def _shifted(self, curvature: Tensor) -> Tensor:
@@ -165,7 +176,7 @@ class FeatureSystem:
         return State(f, w, (w * w).sum(), w.new_zeros(()), None)
 
     def factorize(self, curvature: Tensor) -> Cholesky:
-        """Cholesky of the precision of the whitened weights, I + ΦᵀΛΦ."""
+        """The Cholesky factor of I + ΦᵀΛΦ, the precision of the whitened weights."""
         return cholesky(precision(self.features, curvature), what="I + ΦᵀΛΦ")
 
     def covariances(self, state: State) -> Tensor:
@@ -194,7 +205,7 @@ def precision(features: Tensor, curvature: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class GramProduct:
-    """v ↦ k(X, X) v in the kernel's dtype, with the stored Gram matrix or without one."""
+    """The map v ↦ k(X, X) v in the kernel's dtype, with a stored Gram matrix or without one."""
 
     kernel: Kernel
     x: Inputs
@@ -218,7 +229,7 @@ class IterativeFactor:
     max_iterations: int
 
     def inner(self, v: Tensor) -> Tensor:
-        """(I + SᵀKS) v, in the dtype of the kernel, so that the solver knows how far digits reach."""
+        """(I + SᵀKS) v in the dtype of the kernel, from which the solver knows its rounding error."""
         product = self.matmul(block_matmul(self.S, v))
         return (v + block_matmul(self.S.mT, product.to(self.S.dtype))).to(product.dtype)
 
@@ -239,25 +250,27 @@ class IterativeFactor:
             )
 
     def solve(self, v: Tensor, prior: Tensor | None = None) -> Tensor:
-        """(K + Λ⁻¹)⁻¹ v, differentiable in v: each derivative takes one more solve.
+        """(K + Λ⁻¹)⁻¹ v, differentiable in v; each derivative takes one more solve.
 
-        For variances, prior − vᵀ(K + Λ⁻¹)⁻¹v with `prior` (k,), it goes on until each is right to `SHARE`.
+        If the prior variances `prior` (k,) of the k columns are given, the solve continues until each
+        variance prior − vᵀ(K + Λ⁻¹)⁻¹v is accurate to the relative error `SHARE`.
         """
         if torch.is_grad_enabled() and v.requires_grad:
             return _Solve.apply(v, self, prior)
         return self.solved(v, prior)[0]
 
     def solved(self, v: Tensor, prior: Tensor | None) -> tuple[Tensor, float]:
-        """`solve`, and the tolerance that it took.
+        """`solve`, and the tolerance that it needed.
 
-        With b = Sᵀv, iterations that start at zero make bᵀx too small by rᵀ(I + SᵀKS)⁻¹r ≤ rᵀr, r being the
-        residual: it is known what a variance is too wide by, and which residual would be small enough.
+        With b = Sᵀv, iterations that start at zero make bᵀx too small by rᵀ(I + SᵀKS)⁻¹r ≤ rᵀr, where r is
+        the residual. So rᵀr bounds the error of a variance, and shows which residual would be small enough.
         """
         b, tol = block_matmul(self.S.mT, v), self.tol
         if prior is None:
             return block_matmul(self.S, self._iterate(b, None, tol).x), tol
         for attempt in range(ATTEMPTS):
-            with warnings.catch_warnings():  # what counts is the error of the variances
+            with warnings.catch_warnings():
+                # A residual above the tolerance does not matter here: `_warn_wide` judges the variances.
                 warnings.simplefilter("ignore", NotConverged)
                 solution = self._iterate(b, None, tol)
             left = (prior - (b * solution.x).sum(0)).clamp(min=0.0)
@@ -274,10 +287,11 @@ class IterativeFactor:
 
 
 SHARE, ROUNDING = 0.01, 1e-12
-"""What a variance may be too wide by, as a share of itself; and of the prior's, where rounding is more."""
+"""The relative error that a variance may have, and the error as a share of the prior variance that rounding
+makes unavoidable."""
 
 ATTEMPTS, SMALLEST_TOL = 4, 1e-14
-"""How often a solve goes on for variances, and the smallest relative residual that is asked for."""
+"""How many tolerances a solve for variances tries, and the smallest relative residual that it asks for."""
 
 
 def _warn_wide(left: Tensor, missed: Tensor, solution: Solution) -> None:
@@ -295,7 +309,7 @@ def _warn_wide(left: Tensor, missed: Tensor, solution: Solution) -> None:
 
 
 class _Solve(torch.autograd.Function):
-    """v ↦ A⁻¹v for the symmetric matrix of an `IterativeFactor`, so that its adjoint is the map itself."""
+    """The map v ↦ A⁻¹v of an `IterativeFactor`. Its matrix is symmetric, so the adjoint is the map itself."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, factor: IterativeFactor, prior: Tensor | None) -> Tensor:
@@ -310,10 +324,15 @@ class _Solve(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class MatrixFreeSystem:
-    """Function space through products with K alone.
+    """Function space through products with K alone; the log-determinant is an estimate.
 
-    `precondition` makes a preconditioner of I + SᵀKS from S; the log-determinant is an estimate by
-    stochastic Lanczos quadrature.
+    Args:
+        matmul: The product with the Gram matrix.
+        precondition: A function from S to a preconditioner of I + SᵀKS, or to None.
+        tol: The relative residual of each solve.
+        max_iterations: The most iterations of each solve.
+        num_probes: The number of probes of the log-determinant, or 0 for none.
+        seed: The seed of the probes.
     """
 
     matmul: GramProduct
@@ -329,10 +348,10 @@ class MatrixFreeSystem:
         return IterativeFactor(self.matmul, S, self.precondition(S), self.tol, self.max_iterations)
 
     def solve(self, sites: Sites, near: Tensor | None = None) -> State:
-        """As in the dense system, with the solve by conjugate gradients.
+        """As in `DenseSystem`, with conjugate gradients as the solver.
 
-        α = b − Sz, where z = (I + SᵀKS)⁻¹SᵀKb = Sᵀf: so an f nearby leaves only a correction of z to
-        solve for, and errors that shrink with it.
+        α = b − Sz, where z = (I + SᵀKS)⁻¹SᵀKb = Sᵀf. If an f nearby is known, only a correction of z is left
+        to solve for, and the error of the solve is relative to that correction.
         """
         N, C = sites.natural.shape
         b = sites.natural.reshape(N * C, 1)
@@ -349,13 +368,13 @@ class MatrixFreeSystem:
         return State(f.reshape(N, C), alpha, (f * alpha).sum(), nothing, factor)
 
     def step(self, sites: Sites) -> None:
-        """None: an indefinite matrix is not for conjugate gradients."""
+        """None, since conjugate gradients cannot solve an indefinite system."""
 
     def estimate_log_det(self, factor: IterativeFactor) -> Tensor:
         """log|I + SᵀKS| by stochastic Lanczos quadrature.
 
-        With a preconditioner M it is log|M| + log|M^{-1/2}(I + SᵀKS)M^{-1/2}|: the better M, the less
-        is left to estimate. NaN without probes.
+        With a preconditioner M it is log|M| + log|M^{-1/2}(I + SᵀKS)M^{-1/2}|: the better M is, the less
+        remains to be estimated. It is NaN without probes.
         """
         if self.num_probes == 0:
             return factor.S.new_full((), float("nan"))
@@ -376,7 +395,7 @@ class MatrixFreeSystem:
         return estimate if M is None else estimate + M.log_det()
 
     def covariances(self, state: State) -> Tensor:
-        """Refused: every training point would need its own solve."""
+        """Raise, since every training point would need its own solve."""
         raise InputError(
             "Variational() needs the covariance of every training point, which CG() does not give. "
             "Pass solver=Cholesky() or WeightCholesky(), or inference=Laplace()."

@@ -16,16 +16,24 @@ from net2gp.posteriors.conditioning.systems import Sites
 from net2gp.types import FeatureKernel, Inputs, Mean
 
 TEST_BYTES = 2**28
-"""What the features of one chunk of test points may take."""
+"""How much memory the features of one chunk of test points may take."""
 
 
 @dataclass(frozen=True, eq=False)
 class Whitened:
-    """f(x) = m(x) + Φ(x) w with w ~ N(weights, A⁻¹), A = I + Φ(X)ᵀΛΦ(X).
+    """A process in weight space: f(x) = m(x) + Φ(x) w with w ~ N(weights, A⁻¹), A = I + Φ(X)ᵀΛΦ(X).
 
-    The same Gaussian process as in function space, by the matrix inversion lemma; predictions cost
-    P² per test row, whatever N is. Weights are in units of the prior's standard deviations, in which the
-    prior is white.
+    By the matrix inversion lemma it is the same Gaussian process as in function space. Predictions cost P²
+    per test row for every N. Weights are in units of the prior's standard deviations, so that their prior is
+    N(0, I).
+
+    Args:
+        kernel: The kernel with features Φ.
+        prior_mean: The prior mean m, or None for zero.
+        num_outputs: The number of outputs C.
+        weights: The posterior mean of w: (P, 1).
+        precision: The Cholesky factor of A.
+        sites: The Gaussian sites that stand in for the likelihood, or None for Gaussian noise.
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 2.1.
     """
@@ -38,7 +46,7 @@ class Whitened:
     sites: Sites | None = field(default=None, repr=False)
 
     def facts(self) -> dict[str, str]:
-        """The kernel, and its number of features."""
+        """The kernel and its number of features."""
         return kernel_facts(self.kernel)
 
     def check(self, x: Inputs) -> None:
@@ -50,7 +58,7 @@ class Whitened:
         return self.kernel.apply(x, self.weights).reshape(-1, self.num_outputs)
 
     def mean(self, x: Inputs) -> Tensor:
-        """E f(x), one forward-mode pass beside the prior mean."""
+        """E f(x): (N, C), one forward-mode pass in addition to the prior mean."""
         centered = self.centered(x)
         return centered if self.prior_mean is None else self.prior_mean(x) + centered
 

@@ -31,6 +31,8 @@ Method = Callable[Concatenate[Owner, Arguments], Result]
 
 
 def _evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Arguments, Result]:
+    """Run the method with the network in eval mode, whatever mode the user has left it in."""
+
     @wraps(method)
     def wrapped(self: Owner, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
         with evaluating(self.linearized.network):
@@ -41,10 +43,16 @@ def _evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Argume
 
 @dataclass(frozen=True, eq=False)
 class AroundNetwork:
-    """f(x) = f(x; θ*) + J(x)(θ − θ*) with θ ~ N(θ*, Σ).
+    """A process around a network: f(x) = f(x; θ*) + J(x)(θ − θ*) with θ ~ N(θ*, Σ).
 
-    The mean is the network's own output, the covariance J Σ Jᵀ with Σ as `covariance` represents it. The
-    prior is N(0, prior_var). Training the network further changes nothing here.
+    The mean is the network's own output, and the covariance is J Σ Jᵀ. The prior is N(0, prior_var). Training
+    the network further does not change the process.
+
+    Args:
+        linearized: The network, linearized at θ*.
+        covariance: The covariance Σ of the parameters, in one of the structures.
+        prior_var: The prior variances, a number or a dict by parameter name.
+        num_outputs: The number of outputs C.
 
     References: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS
     2019; Immer, Korzepa, Bauer, Improving predictions of Bayesian neural nets via local linearization,
@@ -70,7 +78,7 @@ class AroundNetwork:
         }
 
     def check(self, x: Inputs) -> None:
-        """Nothing here: the network itself says what it cannot take."""
+        """Do nothing: the network itself raises an error for inputs that it cannot take."""
 
     @_evaluated
     def mean(self, x: Inputs) -> Tensor:
@@ -84,7 +92,7 @@ class AroundNetwork:
 
     @_evaluated
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """The mean and the variances, which some structures have for less than the blocks: (N, C) each."""
+        """The mean and the variances, (N, C) each; some structures compute them faster than the blocks."""
         return self.linearized(x), self.covariance.variances(self.linearized, x)
 
     @_evaluated
@@ -103,7 +111,7 @@ class AroundNetwork:
 
     @_evaluated
     def prior_variances(self, x: Inputs) -> Tensor:
-        """The diagonal of J diag(prior_var) Jᵀ, over the parameters that are not fixed: (N, C)."""
+        """The diagonal of J diag(prior_var) Jᵀ, summed over the parameters that are not fixed: (N, C)."""
         kernel, covariance = self.kernel, self.covariance
         while isinstance(covariance, ScaledCovariance):
             covariance = covariance.inner
@@ -115,7 +123,7 @@ class AroundNetwork:
         return kernel.diag(x).reshape(-1, self.num_outputs)
 
     def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
-        """Functions f(x; θ*) + J(x)(θ_s − θ*) of drawn parameters."""
+        """The functions f(x; θ*) + J(x)(θ_s − θ*) for drawn parameters θ_s."""
         with evaluating(self.linearized.network):
             draws = self._draw(num_samples, generator)
         return FunctionSamples(self.linearized.kernel(), self.linearized, self.num_outputs, draws)
@@ -124,7 +132,7 @@ class AroundNetwork:
     def draw_networks(
         self, x: Inputs, num_samples: int, generator: torch.Generator | None
     ) -> Tensor:
-        """(S, N, C) outputs at `x` of the network itself at drawn parameters."""
+        """The outputs at `x` of the network itself at drawn parameters: (S, N, C)."""
         center = self.linearized.flatten(self.linearized.params)
         values = []
         draws = self._draw(num_samples, generator)
@@ -149,7 +157,7 @@ class AroundNetwork:
         return self.covariance.draw(num_samples, generator).to(self.linearized.example)
 
     def scaled(self, factor: float) -> AroundNetwork:
-        """The process with `factor` times the covariance, of the posterior and of the prior."""
+        """The process with the covariances of the posterior and of the prior multiplied by `factor`."""
         prior_var: PriorVar
         if isinstance(self.prior_var, Mapping):
             prior_var = {name: factor * value for name, value in self.prior_var.items()}
@@ -162,7 +170,7 @@ class AroundNetwork:
 
 @dataclass(frozen=True)
 class ByTraining(Recipe):
-    """Of an optimizer that finds a mean and a covariance: VOGN, IVON and their like, and Swag."""
+    """The recipe of optimizers that find a mean and a covariance: VOGN, VOGGN, OGGN, IVON and Swag."""
 
     temperature: float = 1.0
 
@@ -180,7 +188,7 @@ class ByTraining(Recipe):
             )
 
     def tempered(self, posterior: Posterior, factor: float) -> Posterior:
-        """With the covariance scaled, and without an evidence."""
+        """The posterior with a scaled covariance, and without an evidence."""
         process = posterior.process
         assert isinstance(process, AroundNetwork)
         recipe = replace(self, temperature=factor * self.temperature)
@@ -193,7 +201,7 @@ class ByTraining(Recipe):
 
 @dataclass(frozen=True)
 class ByLaplace(ByTraining):
-    """Of `laplace`: what is kept of Σ, and what the curvature of the data was divided by."""
+    """The recipe of `laplace`: the structure of Σ, and the number that divided the curvature of the data."""
 
     structure: object = None
 
@@ -212,7 +220,7 @@ def around_network(
     evidence: Tensor | None = None,
     recipe: Recipe | None = None,
 ) -> Posterior:
-    """The posterior N(θ*, Σ) of a network's parameters, found by training if no recipe is given."""
+    """The posterior N(θ*, Σ) over a network's parameters; without a recipe it counts as found by training."""
     x, y = data
     with evaluating(linearized.network):
         num_outputs = linearized(rows(x, slice(0, 1))).shape[1]

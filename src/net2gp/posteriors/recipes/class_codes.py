@@ -159,15 +159,21 @@ def _roots(diagonal: Tensor, means: Tensor, level: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class OneHotCodes:
-    """Labels whose one-hot codes, less the classes' frequencies π, are f with Gaussian noise σ².
+    """The likelihood of labels whose one-hot codes, minus the class frequencies π, are f plus noise.
 
-    With mean μ(x), (N, C), and variance v(x) of f, what x says of class c is
+    If f has mean μ(x), (N, C), and variance v(x), the likelihood ratio of class c at x is
 
         N(e_c; π + μ, s²) / N(e_c; π, s²) ∝ exp(μ_c / s²),  s² = v(x) + σ²,
 
-    and q(c | x) ∝ π_c exp(μ_c / (temperature · s²)): the frequencies where nothing is known. N labels cannot
-    tell that errors are rarer than about one in N, whatever the codes say: p = (1 − ε) q + ε π with
-    ε = 1/(N + 2), which is Laplace's rule of succession for no error in N, the `num_points`.
+    and q(c | x) ∝ π_c exp(μ_c / (temperature · s²)), which is the frequency π_c if nothing is known about x.
+    N labels are no evidence that errors are rarer than about one in N. Therefore p = (1 − ε) q + ε π with
+    ε = 1/(N + 2), which is Laplace's rule of succession for no error in N labels.
+
+    Args:
+        noise_var: The variance σ² of the Gaussian noise of the codes.
+        frequencies: The class frequencies π: (C,).
+        temperature: Divides the evidence of each class; above 1 makes predictions less certain.
+        num_points: The number of labels N.
 
     >>> codes = OneHotCodes(0.1, torch.tensor([0.5, 0.5], dtype=torch.float64), 1.0, num_points=8)
     >>> codes.residual(torch.zeros(1, 2, dtype=torch.float64), torch.tensor([1]))
@@ -180,28 +186,70 @@ class OneHotCodes:
     num_points: int
 
     def codes(self, y: Tensor) -> Tensor:
-        """The one-hot codes of labels, less the frequencies: (N, C), float64."""
+        """Return the one-hot codes of labels, minus the frequencies.
+
+        Args:
+            y: Labels: (N,).
+
+        Returns:
+            The codes: (N, C), float64.
+        """
         return one_hot(y.long(), len(self.frequencies)).double() - self.frequencies
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless `y` are labels of the classes."""
+        """Raise `InputError` unless `y` are labels of the classes.
+
+        Args:
+            f: Values of f: (N, C).
+            y: Labels: (N,).
+        """
         Categorical().check(f, y)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log N(code_n | f_n, σ²I): (N,)."""
+        """Return log N(code_n | f_n, σ²I).
+
+        Args:
+            f: Values of f: (N, C).
+            y: Labels: (N,).
+
+        Returns:
+            The log densities: (N,).
+        """
         squares = (self.codes(y).to(f) - f).square().sum(1) / self.noise_var
         return -0.5 * (squares + f.shape[1] * math.log(2 * math.pi * self.noise_var))
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """(code_n − f_n)/σ²: (N, C)."""
+        """Return the gradient (code_n − f_n)/σ² of the log density.
+
+        Args:
+            f: Values of f: (N, C).
+            y: Labels: (N,).
+
+        Returns:
+            The gradients: (N, C).
+        """
         return (self.codes(y).to(f) - f) / self.noise_var
 
     def curvature(self, f: Tensor) -> Tensor:
-        """I/σ²: (N, C, C)."""
+        """Return the curvature I/σ² of the log density.
+
+        Args:
+            f: Values of f: (N, C).
+
+        Returns:
+            The curvatures: (N, C, C).
+        """
         return (torch.eye(f.shape[1]).to(f) / self.noise_var).expand(f.shape[0], -1, -1)
 
     def predict(self, f: MultivariateNormal) -> distributions.Categorical:
-        """p(y_n = c), as `.probs` (N, C)."""
+        """Return the probabilities p(y_n = c).
+
+        Args:
+            f: The law of f at N points, with batch shape N and event shape C.
+
+        Returns:
+            A categorical distribution, with `.probs` of shape (N, C).
+        """
         mean, total = f.mean.double(), f.variance.double() + self.noise_var
         logits = mean / (self.temperature * total) + self.frequencies.log()
         doubt = 1.0 / (self.num_points + 2)
@@ -219,17 +267,17 @@ def _(likelihood: OneHotCodes, f: Tensor) -> Response:
 
 @dataclass(frozen=True)
 class ByCodes(Recipe):
-    """Of `adapt_classes`: noise, scale and temperature were chosen on all labels together."""
+    """The recipe of `adapt_classes`, which chooses noise, scale and temperature on all labels together."""
 
     def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
-        """Refused: the frequencies and the kernel's center would change."""
+        """Raise, since more data would change the frequencies and the center of the kernel."""
         raise NotAvailable(
             "the kernel of adapt_classes is centered at its data, and the noise was chosen on them, so that "
             "more data change everything. Call adapt_classes with all data, which is one decomposition."
         )
 
     def predictive(self, own: Likelihood, given: Likelihood | None) -> Likelihood:
-        """Its own: no other likelihood is of codes."""
+        """The posterior's own likelihood; raise if another is given, since none fits codes."""
         if given is not None:
             raise InputError(
                 "this posterior is of one-hot codes, not of logits, and has its own likelihood: leave "

@@ -48,7 +48,10 @@ from net2gp.types import Data, Inputs, Likelihood
 
 @dataclass(frozen=True, eq=False)
 class AroundZero:
-    """m(x) = f(x; θ*) − J(x)θ*: the mean of a linearized network whose parameters are N(0, prior_var).
+    """The prior mean m(x) = f(x; θ*) − J(x)θ* of a linearized network whose parameters are N(0, prior_var).
+
+    Args:
+        linearized: The network, linearized at θ*.
 
     >>> network = torch.nn.Linear(2, 1).eval()
     >>> from net2gp.linear.linearized import linearize
@@ -59,7 +62,7 @@ class AroundZero:
     linearized: Linearized
 
     def __call__(self, x: Inputs) -> Tensor:
-        """m(x): (N, C), one forward pass and one in forward mode."""
+        """m(x): (N, C), by one forward pass and one forward-mode pass."""
         return self.linearized(x) - linear_part(self.linearized, x)
 
     def to(
@@ -79,21 +82,32 @@ def linear_part(linearized: Linearized, x: Inputs) -> Tensor:
 class Dual:
     """A network at θ* as the posterior of a linear model with Gaussian noise on transformed data.
 
-    To second order in the outputs (first order in the parameters), log p(y | x, θ) is that of
+    To second order in the outputs (first order in the parameters), log p(y | x, θ) is the log density of
 
         ỹ = J θ + ε,   ε ~ N(0, Λ⁻¹),   θ ~ N(0, prior_var),   ỹ = J θ* + Λ⁻¹ r
 
-    with r = ∇_f log p(y | f) and Λ the likelihood's curvature at f = f(x; θ*): a linear model with
+    with r = ∇_f log p(y | f) and Λ the likelihood's curvature at f = f(x; θ*). This is a linear model with
     features J, whose posterior N(m, S) has S⁻¹ = diag(1/prior_var) + JᵀΛJ and m = S Jᵀb, b = ΛJθ* + r.
-    At a stationary point of log p(y | θ) + log N(θ | 0, prior_var), m = θ* and S is Laplace's
-    covariance. It is as well Gaussian process regression of ỹ with the tangent kernel
-    J diag(prior_var) Jᵀ. Everything is computed from b and Λ, so Λ may be singular, as softmax's is.
-    A `temperature` divides Λ, and Λ alone: the posterior is wider, and m = θ* at the same points as before.
+    At a stationary point of log p(y | θ) + log N(θ | 0, prior_var), m = θ* and S is Laplace's covariance. The
+    same posterior is Gaussian process regression of ỹ with the tangent kernel J diag(prior_var) Jᵀ.
+    Everything is computed from b and Λ, so Λ may be singular, as it is for softmax. The temperature divides Λ
+    and nothing else: the posterior becomes wider, and m = θ* at the same stationary points.
 
-    `f` and `linear_part` = Jθ* are (N, C), `residual` (N, C), `curvature` (N, C, C), in float64. Both
-    posteriors are of the network's linearization f(x; θ*) + J(x)(θ − θ*), their mean without that of
-    the transformed data (`posterior.centered`) is `AroundZero`. Their `update` with more data keeps the
-    temperature: new points are expanded at θ* as the old ones were.
+    The linear model and the Gaussian process are posteriors of the linearized network
+    f(x; θ*) + J(x)(θ − θ*). Their prior mean is `AroundZero`, and `posterior.centered` is what the data add
+    to it. Their `update` keeps the temperature and expands new points at the same θ*.
+
+    Args:
+        linearized: The network, linearized at θ*.
+        likelihood: How targets depend on the outputs.
+        prior_var: The prior variances, a number or a dict by parameter name.
+        x: The N training points.
+        y: Their targets.
+        f: The outputs f(x; θ*): (N, C), float64 as all that follow.
+        linear_part: J θ*: (N, C).
+        residual: r: (N, C).
+        curvature: Λ, divided by the temperature: (N, C, C).
+        temperature: The number that divides Λ.
 
     Reference: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
     """
@@ -111,21 +125,21 @@ class Dual:
 
     @property
     def natural(self) -> Tensor:
-        """b = ΛJθ* + r = Λỹ: (N, C), finite where the pseudo-targets are not."""
+        """b = ΛJθ* + r = Λỹ: (N, C), which is finite even if the targets ỹ are not."""
         return (self.curvature @ self.linear_part[..., None])[..., 0] + self.residual
 
     @property
     def noise(self) -> Tensor:
-        """Λ⁻¹: (N, C, C); the pseudo-inverse Λ⁺ for softmax, zero along (1, …, 1)."""
+        """The noise covariance Λ⁻¹: (N, C, C). For softmax it is the pseudo-inverse, zero along (1, …, 1)."""
         curvature = self.curvature * self.temperature
         return inverse_curvature(self.likelihood, self.f, curvature) * self.temperature
 
     @property
     def targets(self) -> Tensor:
-        """ỹ = Jθ* + Λ⁻¹r: (N, C).
+        """The transformed targets ỹ = Jθ* + Λ⁻¹r: (N, C).
 
-        Softmax leaves the direction (1, …, 1) of f open; there ỹ is Jθ*, with infinite noise that
-        `noise` shows as zero. The targets grow as 1/p(y) where the network is sure and wrong.
+        Softmax does not depend on the direction (1, …, 1) of f; in that direction ỹ is Jθ*, with infinite
+        noise that `noise` shows as zero. The targets grow like 1/p(y) where the network is certain and wrong.
         """
         return self.linear_part + (self.noise @ self.residual[..., None])[..., 0]
 
@@ -135,12 +149,27 @@ class Dual:
         return self.linearized.kernel(self.prior_var)
 
     def features(self) -> Tensor:
-        """J: (N, C, P), if it fits into memory; neither posterior asks for it unless P is small."""
+        """Return the Jacobian J. The posteriors compute it only if P is small.
+
+        Returns:
+            J at the training points: (N, C, P).
+        """
         return self.linearized.jacobian(self.x)
 
     @ordinary_tensors()
     def condition(self, solver: Solver | None = None) -> Posterior:
-        """The linear model or the Gaussian process, whichever has the smaller system to solve."""
+        """Return the linear model or the Gaussian process, whichever has the smaller system to solve.
+
+        Args:
+            solver: `WeightCholesky()` for the linear model, `Cholesky()` or `CG()` for the Gaussian process.
+                None chooses by size.
+
+        Returns:
+            The posterior, with its evidence.
+
+        Raises:
+            TooLarge: If the system of the given solver does not fit into memory.
+        """
         data, mean = (self.x, self.y), AroundZero(self.linearized)
         problem = make_problem(self.kernel, data, self.likelihood, mean)
         solver = choose_solver(problem, solver)
@@ -155,14 +184,25 @@ class Dual:
         return expanded(problem, solved, ByExpansion(self.temperature, solver, inference))
 
     def linear_model(self) -> Posterior:
-        """N(m, S) over the parameters. Cost N·C·P² + P³/3; its `process.weights` are m/√prior_var."""
+        """Return the posterior N(m, S) over the parameters, at the cost of N·C·P² + P³/3.
+
+        Returns:
+            The posterior in weight space; its `process.weights` are m/√prior_var.
+        """
         return self.condition(WeightCholesky())
 
     def gaussian_process(self, solver: Cholesky | CG | None = None) -> Posterior:
-        """The same posterior in function space: mean k(x, X)(K + Λ⁻¹)⁻¹ỹ beyond `AroundZero`.
+        """Return the same posterior in function space: mean k(x, X)(K + Λ⁻¹)⁻¹ỹ in addition to `AroundZero`.
 
-        Cost (N·C)³/3 with `Cholesky()`; `CG()`, the default where the Gram matrix does not fit, never
-        stores it.
+        Args:
+            solver: `Cholesky()`, which costs (N·C)³/3, or `CG()`, which never stores the Gram matrix. None
+                takes `Cholesky()` if the matrix fits into memory.
+
+        Returns:
+            The posterior in function space.
+
+        Raises:
+            InputError: If the solver is `WeightCholesky()`.
         """
         if isinstance(solver, WeightCholesky):
             raise InputError(
@@ -175,13 +215,15 @@ class Dual:
         return self.condition(solver)
 
     def log_marginal_likelihood(self) -> Tensor:
-        """log ∫ p(y | θ) N(θ | 0, prior_var) dθ, with log p(y | θ) to second order at θ*.
+        """Return log ∫ p(y | θ) N(θ | 0, prior_var) dθ, with log p(y | θ) to second order at θ*.
 
-        Σ_n [log p(y_n | f_n) − r_nᵀg_n − ½ g_nᵀΛ_ng_n] + ½ bᵀJm − ½ log|I + ΛK| for g = Jθ*. For Gaussian
-        noise that is log N(ỹ | 0, K + Λ⁻¹). Otherwise, for an invertible Λ, it is this density plus
-        Σ_n [log p(y_n | f_n) + ½ r_nᵀΛ_n⁻¹r_n + ½ log|2πΛ_n⁻¹|], which turns a density of ỹ into one
-        of y. At a stationary point it is Laplace's
-        log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + ΛK|. Where only `CG` fits, log|I + ΛK| is estimated.
+        It is Σ_n [log p(y_n | f_n) − r_nᵀg_n − ½ g_nᵀΛ_ng_n] + ½ bᵀJm − ½ log|I + ΛK| for g = Jθ*. For
+        Gaussian noise this equals log N(ỹ | 0, K + Λ⁻¹). Otherwise, for an invertible Λ, it is this density
+        plus Σ_n [log p(y_n | f_n) + ½ r_nᵀΛ_n⁻¹r_n + ½ log|2πΛ_n⁻¹|], which turns a density of ỹ into one of
+        y. At a stationary point it is Laplace's log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + ΛK|.
+
+        Returns:
+            The evidence, a scalar. If only `CG()` fits into memory, log|I + ΛK| is an estimate.
         """
         return self.condition().log_marginal_likelihood()
 
@@ -217,12 +259,12 @@ class Dual:
 
 @dataclass(frozen=True)
 class ByExpansion(Recipe):
-    """Of a dual, expanded at θ* at all points, old and new.
+    """The recipe of a dual, which expands the likelihood at θ* for all points, old and new.
 
-    Its mean is that of the linear model, not a mode of the likelihood itself; and a temperature divides the
-    curvature of the expansion and leaves its slope, which no likelihood does that could be expanded anew.
-    With Gaussian noise at temperature 1 the expansion is the likelihood: `inference` is None then, and more
-    data are taken in exactly.
+    The mean of the posterior is the mean of the linear model, not a mode of the likelihood itself. The
+    temperature rescales the curvature but not the gradient of the expansion, so it cannot be expressed as a
+    likelihood and expanded again. With Gaussian noise at temperature 1 the expansion is the likelihood:
+    `inference` is None then, and more data are taken in exactly.
     """
 
     temperature: float
@@ -239,7 +281,7 @@ class ByExpansion(Recipe):
         return self.dual(joined).condition(self.solver)
 
     def dual(self, posterior: Posterior) -> Dual:
-        """At the same temperature."""
+        """The dual at the same temperature."""
         kernel = posterior.process.kernel
         assert isinstance(kernel, TangentKernel)
         return make_dual(
@@ -256,12 +298,12 @@ class ByExpansion(Recipe):
         return {**solver_facts(self.solver, self.inference), **tempered}
 
     def without_evidence(self) -> str:
-        """That conjugate gradients were told so."""
+        """Say that the solver was asked to leave the evidence out."""
         return WITHOUT_PROBES
 
 
 def expanded(problem: Problem, solved: Solved, recipe: ByExpansion) -> Posterior:
-    """The posterior of a dual that was solved."""
+    """Wrap the solution of a dual into a posterior."""
     data = (problem.x, problem.y)
     return Posterior(solved.process, problem.likelihood, *data, solved.evidence, recipe)
 
@@ -274,7 +316,7 @@ def make_dual(
     *,
     temperature: float = 1.0,
 ) -> Dual:
-    """The dual of a linearized network: two passes over the data, and nothing solved yet."""
+    """The dual of a linearized network: two passes over the data, without any solve."""
     check_prior_var(prior_var, zero=True)
     x, y = gather(data)
     check_class_axis(linearized, x, likelihood)

@@ -62,7 +62,7 @@ def extend(
     solver: Solver,
     inference: Inference | None,
 ) -> Solved:
-    """The process given old and new data, from what the posterior has solved already."""
+    """The process given old and new data, starting from what the posterior has solved already."""
     process = posterior.process
     assert isinstance(process, Conditioned | Whitened)
     if inference is not None:
@@ -79,7 +79,7 @@ def extend(
     if isinstance(solver, CG):
         return gaussian_cg(problem, solver, _guess(process, problem) if same_rows else None)
     assert not isinstance(solver, WeightCholesky)
-    if not same_rows:  # new noise tells apart the outputs that shared one Gram matrix
+    if not same_rows:  # the outputs shared one Gram matrix, but the new noise differs between them
         return gaussian_dense(problem, solver)
     cross, block = _new_blocks(problem, process.x, new)
     block = block + torch.diag(noise_rows(problem)[len(process.alpha) :])
@@ -87,7 +87,7 @@ def extend(
 
 
 def _guess(process: Conditioned, problem: Problem) -> Tensor:
-    """α of the old data, and zero for the new."""
+    """A first guess of α: its values for the old data, and zeros for the new."""
     alpha = process.alpha
     added = problem.num_rows - len(alpha)
     return torch.cat([alpha, alpha.new_zeros(added, alpha.shape[1])])
@@ -96,7 +96,7 @@ def _guess(process: Conditioned, problem: Problem) -> Tensor:
 def _with_precision(
     posterior: Posterior, process: Whitened, problem: Problem, new: Inputs
 ) -> Solved:
-    """The precision of the new points added in weight space."""
+    """The process in weight space after the precision of the new points is added."""
     assert posterior.evidence is not None
     added = num_rows(new)
     noise, t = problem.noise[-added:], problem.target[-added:]
@@ -106,7 +106,8 @@ def _with_precision(
     factor = cholesky(A, what="I + ΦᵀΛΦ")
     b = old @ process.weights + torch.einsum("ncp,nc->p", Phi, t / noise)[:, None]
     weights = factor.solve(b)
-    # log p(old, new) = log p(old) + log p(new | old), by the change of the quadratic and determinant
+    # log p(old, new) = log p(old) + log p(new | old). The second term is a Gaussian density, whose quadratic
+    # form and determinant are the differences between the new posterior and the old one.
     quadratic = (t * t / noise).sum() + (process.weights * (old @ process.weights)).sum()
     quadratic = quadratic - (weights * b).sum()
     log_det = factor.log_det() - process.precision.log_det() + noise.log().sum()
@@ -115,7 +116,7 @@ def _with_precision(
 
 
 def _layout(x: Inputs) -> object:
-    """What must not differ between old and new inputs: structure, shapes of rows, dtypes, devices."""
+    """What must be equal in old and new inputs: structure, shapes of rows, dtypes and devices."""
     names = list(x) if isinstance(x, Mapping) else type(x)
     return names, [(v.shape[1:], v.dtype, v.device) for v in tensors(x)]
 
@@ -149,7 +150,7 @@ def _bordered(K: Tensor, problem: Problem, x: Inputs, new: Inputs) -> Tensor:
 
 
 def _cholesky(factor: Factor) -> CholeskyFactor:
-    """A Cholesky factor of K + D, whatever it was solved with."""
+    """A Cholesky factor of K + D, computed if the posterior came from an eigendecomposition."""
     if isinstance(factor, NoiseFactor):
         return factor.cholesky
     assert isinstance(factor, SpectralFactor)

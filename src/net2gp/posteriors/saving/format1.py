@@ -1,4 +1,4 @@
-"""Files of format 1, which knew four classes of posteriors, as the one that there is."""
+"""Files of format 1, which had four classes of posteriors, read as `Posterior`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from net2gp.posteriors.weights.conditioned_covariance import ConditionedCovarian
 
 @dataclass(frozen=True)
 class _AroundZero:
-    """The mean of a dual, which carried the temperature."""
+    """The prior mean of a dual, which held the temperature in format 1."""
 
     linearized: Linearized
     temperature: float = 1.0
@@ -105,4 +105,4 @@ FORMAT_1: dict[str, Callable[..., Any]] = {
     "codes.ClassPosterior": _class_posterior,
     "dual.AroundZero": _AroundZero,
 }
-"""What the tags of the old classes are turned into; all others mean what they did."""
+"""The functions that replace classes of format 1, by tag; all other tags mean the same in both formats."""

@@ -128,10 +128,18 @@ NAMES.update({cls: name for name, cls in _CLASSES.items()})
 def save(posterior: Posterior, path: str | os.PathLike) -> None:
     """Write a posterior to one file, which `load` reads back with identical predictions.
 
-    The file holds every tensor (the network's parameters and buffers too) and describes the rest in
-    JSON; only the network's code is not in it. The network may be in training mode: a posterior does not
-    change with it. The file is written beside `path` first and then moved, so that an interrupted save
-    leaves an older file whole. `posterior.save(path)` is the same.
+    The file holds every tensor, the network's parameters and buffers among them, and describes the rest in
+    JSON; only the code of the network is not in it. The network may be in training mode, since a posterior
+    does not change with it. The file is written beside `path` first and then moved, so that an interrupted
+    save leaves an older file intact. `posterior.save(path)` is the same.
+
+    Args:
+        posterior: The posterior to save.
+        path: The file to write, in a folder that exists.
+
+    Raises:
+        InputError: If the folder does not exist, or if the kernel, mean or likelihood is of a class that
+            cannot be saved.
     """
     if not isinstance(posterior, Posterior):
         raise InputError(f"save takes a posterior of net2gp, but got {describe(posterior)}.")
@@ -148,8 +156,19 @@ def load(
 ) -> Posterior:
     """Read a posterior that `save` wrote. Nothing in the file is executed.
 
-    `network` is a module of the architecture that was saved (its own weights do not matter), or its
-    linearization, and `output` the function that was given to `linearize`, if any.
+    Args:
+        path: The file.
+        network: A module of the architecture that was saved, or its linearization. Its own weights do not
+            matter. None if the posterior has no network.
+        output: The function that was given to `linearize(output=...)`, if there was one.
+        device: Where the tensors go.
+
+    Returns:
+        The posterior, which predicts as the saved one did.
+
+    Raises:
+        FileFormatError: If there is no such file, or if it is corrupted or of another kind or version.
+        InputError: If the network is missing, or if its parameters or outputs differ from the saved ones.
     """
     path = Path(path).expanduser()
     check_device(device)
@@ -166,7 +185,8 @@ def load(
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = file.metadata() or {}
             names = list(file.keys())
-            # clones are aligned in memory, which the file's tensors are not: products round alike
+            # Tensors in the file are not aligned in memory, but clones are, so that products with them round
+            # as they did before saving.
             tensors = {name: file.get_tensor(name).clone() for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise FileFormatError(
@@ -194,7 +214,7 @@ def load(
 
 
 def _check_value(posterior: Posterior, saved: Tensor | None) -> None:
-    """A network with the same parameters may still compute something else: another activation, say."""
+    """Raise if the network computes something else than the saved one, for example by another activation."""
     try:
         value = network_value(posterior.kernel, posterior.x)
     except KeyError as error:  # a node of the saved limit that the network does not have
@@ -214,7 +234,7 @@ def _check_value(posterior: Posterior, saved: Tensor | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """What a description is turned into values with."""
+    """Turns the description in a file into values, with the tensors and the network that belong to it."""
 
     tensors: dict[str, Tensor]
     network: nn.Module | None
@@ -269,7 +289,7 @@ class _Reader:
 
 
 def _check_network(body: str, network: nn.Module | None, tensors: dict[str, Tensor]) -> None:
-    """The module must be there if the posterior has one, and have the parameters of the file."""
+    """Raise unless a network is given if the posterior has one, with parameters of the saved shapes."""
     found = _find(json.loads(body), NAMES[Linearized])
     if found is None:
         return
