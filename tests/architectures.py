@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
+from contributing import example
 from net2gp.types import Inputs
 
 Build = Callable[[], tuple[nn.Module, Inputs]]
@@ -83,6 +84,12 @@ def linear():
 @architecture
 def linear_without_bias():
     return nn.Linear(3, 2, bias=False), points(3)
+
+
+@architecture
+def layer_of_contributing():
+    heads = nn.Unflatten(1, (2, 3)), example("layer rule").Headwise(2, 3, 4), nn.Flatten()
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), *heads, nn.Tanh(), nn.Linear(8, 2)), points(4)
 
 
 @architecture

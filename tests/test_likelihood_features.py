@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributions, nn
 
 import net2gp as n2g
+from contributing import example
 from net2gp import metrics
 from net2gp.errors import FileFormatError, InputError, Net2GPWarning
 from net2gp.likelihoods import LawLikelihood, expected_derivatives, savable, traits
@@ -98,6 +99,7 @@ def levels() -> Tensor:
 CASES = {
     "own, five members": Case(Counts(), counts),
     "own, law": Case(Waiting(), times),
+    "of contributing": Case(example("likelihood").Waiting(), times),
     "poisson": Case(n2g.likelihoods.Poisson(), counts),
     "negative binomial": Case(n2g.likelihoods.NegativeBinomial(0.3), counts),
     "student t": Case(n2g.likelihoods.StudentT(0.01, 3.0), with_outliers),

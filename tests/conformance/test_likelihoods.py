@@ -14,6 +14,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from contributing import example
 from net2gp.likelihoods import (
     Bernoulli,
     Categorical,
@@ -88,6 +89,13 @@ def ordinal_support(likelihood: Ordinal, f: Tensor) -> Support:
         yield y, likelihood.log_prob(f, y).exp()
 
 
+def waiting_support(likelihood: Any, f: Tensor) -> Support:
+    """Gauss–Laguerre points in y: exact for the polynomials in y that the laws below average."""
+    nodes, weights = np.polynomial.laguerre.laggauss(12)
+    for node, weight in zip(nodes, weights, strict=True):
+        yield node * f.exp(), torch.full(f.shape[:1], weight, dtype=f.dtype)
+
+
 @dataclass(frozen=True)
 class Case:
     likelihood: Any
@@ -133,6 +141,7 @@ CASES = {
     "student t": Case(StudentT(scale_var=0.3, degrees_of_freedom=4.0), 1, student_support),
     "ordinal": Case(Ordinal((-1.0, 0.2, 1.5)), 1, ordinal_support),
     "ordinal probit": Case(Ordinal((-1.0, 0.2, 1.5), probit=True), 1, ordinal_support),
+    "of contributing": Case(example("likelihood").Waiting(), 1, waiting_support),
 }
 each = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 CANONICAL = {name: case for name, case in CASES.items() if case.likelihood.canonical}

@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from contributing import example
 from net2gp.errors import InputError
 from net2gp.limits.duals import power_forms as powers
 from net2gp.limits.duals.activation_table import activation_table
@@ -51,6 +52,7 @@ CLOSED = [
     nn.ReLU6(),
     nn.Hardsigmoid(),
     nn.Softshrink(0.1),
+    example("activation").Snake(),
 ]
 NUMERIC = [
     nn.Tanh(),

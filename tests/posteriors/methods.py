@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
+from contributing import example
 from net2gp.errors import NotStationary
 from net2gp.types import Likelihood
 from posteriors.ways import (
@@ -76,6 +77,10 @@ def by_swag(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) 
 
 def by_codes(kernel: Callable[[nn.Sequential], Any]) -> Make:
     return lambda model, x, y, likelihood: n2g.adapt_classes(kernel(model), (x, y), num_classes=3)
+
+
+def of_contributing(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    return example("method").adapt_by_leave_one_out(model, (x, y), likelihood)
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,7 @@ METHODS: dict[str, Method] = {
     "codes of classes": replace(CLASSES, make=by_codes(lambda model: model)),
     "codes of classes, rbf": replace(CLASSES, make=by_codes(lambda model: n2g.RBF(0.8))),
     "codes of classes, infinite width": replace(CLASSES, make=by_codes(lambda model: RECTIFIED)),
+    "method of contributing": replace(REGRESSION, make=of_contributing),
 }
 
 EVERY: dict[str, Way | Method] = {**WAYS, **METHODS}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from contributing import example
 from net2gp import (
     RBF,
     Bernoulli,
@@ -70,6 +71,10 @@ def binary_targets(x: Tensor, outputs: int) -> Tensor:
 
 def count_targets(x: Tensor, outputs: int) -> Tensor:
     return (2 * real_targets(x, outputs)).exp().floor()
+
+
+def positive_targets(x: Tensor, outputs: int) -> Tensor:
+    return real_targets(x, outputs).exp()
 
 
 def level_targets(x: Tensor, outputs: int) -> Tensor:
@@ -215,6 +220,9 @@ WAYS: dict[str, Way] = {
     "student t by laplace": Way(StudentT(0.1, 4.0), solver=Cholesky()),
     "ordinal by laplace, rbf": Way(
         Ordinal((-0.4, 0.4)), 1, targets=level_targets, kernel=lambda _: RBF(), with_mean=False
+    ),
+    "likelihood of contributing, by laplace": Way(
+        example("likelihood").Waiting(), solver=Cholesky(), targets=positive_targets
     ),
 }
 

@@ -2,6 +2,8 @@
 
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher, MonteCarloFisher
 from net2gp.linear.curvatures.ggn import GaussNewton
+from net2gp.linear.forward.factors import Direct, Lookup, Outer
+from net2gp.linear.forward.layers import layer_rule
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.linear.linearized import Linearized, linearize
@@ -17,11 +19,14 @@ from net2gp.linear.similarity import (
 )
 
 __all__ = [
+    "Direct",
     "EmpiricalFisher",
     "ExactFisher",
     "GaussNewton",
     "Linearized",
+    "Lookup",
     "MonteCarloFisher",
+    "Outer",
     "PerFilter",
     "PerLayer",
     "PerParameter",
@@ -29,6 +34,7 @@ __all__ = [
     "TaskEmbedding",
     "TraceKernel",
     "jacobian_similarity",
+    "layer_rule",
     "linearize",
     "similarity_matrix",
     "task_distance",

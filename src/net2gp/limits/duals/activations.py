@@ -6,6 +6,7 @@ Closed forms are used where they exist, and quadrature for every other pointwise
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
@@ -29,8 +30,14 @@ class UnsupportedLayer(NetworkError):
 
 
 class Activation(Protocol):
-    """A pointwise function φ and its expectations under centered Gaussians, with z ~ N(0, 1)."""
+    """A pointwise function φ and its expectations under centered Gaussians, with z ~ N(0, 1).
 
+    A class of your own that derives from this one has `mean`, `mean_slope`, `dual` and the function itself;
+    `variance` and the rest then have defaults. All expectations are elementwise, broadcast, keep dtype and
+    device, and can be differentiated.
+    """
+
+    @abstractmethod
     def __call__(self, u: Tensor) -> Tensor:
         """Apply φ to every entry.
 
@@ -41,6 +48,17 @@ class Activation(Protocol):
             φ(u), of the same shape.
         """
 
+    @property
+    def kinks(self) -> tuple[float, ...] | None:
+        """Where φ or φ' jumps; None: such places are searched for."""
+        return None
+
+    @property
+    def formula(self) -> str:
+        """What `activation_table` prints for the dual."""
+        return "E[φ(u)φ(v)]"
+
+    @abstractmethod
     def mean(self, var: Tensor) -> Tensor:
         """Compute E[φ(√var z)].
 
@@ -51,6 +69,7 @@ class Activation(Protocol):
             The means, of the same shape.
         """
 
+    @abstractmethod
     def mean_slope(self, var: Tensor) -> Tensor:
         """Compute E[φ'(√var z)].
 
@@ -71,7 +90,9 @@ class Activation(Protocol):
         Returns:
             E[φ²], and E[φ'²] or None, of the same shape.
         """
+        return self.dual(var, var, var, slope)
 
+    @abstractmethod
     def dual(
         self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
     ) -> tuple[Tensor, Tensor | None]:
