@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 import net2gp as n2g
 import regression_peer
 from net2gp import metrics
 from net2gp.errors import Net2GPWarning
-from net2gp.progress import progress
 from peers import PEERS, NotInstalled, ensure
 from regression_module import network
 from regression_networks import KINDS, TABLES, Rows, few, load, train
@@ -50,7 +50,7 @@ COUNTS = (1, 2, 5, 10)
 FEW_METHODS = (BARE, DEFAULT, "Kron", "Diagonal", "LastLayer", "adapt")
 FEW_TABLES, FEW_KINDS = ("diabetes", "Friedman"), ("plain", "weight decay")
 LEVELS = (0.5, 0.9, 0.95)
-STRUCTURES: dict[str, n2g.posteriors.structures.Structure | None] = {
+STRUCTURES: dict[str, Any] = {
     DEFAULT: None,
     "FunctionSpace": n2g.structures.FunctionSpace(),
     "Kron": n2g.Kron(),
@@ -76,12 +76,9 @@ def main() -> int:
     options.cells.mkdir(parents=True, exist_ok=True)
     options.methods = installed(options.methods, console)
     jobs = [job for job in (job.missing() for job in every(options)) if job.methods]
-    with (
-        progress("networks", len(jobs)) as advance,
-        ProcessPoolExecutor(options.jobs, get_context("spawn"), initializer=alone) as pool,
-    ):
-        for _ in pool.map(run, jobs):
-            advance()
+    with ProcessPoolExecutor(options.jobs, get_context("spawn"), initializer=alone) as pool:
+        done, bar = pool.map(run, jobs), Console(stderr=True)
+        list(track(done, "networks", len(jobs), console=bar, transient=True))
     rows = [row for job in every(options) for row in job.rows()]
     options.output.mkdir(parents=True, exist_ok=True)
     machine = {"processor": processor(), "jobs": options.jobs, "made_by": made_by()}

@@ -20,18 +20,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp import metrics
-from net2gp.progress import progress
 from peers import PEERS, NotInstalled, ensure
 from run import HERE, NUM_CORES, RESULTS, environment, made_by, pin, processor
 from uci_networks import DECAYS, STEPS, TRIAL_STEPS, Splits, module_of, splits, train
@@ -123,8 +124,9 @@ def main() -> int:
     for name in options.data:
         console.print(f"{name}: training", style="dim")
         tables = splits(name, min(TABLES[name], options.splits or TABLES[name]))
-        with progress(name, STEPS + len(DECAYS) * TRIAL_STEPS) as advance:
-            params, decay = train(tables, advance)
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(name, total=STEPS + len(DECAYS) * TRIAL_STEPS)
+            params, decay = train(tables, partial(bar.advance, task))
         for row in compare(tables, params, options, console):
             row |= {"data": name, "num_points": tables.x.shape[1], "decay": decay.tolist()}
             said = row["failed"] or f"NLL {np.mean(row['nll']):.3f}, {row['cpu_s']:.1f} CPU s"

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.linear.linearized import expand_prior
 from real_network_snippets import ATTEMPTS, LIMIT, NETWORKS, Network
 
 WAIT = 1800
@@ -99,7 +98,7 @@ def jacobian(linearized: Any, x: Any, rows: Tensor | None = None) -> Tensor:
 
 def weighted_jacobian(linearized: Any, x: Any, prior_var: Any) -> Tensor:
     """J diag(√prior_var)."""
-    prior = expand_prior(prior_var, linearized.params)
+    prior = linearized.kernel(prior_var).prior_var
     pairs = [(prior[name].double(), p) for name, p in linearized.params.items()]
     return jacobian(linearized, x) * torch.cat([v.expand_as(p).flatten() for v, p in pairs]).sqrt()
 

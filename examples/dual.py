@@ -14,8 +14,7 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp import plots
-from net2gp.methods.explain.dual import dual
-from net2gp.methods.explain.influence import leave_one_out, removal_effects
+from net2gp.explain import dual, leave_one_out, removal_effects
 
 NOISE_VAR, PRIOR_VAR = 0.05, 2.0
 

@@ -13,9 +13,7 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp import data, metrics, plots
-from net2gp.methods.training.ivon import IVON
-from net2gp.methods.training.swag import Swag
-from net2gp.methods.training.vogn import VOGGN
+from net2gp.training import IVON, VOGGN, Swag
 
 NOISE = n2g.Gaussian(0.04)
 

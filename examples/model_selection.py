@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import net2gp as n2g
-from net2gp.methods.explain.dual import dual
-from net2gp.methods.selection import Fit, sweep
-from net2gp.methods.training.train_many import AdamSettings, train_many
+from net2gp.explain import dual
 from net2gp.plots import plot_selection
+from net2gp.training import AdamSettings, train_many
+from net2gp.tuning import Fit, sweep
 
 torch.set_default_dtype(torch.float64)
 NOISE = n2g.Gaussian(noise_var=0.09)

@@ -26,8 +26,8 @@ from torch.func import functional_call
 
 import net2gp as n2g
 from net2gp.limits import infinite_width
-from net2gp.methods import max_learning_rate
 from net2gp.plots import COLORS, INK
+from net2gp.training import max_learning_rate
 
 sys.path.append(str(Path(__file__).parents[1]))
 import studies

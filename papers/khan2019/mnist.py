@@ -31,14 +31,10 @@ from torch.distributions import Categorical
 
 import net2gp as n2g
 from net2gp import data, metrics
-from net2gp.data.files import data_folder
-from net2gp.data.networks import LeNet5, pretrained
+from net2gp.data import LeNet5, data_folder, pretrained
 from net2gp.errors import NotStationary
-from net2gp.methods.explain.influence import removal_effects
-from net2gp.methods.explain.interpret import aggregate, nearest, similarity
+from net2gp.explain import aggregate, nearest, removal_effects, similarity, split
 from net2gp.plots import COLORS, INK, Picture, plot_class_kernel, plot_class_means, plot_gallery
-from net2gp.posteriors.recipes.dual import linear_part
-from net2gp.posteriors.split import split
 
 sys.path.append(str(Path(__file__).parents[1]))
 from studies import Row, save
@@ -85,7 +81,8 @@ class View:
         """Of the 300 digits."""
         linearized = n2g.linearize(network(name))
         kernel, (x, labels) = linearized.kernel(), digits.some
-        mean = linear_part(linearized, x)
+        theta = linearized.flatten(linearized.params)[:, None]
+        mean = kernel.apply(x, theta).reshape(len(x), -1)
         return View(name, linearized, labels, mean, aggregate(kernel, x), similarity(kernel, x))
 
 

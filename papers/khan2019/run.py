@@ -27,9 +27,9 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from net2gp.methods.laplace_approximation.laplace import laplace
-from net2gp.methods.selection import EVIDENCE, Selection
+from net2gp import laplace
 from net2gp.plots import COLORS, FAINT, INK, plot_selection
+from net2gp.tuning import EVIDENCE, Selection
 
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))

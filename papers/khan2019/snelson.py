@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.methods.explain.dual import Dual, dual
-from net2gp.methods.laplace_approximation.laplace import laplace
-from net2gp.methods.training.train_many import AdamSettings, train_many
+from net2gp import Diagonal, laplace
+from net2gp.explain import Dual, dual
 from net2gp.plots import COLORS, FAINT, INK
-from net2gp.posteriors.weights.structures import Diagonal
+from net2gp.training import AdamSettings, train_many
 
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))

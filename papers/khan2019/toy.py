@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.data import data_folder
-from net2gp.methods.explain.dual import dual
-from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.training.train_many import AdamSettings, Trained, train_many
+from net2gp.explain import dual
+from net2gp.training import AdamSettings, Trained, train_many
+from net2gp.tuning import EVIDENCE, Selection
 
 DELTAS = tuple(float(v) for v in np.logspace(-2, 2, 21))
 TRAINING = AdamSettings(learning_rate=0.5, num_steps=10_000, factor=0.99)

@@ -11,15 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.training.natural_gradient import (
-    NaturalState,
-    Prior,
-    draw,
-    natural_step,
-)
-from net2gp.posteriors.recipes.around_network import around_network
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.training import GaussianPrior, NaturalState, mean_field, natural_step
+from net2gp.tuning import EVIDENCE, Selection
 
 sys.path.append(str(Path(__file__).parent))
 from toy import NOISE, SEED, Problem, network
@@ -66,9 +59,8 @@ class Variational:
         problem = self.problems[index % len(self.problems)]
         one = network()
         nn.utils.vector_to_parameters(self.mean[index].double(), one.parameters())
-        covariance = DiagonalCovariance(self.precision[index].double().reciprocal())
-        linearized = n2g.linearize(one)
-        return around_network(linearized, covariance, 1 / delta, NOISE, (problem.x, problem.y))
+        variance = self.precision[index].double().reciprocal()
+        return mean_field(one, variance, (problem.x, problem.y), NOISE, prior_var=1 / delta)
 
     def selection(self, num_samples: int = 250, num_draws: int = 10) -> Selection:
         """Evidence and losses of all of them; losses are those of the mean prediction of `num_samples` draws.
@@ -105,7 +97,7 @@ def evidences(
     """
     (x, y), center = posterior.data, posterior.linearized
     mu = center.flatten(center.params)
-    s, delta = _precision(posterior), 1 / float(posterior.prior_var)
+    s, delta = posterior.covariance.variance.reciprocal(), 1 / float(posterior.prior_var)
     start = (1 - STEP) * s + STEP * delta
     stack = posterior.sample_weights(num_draws, generator=generator)
     found = []
@@ -117,11 +109,6 @@ def evidences(
         found.append(torch.stack([_density(gap + r, J, p, rate) for gap, p, rate in laws]))
     converged, step = torch.stack(found).mean(0)
     return converged, step
-
-
-def _precision(posterior: n2g.Posterior) -> Tensor:
-    assert isinstance(posterior.covariance, DiagonalCovariance)
-    return posterior.covariance.variance.reciprocal()
 
 
 def _density(gap: Tensor, J: Tensor, precision: Tensor, rate: float) -> Tensor:
@@ -173,9 +160,9 @@ def _step(
     noise = delta.new_zeros(len(delta), max(1, steps.num_samples), delta.shape[1])
     if steps.num_samples:
         noise.normal_(generator=generator)
-    drawn = draw(state.mean[:, None], state.precision[:, None], noise)
+    drawn = state.mean[:, None] + noise * state.precision[:, None].rsqrt()
     gradient, curvature = _sums(drawn, *data, steps.squares)
-    prior, betas = Prior(torch.zeros_like(delta), delta), (0.0, steps.decay)
+    prior, betas = GaussianPrior(torch.zeros_like(delta), delta), (0.0, steps.decay)
     return natural_step(
         state, gradient, steps.share * curvature, prior, learning_rate=steps.rate, decays=betas
     )

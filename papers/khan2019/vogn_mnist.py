@@ -30,8 +30,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from net2gp import Categorical, Posterior, metrics
 from net2gp.data import LeNet5, fashion_mnist, mnist
-from net2gp.methods.training.vogn import VOGN
 from net2gp.plots import COLORS
+from net2gp.training import VOGN
 
 sys.path.append(str(Path(__file__).parents[1]))
 from studies import Row, panels, print_table, save

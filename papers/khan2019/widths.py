@@ -28,8 +28,8 @@ from rich.table import Table
 from scipy import stats
 from torch import Tensor, nn
 
-from net2gp.methods.selection import EVIDENCE, Selection
-from net2gp.methods.training.train_many import AdamSettings, train_many
+from net2gp.training import AdamSettings, train_many
+from net2gp.tuning import EVIDENCE, Selection
 
 sys.path.append(str(Path(__file__).parent))
 from toy import NOISE, TRAINING, Problem, network, prior_offset, problems, stored, tabulate

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.methods.explain.dual import dual
-from net2gp.methods.selection import Fit, Selection, sweep
-from net2gp.methods.training.train_many import AdamSettings, train_many
+from net2gp.explain import dual
+from net2gp.training import AdamSettings, train_many
+from net2gp.tuning import Fit, Selection, sweep
 
 sys.path.append(str(Path(__file__).parent))
 from toy import prior_offset, stored

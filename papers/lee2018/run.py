@@ -38,8 +38,7 @@ from torch.nn.functional import one_hot
 import net2gp as n2g
 from net2gp.data import mnist
 from net2gp.errors import JitterAdded
-from net2gp.limits import nngp
-from net2gp.limits.phase import critical_line
+from net2gp.limits import critical_line, nngp
 from net2gp.metrics import accuracy
 from net2gp.plots import COLORS, INK
 

@@ -29,8 +29,8 @@ from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.methods import Flow, gradient_flow, loss_flow, max_learning_rate
 from net2gp.plots import COLORS, FAINT, INK
+from net2gp.training import Flow, gradient_flow, loss_flow, max_learning_rate
 
 sys.path.append(str(Path(__file__).parents[1]))
 import studies

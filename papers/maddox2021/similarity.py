@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp import data, metrics
-from net2gp.data.networks import LeNet5
+from net2gp.data import LeNet5
 from net2gp.plots import plot_similarities
 
 sys.path.append(str(Path(__file__).parents[1]))

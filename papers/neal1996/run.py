@@ -26,8 +26,7 @@ from matplotlib.figure import Figure
 from scipy.stats import kstest, norm
 from torch import Tensor, nn
 
-from net2gp.limits import nngp
-from net2gp.limits.finite_width import FiniteWidth, HiddenLayer, finite_width, sample_outputs
+from net2gp.limits import FiniteWidth, HiddenLayer, finite_width, nngp, sample_outputs
 from net2gp.plots import COLORS, FAINT, INK
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -26,7 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from torch import nn
 
-from net2gp.limits.phase import PhaseDiagram, critical_line, fixed_point, phase_diagram, slope
+from net2gp.limits import PhaseDiagram, critical_line, fixed_point, phase_diagram, slope
 
 ACTIVATIONS = {"tanh": nn.Tanh(), "relu": nn.ReLU()}
 INK = "#222222"

@@ -10,6 +10,27 @@ import os
 import torch
 from torch import Tensor
 
+__all__ = [
+    "EmptyClass",
+    "FileFormatError",
+    "InputError",
+    "JitterAdded",
+    "Net2GPError",
+    "Net2GPWarning",
+    "NetworkError",
+    "NotAvailable",
+    "NotConverged",
+    "NotLogits",
+    "NotPositiveDefinite",
+    "NotStationary",
+    "NothingToTune",
+    "TooLarge",
+    "TuningAtEdge",
+    "UnequalScales",
+    "WideVariances",
+    "available_memory",
+]
+
 
 class Net2GPError(Exception):
     """Base of every error that net2gp raises on purpose."""

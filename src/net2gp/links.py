@@ -1,4 +1,4 @@
-"""From the law of f to probabilities of classes, and to the scales of heteroscedastic noise."""
+"""From the law of f, or from draws of weights, to probabilities of classes and to scales of noise."""
 
 from net2gp.likelihoods import (
     Contrast,
@@ -9,6 +9,7 @@ from net2gp.likelihoods import (
     Quadrature,
     SoftplusScale,
 )
+from net2gp.posteriors import WeightSamples
 
 __all__ = [
     "Contrast",
@@ -18,4 +19,5 @@ __all__ = [
     "Probit",
     "Quadrature",
     "SoftplusScale",
+    "WeightSamples",
 ]

@@ -16,9 +16,10 @@ from methods.training import DOUBLE, flat_mean, random, seeded, small_network
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 from net2gp.linear import linearize
+from net2gp.methods.training.mean_field import mean_field
 from net2gp.methods.training.natural_gradient import (
+    GaussianPrior,
     NaturalState,
-    Prior,
     converged_evidence,
     divergence,
     iteration_evidence,
@@ -156,7 +157,7 @@ def test_oggn_at_rest_is_a_mode_with_the_diagonal_of_laplace():
 
 def test_the_divergence_is_that_of_torch():
     mean, precision, prior = random(7), random(7, seed=1).exp(), random(7, seed=2).exp()
-    own = divergence(mean, precision, Prior(torch.full_like(mean, 0.3), prior))
+    own = divergence(mean, precision, GaussianPrior(torch.full_like(mean, 0.3), prior))
     law = Normal(mean, precision.rsqrt()), Normal(0.3, prior.rsqrt())
     torch.testing.assert_close(own, kl_divergence(*law).sum())
 
@@ -262,7 +263,7 @@ def test_steps_are_pure_and_run_many_at_once():
     count, size = 5, 8
     parts = [random(count, size, seed=s) for s in range(5)]
     states = NaturalState(parts[0], parts[1].exp(), parts[2])
-    priors = Prior(torch.zeros(size, dtype=DOUBLE), torch.ones(size, dtype=DOUBLE))
+    priors = GaussianPrior(torch.zeros(size, dtype=DOUBLE), torch.ones(size, dtype=DOUBLE))
     before = [value.clone() for value in states]
 
     def step(state: NaturalState, g: Tensor, h: Tensor) -> NaturalState:
@@ -390,7 +391,7 @@ def test_a_deterministic_full_batch_step_is_exact_inference_in_its_linear_model(
     features = torch.cat([x, torch.ones(40, 1, dtype=DOUBLE)], 1)
     rate, s = 0.3, random(4).exp() * 10
     mu = random(4, seed=2)
-    prior = Prior(torch.zeros(4, dtype=DOUBLE), torch.full((4,), 0.5, dtype=DOUBLE))
+    prior = GaussianPrior(torch.zeros(4, dtype=DOUBLE), torch.full((4,), 0.5, dtype=DOUBLE))
     gradient = features.T @ (features @ mu - y[:, 0]) / 0.5
     curvature = features.square().sum(0) / 0.5
     state = NaturalState(mu, s, torch.zeros_like(mu))
@@ -451,3 +452,28 @@ def test_rates_that_are_no_rates_are_refused(rate):
     posterior = diagonal_posterior(Gaussian(0.3), random(7, 2), 2)
     with pytest.raises(InputError, match="rate must be above 0 and at most 1"):
         iteration_evidence(posterior, rate=rate)
+
+
+def test_variances_of_your_own_inference_become_the_posterior_that_vogn_gives():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double().eval()
+    x = torch.randn(12, 2, dtype=torch.float64)
+    y = torch.randn(12, 1, dtype=torch.float64)
+    optimizer = VOGN(network, Gaussian(0.1), 12, prior_var=0.5, learning_rate=0.05)
+    for _ in range(3):
+        optimizer.step(x, y)
+    expected = optimizer.posterior((x, y))
+    own = mean_field(network, optimizer.variance, (x, y), Gaussian(0.1), prior_var=0.5)
+    torch.testing.assert_close(own.predict(x).mean, expected.predict(x).mean)
+    torch.testing.assert_close(own.predict(x).variance, expected.predict(x).variance)
+    torch.testing.assert_close(own.novelty(x), expected.novelty(x))
+
+
+def test_variances_must_be_one_positive_number_per_parameter():
+    network, data = nn.Linear(2, 1).eval(), (torch.randn(4, 2), torch.randn(4, 1))
+    with pytest.raises(
+        InputError, match=r"variance must be a tensor of shape \(3,\), one number per"
+    ):
+        mean_field(network, torch.ones(2), data, Gaussian(0.1))
+    with pytest.raises(InputError, match="variance must be positive"):
+        mean_field(network, torch.zeros(3), data, Gaussian(0.1))

@@ -15,8 +15,8 @@ from torch import nn
 import net2gp as n2g
 from net2gp.methods.selection import EVIDENCE, Selection
 from net2gp.methods.training.natural_gradient import (
+    GaussianPrior,
     NaturalState,
-    Prior,
     converged_evidence,
     draw,
     iteration_evidence,
@@ -220,7 +220,7 @@ def test_evidences_of_a_sure_posterior_are_those_at_its_mean():
 
 def test_inference_of_a_linear_model_finds_its_diagonal_posterior():
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
-    y, prior = x.sum(1), Prior(torch.zeros(3).double(), torch.full((3,), 2.0).double())
+    y, prior = x.sum(1), GaussianPrior(torch.zeros(3).double(), torch.full((3,), 2.0).double())
     state = NaturalState(torch.zeros(3).double(), torch.ones(3).double(), torch.zeros(3).double())
     for _ in range(600):
         theta = draw(state.mean, state.precision, torch.zeros(3).double())

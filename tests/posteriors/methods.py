@@ -75,6 +75,12 @@ def by_swag(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) 
     return swag.posterior(model, (x, y), likelihood, prior_var=0.7)
 
 
+def by_mean_field(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    count = sum(p.numel() for p in model.parameters())
+    variance = torch.linspace(0.1, 0.6, count, dtype=torch.float64)
+    return n2g.training.mean_field(model, variance, (x, y), likelihood, prior_var=0.7)
+
+
 def by_codes(kernel: Callable[[nn.Sequential], Any]) -> Make:
     return lambda model, x, y, likelihood: n2g.adapt_classes(kernel(model), (x, y), num_classes=3)
 
@@ -153,6 +159,7 @@ METHODS: dict[str, Method] = {
     ),
     **{n: replace(REGRESSION, make=m) for n, m in OPTIMIZERS.items()},
     **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},
+    "mean field": replace(REGRESSION, make=by_mean_field),
     "codes of classes": replace(CLASSES, make=by_codes(lambda model: model)),
     "codes of classes, rbf": replace(CLASSES, make=by_codes(lambda model: n2g.RBF(0.8))),
     "codes of classes, infinite width": replace(CLASSES, make=by_codes(lambda model: RECTIFIED)),

@@ -7,6 +7,9 @@ from net2gp.limits.finite_width import (
     excess_kurtosis,
     finite_width,
     kernel_variance,
+    sample_kernels,
+    sample_ntks,
+    sample_outputs,
     square_correlation,
 )
 from net2gp.limits.graph.translate import Signal, Translation
@@ -56,6 +59,9 @@ __all__ = [
     "ntk",
     "phase_diagram",
     "rule",
+    "sample_kernels",
+    "sample_ntks",
+    "sample_outputs",
     "slope",
     "square_correlation",
     "twin",

@@ -20,7 +20,16 @@ from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Validation
 from net2gp.methods.selection import Fit, Selection, sweep
 from net2gp.methods.training.ivon import IVON
-from net2gp.methods.training.natural_gradient import converged_evidence, iteration_evidence
+from net2gp.methods.training.mean_field import mean_field
+from net2gp.methods.training.natural_gradient import (
+    GaussianPrior,
+    NaturalState,
+    NewtonState,
+    converged_evidence,
+    iteration_evidence,
+    natural_step,
+    newton_step,
+)
 from net2gp.methods.training.online import Schedule, train_by_evidence
 from net2gp.methods.training.swag import Swag
 from net2gp.methods.training.train_many import AdamSettings, Trained, train_many
@@ -37,9 +46,12 @@ __all__ = [
     "Evidence",
     "Fit",
     "Flow",
+    "GaussianPrior",
     "LossFlow",
     "Matched",
+    "NaturalState",
     "NeverLearned",
+    "NewtonState",
     "Relative",
     "Schedule",
     "Selection",
@@ -62,7 +74,10 @@ __all__ = [
     "leave_one_out",
     "loss_flow",
     "max_learning_rate",
+    "mean_field",
+    "natural_step",
     "nearest",
+    "newton_step",
     "output_blocks",
     "removal_effects",
     "similarity",

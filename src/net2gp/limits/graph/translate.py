@@ -42,6 +42,12 @@ class Signal:
         """The same function of every block; axes as they are."""
         return replace(self, blocks=tuple((width, function(e)) for width, e in self.blocks))
 
+    def scaled(self, factor: float) -> Signal:
+        """`factor` times the signal."""
+        if factor == 1:
+            return self
+        return self.each(lambda e: ex.Sum(((factor, e),), e.positions))
+
     def only(self, where: str) -> Expression:
         """The expression of a signal with one block."""
         if len(self.blocks) != 1:

@@ -83,7 +83,7 @@ def _sum(translation: Translation, node: fx.Node, a: Any, b: Any, sign: float) -
         number = _numbers(other)
         if isinstance(one, Signal) and number is not None:
             scale, shift = (1.0, sign * number) if first else (sign, number)
-            scaled = scale_by(one, scale)
+            scaled = one.scaled(scale)
             if shift == 0:
                 return scaled
             shifted = activation_of(Pointwise(partial(operator.add, shift)))
@@ -97,13 +97,6 @@ def _sum(translation: Translation, node: fx.Node, a: Any, b: Any, sign: float) -
     if one.layout != other.layout:
         one, other = _broadcast(one, other, translation, node)
     return total([(1.0, one), (sign, other)], one.layout, translation, node)
-
-
-def scale_by(signal: Signal, factor: float) -> Signal:
-    """factor · signal."""
-    if factor == 1:
-        return signal
-    return signal.each(lambda e: ex.Sum(((factor, e),), e.positions))
 
 
 def _as_signal(value: Any, like: Signal, translation: Translation, node: fx.Node) -> Signal:
@@ -162,7 +155,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 @function_rule("neg", "negative")
 def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any:
-    return scale_by(args[0], -1.0) if isinstance(args[0], Signal) else None
+    return args[0].scaled(-1.0) if isinstance(args[0], Signal) else None
 
 
 @function_rule("mul", "imul", "multiply", "truediv", "div", "itruediv")
@@ -173,7 +166,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     if number is not None:
         factor = 1 / number if divides else number
         if isinstance(a, Signal):
-            return scale_by(a, factor)
+            return a.scaled(factor)
         if isinstance(a, Logits):
             return scaled_logits(a, factor)
         return None
@@ -181,7 +174,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
         return _gained(translation, node, a, b, True) if isinstance(b, Data) else None
     number = _numbers(a)
     if number is not None and isinstance(b, Signal | Logits):
-        return scale_by(b, number) if isinstance(b, Signal) else scaled_logits(b, number)
+        return b.scaled(number) if isinstance(b, Signal) else scaled_logits(b, number)
     if isinstance(a, Signal) and isinstance(b, Signal):
         return product_of(translation, node, a, b)
     for one, other in ((a, b), (b, a)):

@@ -36,7 +36,7 @@ from net2gp.limits.graph.translate import (
     sliced,
 )
 from net2gp.limits.modules.pointwise import Pointwise
-from net2gp.limits.rules.arithmetic import expanded, product_of, scale_by, total
+from net2gp.limits.rules.arithmetic import expanded, product_of, total
 from net2gp.limits.rules.composition import composed_call
 from net2gp.limits.rules.layer_rules import HINTS, dropped, rule
 from net2gp.limits.signals.layout import Layout, LayoutError
@@ -95,7 +95,7 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
     if is_pointwise(apply, (POINTS, *args[place].layout.shape)):
         factor = linear_factor(apply)
         if factor is not None:
-            return scale_by(args[place], factor)
+            return args[place].scaled(factor)
         return activated(args[place], activation_of(Pointwise(apply)), translation, node)
     found = position_operation(args[place], apply, translation, node)
     if found is None:

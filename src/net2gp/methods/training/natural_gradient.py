@@ -23,7 +23,7 @@ from net2gp.posteriors.weights.covariances import DiagonalCovariance
 from net2gp.types import Params
 
 
-class Prior(NamedTuple):
+class GaussianPrior(NamedTuple):
     """The prior θ ~ N(mean, 1/precision), with independent entries."""
 
     mean: Tensor
@@ -51,7 +51,7 @@ def natural_step(
     state: NaturalState,
     gradient: Tensor,
     curvature: Tensor,
-    prior: Prior,
+    prior: GaussianPrior,
     *,
     learning_rate: float | Tensor,
     decays: tuple[float, float],
@@ -72,7 +72,7 @@ def natural_step(
     ICML 2018; Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
 
     >>> state = NaturalState(torch.tensor(0.0), torch.tensor(2.0), torch.tensor(0.0))
-    >>> prior = Prior(torch.tensor(0.0), torch.tensor(1.0))
+    >>> prior = GaussianPrior(torch.tensor(0.0), torch.tensor(1.0))
     >>> rates = {"learning_rate": 1.0, "decays": (0.0, 0.5)}
     >>> natural_step(state, torch.tensor(-6.0), torch.tensor(3.0), prior, **rates)
     NaturalState(mean=tensor(2.), precision=tensor(3.), momentum=tensor(-6.))
@@ -131,10 +131,10 @@ def newton_step(
     return NewtonState(state.mean - learning_rate * move, curved, momentum, step)
 
 
-def divergence(mean: Tensor, precision: Tensor, prior: Prior) -> Tensor:
+def divergence(mean: Tensor, precision: Tensor, prior: GaussianPrior) -> Tensor:
     """The divergence KL(N(μ, 1/s) ‖ N(μ₀, 1/δ)) = ½ Σ [δ/s − 1 − log(δ/s) + δ(μ − μ₀)²], a number.
 
-    >>> divergence(torch.zeros(2), torch.ones(2), Prior(torch.zeros(2), torch.ones(2)))
+    >>> divergence(torch.zeros(2), torch.ones(2), GaussianPrior(torch.zeros(2), torch.ones(2)))
     tensor(0.)
     """
     ratio = prior.precision / precision
@@ -207,11 +207,13 @@ def iteration_evidence(
     own = covariance.variance.double().reciprocal() * (1 - rate)
     precision = own + rate * prior.precision
     center = own * linearized.flatten(linearized.params) + rate * prior.precision * prior.mean
-    return _transformed_density(posterior, Prior(center / precision, precision), rate, weights)
+    return _transformed_density(
+        posterior, GaussianPrior(center / precision, precision), rate, weights
+    )
 
 
 def _transformed_density(
-    posterior: Posterior, prior: Prior, rate: float, weights: Params | None
+    posterior: Posterior, prior: GaussianPrior, rate: float, weights: Params | None
 ) -> Tensor:
     """log N(ỹ | J m, J S Jᵀ + Λ⁻¹/rate) for the prior N(m, S) of the parameters.
 
@@ -260,7 +262,9 @@ def _sandwich(K: Tensor, R: Tensor) -> Tensor:
     return torch.einsum("knc,ncd->knd", half, R).reshape(N * C, N * C)
 
 
-def flat_prior(linearized: Linearized, prior_var: PriorVar, prior_mean: Params | None) -> Prior:
+def flat_prior(
+    linearized: Linearized, prior_var: PriorVar, prior_mean: Params | None
+) -> GaussianPrior:
     """The prior in the order of `Linearized.flatten`."""
     params = linearized.params
     variances = expand_prior(prior_var, params)
@@ -274,7 +278,7 @@ def flat_prior(linearized: Linearized, prior_var: PriorVar, prior_mean: Params |
                 "Pass a dict of names and tensors as named_parameters() gives them."
             )
     precision = {n: variances[n].reciprocal().expand(value.shape) for n, value in params.items()}
-    return Prior(
+    return GaussianPrior(
         linearized.flatten({n: value.to(params[n]) for n, value in means.items()}),
         linearized.flatten(precision),
     )

@@ -1,0 +1,63 @@
+"""A posterior from variances of a network's parameters that were found elsewhere."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from net2gp.errors import InputError, check_positive
+from net2gp.inputs import describe, gather
+from net2gp.linear.linearized import Linearized, PriorVar, linearize
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipes.around_network import around_network
+from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.types import Data, Likelihood
+
+
+def mean_field(
+    network: nn.Module | Linearized,
+    variance: Tensor,
+    data: Data,
+    likelihood: Likelihood,
+    *,
+    prior_var: PriorVar = 1.0,
+) -> Posterior:
+    """The posterior N(θ*, diag(variance)) of a network's parameters, found by an inference of your own.
+
+    Outputs are those of the linearized network, f(x; θ*) + J(x)(θ − θ*), so that f at x has the mean
+    f(x; θ*) and the covariance J(x) diag(variance) J(x)ᵀ. The posterior has no evidence: that is a matter of
+    the inference. Cost: one forward pass of one point.
+
+    Args:
+        network: the network at the mean θ*, or its linearization, which chooses parameters and outputs.
+        variance: one positive number per parameter, (P,), in the order of `network.named_parameters()`.
+        data: the inputs and targets that the inference saw.
+        likelihood: how targets follow the outputs.
+        prior_var: the variance of the prior, which `novelty` compares with: a number, or by pattern.
+
+    Returns:
+        A posterior with the surface of all others.
+
+    Raises:
+        InputError: if `variance` is not one positive number per parameter.
+
+    >>> import torch
+    >>> from net2gp.likelihoods import Gaussian
+    >>> data = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0]])
+    >>> posterior = mean_field(nn.Linear(2, 1).eval(), torch.tensor([1.0, 0.5, 0.25]), data, Gaussian(0.1))
+    >>> posterior.marginal(data[0]).variance
+    tensor([[3.2500]])
+
+    Reference: Blundell et al., Weight uncertainty in neural networks, ICML 2015.
+    """
+    linearized = network if isinstance(network, Linearized) else linearize(network)
+    count = linearized.num_params
+    if not isinstance(variance, Tensor) or variance.shape != (count,):
+        raise InputError(
+            f"variance must be a tensor of shape ({count},), one number per parameter, but is "
+            f"{describe(variance)}. Concatenate the flattened variances in the order of "
+            "network.named_parameters()."
+        )
+    check_positive(variance, "variance")
+    return around_network(
+        linearized, DiagonalCovariance(variance), prior_var, likelihood, gather(data)
+    )
