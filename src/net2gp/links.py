@@ -1,4 +1,4 @@
-"""From the law of f to probabilities of classes, and to the scales of heteroscedastic noise."""
+"""How the law of f becomes class probabilities, and how raw outputs become scales of noise."""
 
 from net2gp.likelihoods import (
     Contrast,
