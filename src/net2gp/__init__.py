@@ -112,7 +112,7 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"net2gp.{name}")
     else:
         raise AttributeError(f"net2gp has no {name!r}.{_moved(name)}")
-    globals()[name] = value
+    globals()[name] = value  # Python calls this function only for names that the module lacks
     return value
 
 

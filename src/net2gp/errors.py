@@ -233,6 +233,7 @@ def available_memory(device: torch.device | str = "cpu") -> int:
     """
     device = torch.device(device)
     if device.type == "cuda":
+        # torch's allocator keeps freed memory, which the driver counts as used but torch can hand out.
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + idle
     return min(_system_memory(), _container_memory())

@@ -289,6 +289,7 @@ def _batches(data: Any) -> Iterator[Any]:
         raise InputError(
             f"data must be a pair (x, y), a Dataset or a DataLoader, but is {describe(data)}."
         )
+    # A generator would be exhausted by the first pass, and the check of the order needs a second one.
     if iter(data) is data:
         raise InputError(
             f"data can be read only once, since it is an iterator ({describe(data)}). "

@@ -42,6 +42,7 @@ def progress(description: str, total: int | None = None) -> Iterator[Advance]:
     if bar is None or _showing.get():
         yield lambda steps=1, note="": None
         return
+    # A context variable, since loops in several threads each have an outermost bar.
     token = _showing.set(True)
     try:
         with bar(description, total) as advance:

@@ -221,6 +221,7 @@ def _refine(
         x, residual = torch.where(better, new_x, x), torch.where(better, new_residual, residual)
         before, reached = reached, _largest(residual)
         system.history[-1] = reached
+        # A cycle that does not even halve the true residual has reached the precision of the products.
         if reached > system.tol and (reason == OUT_OF_ITERATIONS or reached > 0.5 * before):
             return x, residual, reason or STALLED
     return x, residual, ""

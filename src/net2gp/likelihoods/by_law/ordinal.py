@@ -167,6 +167,7 @@ class Ordinal:
         """Return a and b of each level in units of `scale`. A last axis of size K replaces the one of f."""
         cuts = torch.tensor(self.cut_points, dtype=f.dtype, device=f.device)
         inner = (cuts - f) / scale
+        # Finite outer ends, since infinite ones would give NaN gradients.
         edge = FAR + inner.detach().abs().amax(-1, keepdim=True)
         return torch.cat([-edge, inner], -1), torch.cat([inner, edge], -1)
 
