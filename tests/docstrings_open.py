@@ -4,7 +4,6 @@ PYTHONPATH=src:tests python tests/docstrings_open.py takes out those that are co
 """
 
 OPEN = {
-    # data
     # deep
     "deep.Composed",
     "deep.Composed.__call__",
@@ -33,7 +32,6 @@ OPEN = {
     "kernels.RBF.scaled",
     "kernels.RBF.to",
     "kernels.settled",
-    # likelihoods
     # limits
     "limits.Estimate",
     "limits.InfiniteWidth",
@@ -111,9 +109,6 @@ OPEN = {
     "methods.Validation",
     "methods.laplace",
     "methods.train_by_evidence",
-    # metrics
-    # plots
-    # plots
     # posteriors
     "posteriors.Diagonal",
     "posteriors.Full",
@@ -132,8 +127,6 @@ OPEN = {
     "posteriors.Standardized.scaled",
     "posteriors.Standardized.to",
     "posteriors.Subnetwork",
-    # tags
-    # types
     # types
     "types.Kernel.__call__",
     "types.Kernel.blocks",

@@ -288,7 +288,7 @@ def test_classes_are_saved_by_tags_that_were_registered(
         n2g.load(tmp_path / "file")
     with pytest.raises(InputError, match=r"words with dots between them, but is 'Waiting'"):
         savable("Waiting")
-    with pytest.raises(InputError, match=r"the tag 'tests.Counts' is that of .*Counts already"):
+    with pytest.raises(InputError, match=r"the tag 'tests.Counts' already belongs to .*Counts"):
         savable("tests.Counts")(Waiting)
     with pytest.raises(InputError, match=r"savable is for dataclasses"):
         savable("tests.Number")(int)

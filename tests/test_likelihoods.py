@@ -287,7 +287,7 @@ def test_targets_are_never_broadcast() -> None:
     assert HeteroscedasticGaussian().residual(two, torch.ones(3)).shape == (3, 2)
     with pytest.raises(InputError, match=r"must have shape \(3, 2\).*has shape \(3,\)"):
         Gaussian(0.1).log_prob(two, torch.ones(3))
-    with pytest.raises(InputError, match=r"has shape \(1, 2\). Pass one row a point"):
+    with pytest.raises(InputError, match=r"has shape \(1, 2\). Pass one row per point"):
         Gaussian(0.1).residual(two, torch.ones(1, 2))
     with pytest.raises(InputError, match=r"has shape \(2, 3\). Pass y = y.reshape\(3, 2\)"):
         Bernoulli().residual(two, torch.ones(2, 3))

@@ -198,7 +198,7 @@ def test_tensors_that_require_gradients_are_drawn(ax) -> None:
 
 def test_mistakes_say_what_to_pass(ax) -> None:
     x = torch.linspace(0, 1, 4)
-    with pytest.raises(InputError, match=r"mean must hold one number a point.*mean\[:, 0\]"):
+    with pytest.raises(InputError, match=r"mean must hold one number per point.*mean\[:, 0\]"):
         plots.plot_regression(ax, x, torch.zeros(4, 2), x)
     with pytest.raises(InputError, match="there are x: 4, mean: 3, var: 4"):
         plots.plot_regression(ax, x, x[:3], x)

@@ -1,8 +1,8 @@
 """net2gp: hand over the PyTorch network you already have and get the Gaussian process it is.
 
-The commonest calls are here; the rest is one level down, in `likelihoods`, `structures`, `solvers`, `links`,
-`tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `metrics`, `plots`, `data` and `errors`. Nothing
-is loaded before it is used, so that `import net2gp` costs next to nothing beside torch.
+The most common functions are here. The rest is one level down, in `likelihoods`, `structures`, `solvers`,
+`links`, `tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `metrics`, `plots`, `data` and `errors`.
+Modules are loaded when they are first used, so `import net2gp` takes little time beyond torch.
 """
 
 import importlib
@@ -105,14 +105,14 @@ _ROOMS = ("kernels", "linalg", "linear", "methods", "posteriors", "types")
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for, and keep it."""
+    """Load the name on first use and keep it."""
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     elif name in _ROOMS or (name in __all__ and not name.startswith("_")):
         value = importlib.import_module(f"net2gp.{name}")
     else:
         raise AttributeError(f"net2gp has no {name!r}.{_moved(name)}")
-    globals()[name] = value
+    globals()[name] = value  # Python calls this function only for names that the module lacks
     return value
 
 
@@ -121,7 +121,7 @@ def __dir__() -> list[str]:
 
 
 def _moved(name: str) -> str:
-    """Where a name lives that was asked for at the top."""
+    """Say in which namespace a name lives that was looked up at the top."""
     for room in (
         "likelihoods",
         "structures",

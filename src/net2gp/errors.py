@@ -1,4 +1,4 @@
-"""The exceptions, the warnings, and the checks that raise them.
+"""Exceptions, warnings, and the checks that raise them.
 
 An error says what was expected, what came, and what to type instead.
 """
@@ -33,42 +33,42 @@ __all__ = [
 
 
 class Net2GPError(Exception):
-    """Base of every error that net2gp raises on purpose."""
+    """The base class of every error that net2gp raises on purpose."""
 
 
 class InputError(Net2GPError, ValueError):
-    """Data, labels or hyper-parameters that cannot be used as they are."""
+    """Data, labels or hyper-parameters cannot be used as they are."""
 
 
 class NotAvailable(InputError, AttributeError):
-    """Something that this kind of posterior does not have; the message says why and what to use instead.
+    """This kind of posterior does not have what was asked for. The message says why and what to use instead.
 
-    It is an AttributeError too, so that `hasattr(posterior, "linearized")` is False where there is none.
+    It is also an AttributeError, so `hasattr(posterior, "linearized")` is False where there is none.
     """
 
 
 class NetworkError(Net2GPError, ValueError):
-    """A network that cannot be linearized as it is."""
+    """A network cannot be linearized as it is."""
 
 
 class NotPositiveDefinite(Net2GPError, ArithmeticError):
-    """A matrix that stayed indefinite after the whole jitter ladder."""
+    """A matrix is indefinite even with the largest jitter."""
 
 
 class TooLarge(Net2GPError, MemoryError):
-    """An allocation that cannot fit, refused before it is tried."""
+    """An allocation cannot fit into memory. It is refused before it is tried."""
 
 
 class FileFormatError(Net2GPError, ValueError):
-    """A saved file that is truncated, corrupted, or of another kind."""
+    """A saved file is truncated, corrupted, or of another kind."""
 
 
 class Net2GPWarning(UserWarning):
-    """Base of every warning that net2gp gives on purpose."""
+    """The base class of every warning that net2gp gives on purpose."""
 
 
 class JitterAdded(Net2GPWarning):
-    """A Cholesky factorization needed this much on the diagonal."""
+    """A Cholesky factorization needed an addition to the diagonal."""
 
 
 class NotConverged(Net2GPWarning):
@@ -76,11 +76,11 @@ class NotConverged(Net2GPWarning):
 
 
 class WideVariances(Net2GPWarning):
-    """Variances from a low-rank cache are clearly wider than exact ones."""
+    """Variances from a low-rank cache are clearly wider than the exact ones."""
 
 
 class NothingToTune(Net2GPWarning):
-    """The data prefer no change of the network, so they cannot say how far it may be changed."""
+    """The data prefer no change of the network, so they cannot determine how far it may change."""
 
 
 class TuningAtEdge(Net2GPWarning):
@@ -88,11 +88,11 @@ class TuningAtEdge(Net2GPWarning):
 
 
 class UnequalScales(Net2GPWarning):
-    """One noise is to be found for outputs of very different scales."""
+    """A single noise variance is learned for outputs of very different scales."""
 
 
 class NotStationary(Net2GPWarning):
-    """The network is not at a stationary point of its loss, where Laplace's approximation belongs."""
+    """The network is not at a stationary point of its loss, as Laplace's approximation requires."""
 
 
 class EmptyClass(Net2GPWarning):
@@ -104,14 +104,21 @@ class NotLogits(Net2GPWarning):
 
 
 def check_finite(tensor: Tensor, name: str) -> None:
-    """Raise if `tensor` has a NaN or an infinity.
+    """Raise if a tensor has a NaN or an infinity.
+
+    Args:
+        tensor: The tensor. Tensors of integers and on the meta device pass.
+        name: Its name in the message.
+
+    Raises:
+        InputError: If an entry is NaN or infinite.
 
     >>> check_finite(torch.tensor([1.0, float("nan")]), "y")
     Traceback (most recent call last):
     ...
     net2gp.errors.InputError: y must be finite, but 1 of 2 values is NaN or infinite ...
     """
-    # a sum carries every NaN and infinity, and unlike isfinite() takes no copy
+    # A sum propagates every NaN and infinity and, unlike isfinite(), needs no copy.
     if (
         tensor.is_meta
         or not tensor.is_floating_point()
@@ -119,7 +126,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
     ):
         return
     bad = ~torch.isfinite(tensor.detach())
-    if not bool(bad.any()):  # the sum overflowed, the entries did not
+    if not bool(bad.any()):  # the sum overflowed, but no entry did
         return
     count, first = (
         int(bad.sum()),
@@ -133,7 +140,15 @@ def check_finite(tensor: Tensor, name: str) -> None:
 
 
 def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> None:
-    """Raise unless every entry of `value` is finite and positive (or zero, if `zero`).
+    """Raise unless every entry of `value` is finite and positive.
+
+    Args:
+        value: A number or a tensor.
+        name: Its name in the message.
+        zero: Whether zero is allowed too.
+
+    Raises:
+        InputError: If it is not.
 
     >>> check_positive("small", "tol")
     Traceback (most recent call last):
@@ -158,7 +173,16 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
 
 
 def check_count(value: int, name: str, *, example: int = 10, zero: bool = False) -> None:
-    """Raise unless `value` is a whole number of at least 1 (or zero, if `zero`).
+    """Raise unless `value` is a whole number of at least 1.
+
+    Args:
+        value: The number.
+        name: Its name in the message.
+        example: A value that the message suggests.
+        zero: Whether zero is allowed too.
+
+    Raises:
+        InputError: If it is not.
 
     >>> check_count(0, "num_samples")
     Traceback (most recent call last):
@@ -173,7 +197,13 @@ def check_count(value: int, name: str, *, example: int = 10, zero: bool = False)
 
 
 def check_device(device: torch.device | str) -> None:
-    """Raise unless there is such a device here.
+    """Raise unless this machine has the device.
+
+    Args:
+        device: The device.
+
+    Raises:
+        InputError: If it has not.
 
     >>> check_device("gpu")
     Traceback (most recent call last):
@@ -190,7 +220,17 @@ def check_device(device: torch.device | str) -> None:
 
 
 def check_dtype_and_device(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:
-    """Raise unless `tensor` has the floating dtype and the device of `like`."""
+    """Raise unless a tensor has the floating dtype and the device of another.
+
+    Args:
+        tensor: The tensor.
+        name: Its name in the message.
+        like: The tensor to agree with.
+        like_name: The name of that one.
+
+    Raises:
+        InputError: If dtype or device differ.
+    """
     if tensor.device != like.device:
         raise InputError(
             f"{name} is on {tensor.device}, but {like_name} is on {like.device}. "
@@ -204,9 +244,17 @@ def check_dtype_and_device(tensor: Tensor, name: str, like: Tensor, like_name: s
 
 
 def available_memory(device: torch.device | str = "cpu") -> int:
-    """Bytes that can still be allocated on `device`: what the system reports, within a container's limit."""
+    """Estimate how many bytes can still be allocated.
+
+    Args:
+        device: The device. For the CPU, the answer respects the memory limit of a container.
+
+    Returns:
+        The number of bytes.
+    """
     device = torch.device(device)
     if device.type == "cuda":
+        # torch's allocator keeps freed memory, which the driver counts as used but torch can hand out.
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + idle
     return min(_system_memory(), _container_memory())
@@ -227,7 +275,7 @@ def _system_memory() -> int:
 
 
 def _container_memory() -> int:
-    """Bytes left under the memory limits of this process's control groups (versions 1 and 2)."""
+    """Return the bytes left under the memory limits of this process's control groups (versions 1 and 2)."""
     left = 2**63 - 1
     try:
         groups = [line.strip().split(":", 2) for line in _read("/proc/self/cgroup").splitlines()]
@@ -240,7 +288,7 @@ def _container_memory() -> int:
         limit, usage = (
             ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
         )
-        # within a container its own group is the root, and the path is that of the world outside
+        # Inside a container its own group is mounted at the root, while the path is the one on the host.
         for folder in (f"{root}{path}", root):
             try:
                 used = int(_read(f"{folder}/memory.{usage}")) - _inactive_files(folder)
@@ -251,7 +299,7 @@ def _container_memory() -> int:
 
 
 def _inactive_files(folder: str) -> int:
-    """Bytes of cached files that the system gives up when memory is asked for."""
+    """Return the bytes of cached files that the system frees on demand."""
     entries = dict(line.split() for line in _read(f"{folder}/memory.stat").splitlines())
     return int(entries.get("total_inactive_file", entries.get("inactive_file", 0)))
 
@@ -262,7 +310,17 @@ def _read(path: str) -> str:
 
 
 def check_memory(num_bytes: float, device: torch.device, what: str, instead: str) -> None:
-    """Raise `TooLarge` before an allocation of `num_bytes` that `device` cannot hold."""
+    """Refuse an allocation that the device cannot hold, before it is tried.
+
+    Args:
+        num_bytes: The size of the allocation.
+        device: The device.
+        what: What would be allocated, for the message.
+        instead: What to use instead, for the message.
+
+    Raises:
+        TooLarge: If fewer bytes are free.
+    """
     free = available_memory(device)
     if num_bytes > free:
         raise TooLarge(

@@ -1,4 +1,4 @@
-"""What a posterior has learned from which data: dual, parts of the uncertainty, neighbors, influence."""
+"""What a posterior learned from which data: dual, parts of the uncertainty, neighbors, influence."""
 
 from net2gp.methods import (
     Dual,

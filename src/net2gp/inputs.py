@@ -1,4 +1,4 @@
-"""Rows of inputs (tensor, tuple or dict) and the one helper that normalizes data."""
+"""Operations on the rows of inputs (a tensor, tuple or dict), and `gather`, which normalizes data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = ("labels", "label")
 """The entries of a dict batch that hold the targets, as Hugging Face names them."""
 
 DATASET_BATCH = 256
-"""Items of a `Dataset` that are collated together."""
+"""The number of items of a `Dataset` that are collated together."""
 
 BY_NUMBER = """\
 Objects go into the module, and their numbers are x:
@@ -31,18 +31,18 @@ Objects go into the module, and their numbers are x:
             return self.network(collate([self.objects[n] for n in number.tolist()]))
 
 Pass ByNumber(network, objects).eval() and (torch.arange(len(y)), y), with your own collate."""
-"""How inputs that are no tensors (graphs, molecules, texts) are handed over."""
+"""How to pass inputs that are no tensors (graphs, molecules, texts)."""
 
 
 def tensors(x: Inputs) -> list[Tensor]:
-    """The tensors that make up `x`, in a fixed order."""
+    """Return the tensors of `x` in a fixed order."""
     if isinstance(x, Tensor):
         return [x]
     return list(x.values()) if isinstance(x, Mapping) else list(x)
 
 
 def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
-    """`x` with `function` applied to each of its tensors."""
+    """Apply `function` to each tensor of `x`."""
     if isinstance(x, Tensor):
         return function(x)
     if isinstance(x, Mapping):
@@ -51,7 +51,7 @@ def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def num_rows(x: Inputs) -> int:
-    """The number of points in `x`.
+    """Count the points in `x`.
 
     >>> num_rows({"ids": torch.zeros(3, 7), "mask": torch.ones(3, 7)})
     3
@@ -60,12 +60,12 @@ def num_rows(x: Inputs) -> int:
 
 
 def rows(x: Inputs, index: slice | Tensor) -> Inputs:
-    """The points of `x` that `index` picks."""
+    """Select the points of `x` that `index` picks."""
     return map_inputs(x, lambda value: value[index])
 
 
 def join(parts: list[Inputs]) -> Inputs:
-    """The points of all `parts`, in order."""
+    """Concatenate the points of all `parts` in order."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -77,7 +77,7 @@ def join(parts: list[Inputs]) -> Inputs:
 
 
 def same_inputs(a: Inputs, b: Inputs) -> bool:
-    """Whether `a` and `b` are the very same points."""
+    """Whether `a` and `b` hold the same points."""
     pairs = list(zip(tensors(a), tensors(b), strict=False))
     return len(tensors(a)) == len(tensors(b)) and all(
         u is v or (u.shape == v.shape and u.dtype == v.dtype and torch.equal(u, v))
@@ -86,13 +86,16 @@ def same_inputs(a: Inputs, b: Inputs) -> bool:
 
 
 def chunks(x: Inputs, size: int) -> Iterator[Inputs]:
-    """`x` in pieces of at most `size` points."""
+    """Divide `x` into pieces of at most `size` points."""
     for start in range(0, num_rows(x), size):
         yield rows(x, slice(start, start + size))
 
 
 def follows(x: Inputs | None) -> bool:
-    """Whether results are to be differentiable in `x`: autograd records, and a tensor of it asks for it."""
+    """Whether results should be differentiable in `x`.
+
+    This holds if autograd is enabled and a tensor of `x` requires a gradient.
+    """
     if not torch.is_grad_enabled() or not isinstance(x, Tensor | tuple | dict):
         return False
     return any(isinstance(value, Tensor) and value.requires_grad for value in tensors(x))
@@ -100,7 +103,10 @@ def follows(x: Inputs | None) -> bool:
 
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Tensors made inside can be differentiated with later, even if the caller is in inference mode."""
+    """Create ordinary tensors inside, even if the caller is in inference mode.
+
+    Inference tensors could not be used in a later computation with gradients.
+    """
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -109,7 +115,15 @@ def ordinary_tensors() -> Iterator[None]:
 
 
 def check_inputs(x: Any, name: str = "x") -> None:
-    """Raise unless `x` is a tensor, or a tuple or dict of tensors with equally many rows, all finite."""
+    """Raise unless `x` is a finite tensor, or a tuple or dict of finite tensors with the same number of rows.
+
+    Args:
+        x: The inputs.
+        name: Their name in the message.
+
+    Raises:
+        InputError: If they are something else, empty, nested or sparse.
+    """
     if not isinstance(x, Tensor | tuple | Mapping) or not all(
         isinstance(v, Tensor) for v in tensors(x)
     ):
@@ -134,7 +148,14 @@ def check_inputs(x: Any, name: str = "x") -> None:
 
 
 def check_batch(x: Any, known: Inputs) -> None:
-    """Raise if `x` is a single point, without the first axis that `known`, some points, has.
+    """Raise if `x` is a single point without the first axis.
+
+    Args:
+        x: The inputs.
+        known: Some points of the right shape.
+
+    Raises:
+        InputError: If `x` has the shape of one of them.
 
     >>> check_batch(torch.zeros(2), torch.zeros(5, 2))
     Traceback (most recent call last):
@@ -162,7 +183,7 @@ def _check_dense(value: Tensor, name: str) -> None:
 
 
 def _advice(x: Any, name: str) -> str:
-    """What to type in place of an `x` that is no tensor."""
+    """Say what to type instead of an `x` that is no tensor."""
     if isinstance(x, np.ndarray):
         return f"Convert it: {name} = torch.as_tensor({name}, dtype=torch.float32)."
     if hasattr(x, "to_numpy"):
@@ -183,7 +204,7 @@ def _holds_objects(x: Any) -> bool:
 
 
 def describe(x: Any) -> str:
-    """What `x` is, as a noun that fits after "is" and after "got", for error messages.
+    """Describe `x` in an error message, as a noun that fits after "is" and after "got".
 
     >>> describe(3), describe(torch.zeros(2))
     ('an object of type int', 'a tensor of shape (2,) and torch.float32')
@@ -202,7 +223,14 @@ def describe(x: Any) -> str:
 
 
 def check_made(value: Any, name: str) -> None:
-    """Raise if `value` is a class, whose brackets were left out.
+    """Raise if `value` is a class, which was passed without brackets.
+
+    Args:
+        value: Any value.
+        name: Its name in the message.
+
+    Raises:
+        InputError: If it is a class.
 
     >>> check_made(DataLoader, "data")
     Traceback (most recent call last):
@@ -216,20 +244,28 @@ def check_made(value: Any, name: str) -> None:
 
 
 def _shape(x: Tensor) -> str:
-    # a nested tensor has none
+    # A nested tensor has no shape.
     return "of several sizes" if x.is_nested else str(tuple(x.shape))
 
 
 def gather(data: Data, like: Tensor | None = None) -> tuple[Inputs, Tensor]:
-    """Inputs and targets of `data` as one pair, checked.
+    """Collect the inputs and targets of `data` as one checked pair.
 
-    `data` is a pair (x, y), a loader of such pairs, or a map-style `Dataset` of them; a dict with an entry
-    "labels" (or "label") is a pair too: that entry and all others. Tensors stay as they are. NumPy arrays
-    become tensors: whole numbers keep their dtype, and floating ones take the dtype and device of `like`,
-    a parameter of the network, or torch's default dtype.
+    A loader is read once, and its first batch a second time. A loader that shuffles or augments between
+    passes is refused, since kernels, residuals and caches would otherwise refer to different points.
 
-    A loader is read once, and its first batch once more: a loader that shuffles or augments between
-    passes is refused, since kernels, residuals and caches would then speak of different points.
+    Args:
+        data: A pair (x, y), a loader of pairs, or a map-style `Dataset` of pairs. A dict with an entry
+            "labels" (or "label") is a pair too: this entry is y, and all others are x. Tensors stay as they
+            are. NumPy arrays become tensors: integers keep their dtype, and floating arrays take the dtype
+            and device of `like`.
+        like: A parameter of the network. None means torch's default dtype.
+
+    Returns:
+        All inputs and all targets.
+
+    Raises:
+        InputError: If the data have another form, are empty, not finite, or differ between two passes.
 
     >>> x, y = gather((torch.zeros(4, 2), torch.ones(4, 1)))
     >>> x.shape, y.shape
@@ -253,6 +289,7 @@ def _batches(data: Any) -> Iterator[Any]:
         raise InputError(
             f"data must be a pair (x, y), a Dataset or a DataLoader, but is {describe(data)}."
         )
+    # A generator would be exhausted by the first pass, and the check of the order needs a second one.
     if iter(data) is data:
         raise InputError(
             f"data can be read only once, since it is an iterator ({describe(data)}). "
@@ -263,12 +300,12 @@ def _batches(data: Any) -> Iterator[Any]:
 
 
 def _as_tuples(batch: Any) -> Any:
-    # the default collate function turns every tuple into a list
+    # The default collate function of torch turns every tuple into a list.
     return tuple(map(_as_tuples, batch)) if isinstance(batch, list) else batch
 
 
 def _pair(batch: Any, like: Tensor | None) -> tuple[Inputs, Tensor]:
-    """Inputs and targets of one batch, checked."""
+    """Return inputs and targets of one batch after checks."""
     if isinstance(batch, Mapping):
         found = [name for name in LABELS if name in batch]
         if found:
@@ -301,7 +338,7 @@ def _pair_advice(batch: Any) -> str:
 
 
 def _as_tensor(value: Any, name: str, like: Tensor | None) -> Any:
-    """A NumPy array as a tensor, all else as it is."""
+    """Convert a NumPy array to a tensor, and return anything else as it is."""
     if not isinstance(value, np.ndarray):
         return value
     try:

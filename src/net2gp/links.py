@@ -1,4 +1,4 @@
-"""From the law of f, or from draws of weights, to probabilities of classes and to scales of noise."""
+"""How the law of f, or draws of weights, become class probabilities, and raw outputs scales of noise."""
 
 from net2gp.likelihoods import (
     Contrast,

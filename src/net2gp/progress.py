@@ -1,4 +1,4 @@
-"""A progress bar for long loops: on a terminal and in notebooks, silent everywhere else."""
+"""A progress bar for long loops. It shows on a terminal and in notebooks and is silent everywhere else."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from html import escape
 from typing import Any
 
 Advance = Callable[..., None]
-"""advance(steps=1, note="") moves the bar on and replaces the note shown behind it."""
+"""advance(steps=1, note="") moves the bar forward and replaces the note behind it."""
 
 SECONDS = 0.2
-"""The least time between two pictures of a bar in a notebook."""
+"""The least number of seconds between two updates of a bar in a notebook."""
 
 
 _showing: ContextVar[bool] = ContextVar("showing", default=False)
@@ -22,10 +22,17 @@ _showing: ContextVar[bool] = ContextVar("showing", default=False)
 
 @contextmanager
 def progress(description: str, total: int | None = None) -> Iterator[Advance]:
-    """Show a bar while the block runs; the block gets a function that moves it.
+    """Show a bar while the block runs.
 
-    The bar appears on a terminal or in a notebook and disappears when the block ends, so that logs, pipes
-    and tests stay clean. Of nested bars only the outermost shows.
+    The bar appears on a terminal or in a notebook and disappears when the block ends, so logs, pipes and
+    tests stay clean. Only the outermost of nested bars is shown.
+
+    Args:
+        description: The text before the bar.
+        total: The number of steps. None means that it is not known.
+
+    Yields:
+        A function `advance(steps=1, note="")` that moves the bar.
 
     >>> with progress("tiles", total=2) as advance:
     ...     advance()
@@ -35,6 +42,7 @@ def progress(description: str, total: int | None = None) -> Iterator[Advance]:
     if bar is None or _showing.get():
         yield lambda steps=1, note="": None
         return
+    # A context variable, since loops in several threads each have an outermost bar.
     token = _showing.set(True)
     try:
         with bar(description, total) as advance:
@@ -53,7 +61,7 @@ def _bar() -> Bar | None:
 
 
 def _in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this, whose output is no terminal but is looked at."""
+    """Whether a Jupyter kernel runs this code. Its output is no terminal, but somebody reads it."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 

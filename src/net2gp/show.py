@@ -1,4 +1,4 @@
-"""What posteriors, kernels and predictions say of themselves: a line of text, a table in notebooks."""
+"""How posteriors, kernels and predictions print themselves: a line of text, and a table in notebooks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 class Described(Protocol):
-    """A value with facts about itself, by name, in the order in which they are shown."""
+    """A value with named facts about itself, in the order in which they are shown."""
 
     def _facts(self) -> dict[str, str]: ...
 
 
 def as_text(self: Described) -> str:
-    """For `__repr__`: Name(fact, name=fact, …), facts without a name in front."""
+    """Return the text for `__repr__`: Name(fact, name=fact, …). Facts without a name come first."""
     return f"{type(self).__name__}({', '.join(_pairs(self._facts()))})"
 
 
 def as_html(self: Described) -> str:
-    """For `_repr_html_`: a table with a row for each fact."""
+    """Return the table for `_repr_html_`, with a row for each fact."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name.strip('_'))}</th>"
         f"<td style='text-align:left'>{escape(value)}</td></tr>"
@@ -31,12 +31,12 @@ def as_html(self: Described) -> str:
 
 
 def _pairs(facts: dict[str, str]) -> list[str]:
-    # names that start with an underscore are for the table alone
+    # Names that start with an underscore are shown only in the table.
     return [v if name.startswith("_") else f"{name}={v}" for name, v in facts.items()]
 
 
 def number(value: Any) -> str:
-    """A number to four digits; of a tensor or of a dict of them the range.
+    """Format a number with four digits, or the range of a tensor or of a dict of numbers.
 
     >>> number(0.123456), number({"a": 1.0, "b": 0.25}), number(None)
     ('0.1235', '0.25 to 1', 'open')
@@ -53,7 +53,7 @@ def number(value: Any) -> str:
 
 
 def likelihood_name(likelihood: Any) -> str:
-    """Gaussian(noise_var=0.1) with a number to four digits, or the likelihood's own text."""
+    """Return Gaussian(noise_var=0.1) with four digits, or the likelihood's own text."""
     if hasattr(likelihood, "noise_var"):
         return f"{type(likelihood).__name__}(noise_var={number(likelihood.noise_var)})"
     return repr(likelihood)

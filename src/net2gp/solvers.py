@@ -1,4 +1,4 @@
-"""Ways to solve the linear systems of a Gaussian process, and to approximate other likelihoods.
+"""Ways to solve the linear systems of a Gaussian process, and to approximate non-Gaussian likelihoods.
 
 n2g.condition(kernel, data, likelihood, solver=n2g.solvers.CG())
 """

@@ -1,4 +1,4 @@
-"""How Laplace's approximation holds the covariance of the parameters, and from which Fisher matrix.
+"""How Laplace's approximation represents the covariance of the parameters, and which Fisher matrix it uses.
 
 n2g.laplace(network, data, likelihood, structure=n2g.structures.Sampled())
 """

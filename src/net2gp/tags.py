@@ -57,7 +57,7 @@ def savable(tag: str) -> Callable[[T], T]:
         # A notebook cell or module that runs a second time defines the same class again.
         if known is not None and _place(known) != _place(cls):
             raise InputError(
-                f"the tag {tag!r} is that of {'.'.join(_place(known))} already. Pass another to savable."
+                f"the tag {tag!r} already belongs to {'.'.join(_place(known))}. Pass another to savable."
             )
         _CLASSES[tag] = cls
         return cls

@@ -1,4 +1,4 @@
-"""Networks during training: natural gradients, gradient flow, many networks at once."""
+"""Training of networks: natural gradients, gradient flow, and many networks at once."""
 
 from net2gp.methods import (
     IVON,

@@ -1,4 +1,4 @@
-"""Choose what a model leaves open: prior variances, noise, length scales, architectures."""
+"""Ways to choose what a model leaves open: prior variances, noise, length scales, architectures."""
 
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Validation
 from net2gp.methods.selection import EVIDENCE, Fit, Selection, sweep

@@ -71,6 +71,7 @@ def sinusoid_task(seed: int, num_points: int = 10) -> Sinusoid:
     Reference: Yoon et al. (2018), Bayesian model-agnostic meta-learning.
     """
     _check_points(num_points)
+    # The curve is drawn before its points, so the number of points does not change it.
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(3, generator=generator, dtype=torch.float64).tolist()
     amplitude, phase = 0.1 + 4.9 * uniform[0], 2 * math.pi * uniform[1]

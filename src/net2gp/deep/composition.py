@@ -183,6 +183,7 @@ def ratios(kernel: Composed, x: Inputs, y: Inputs | None) -> Tensor:
     own, other = inner.diag(x), inner.diag(x if y is None else y)
     v = (own[:, None] + other[None, :] - 2 * inner(x, y)).double().clamp(min=0)
     if y is None:
+        # A point has distance 0 from itself; rounding would show in the kurtosis, which divides by v.
         v = v - torch.diag(v.diagonal())
     return v / squared_scales(kernel, v)[:, None, None]
 

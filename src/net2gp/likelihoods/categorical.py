@@ -96,7 +96,7 @@ class Categorical:
         if tuple(y.shape) != (points,):
             one_hot_like = tuple(y.shape) == (points, classes)
             raise InputError(
-                f"y must have shape ({points},), one class index a point, but has shape "
+                f"y must have shape ({points},), one class index per point, but has shape "
                 f"{tuple(y.shape)}. Pass y = y.{'argmax(-1)' if one_hot_like else 'reshape(-1)'}."
             )
         if y.is_floating_point() or y.dtype == torch.bool:

@@ -74,7 +74,7 @@ class Gaussian:
         if noise.dim() == 1 and noise.shape[0] not in (1, outputs):
             raise InputError(
                 f"noise_var of shape ({noise.shape[0]},) is read as one variance for each output, "
-                f"but there are {outputs} outputs. For one variance a point, pass "
+                f"but there are {outputs} outputs. For one variance per point, pass "
                 "noise_var[:, None]."
             )
         if noise.dim() == 2 and noise.shape[0] != points:

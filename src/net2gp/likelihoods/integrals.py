@@ -87,10 +87,10 @@ def log_expected_sigmoid(mean: Tensor, variance: Tensor, num_points: int) -> Ten
     """Compute log E σ(f) for f ~ N(m, v), accurately for any v and far into the tail of small probabilities.
 
     Below v = 4.5 a Gauss–Hermite rule is used. For larger v the logistic function looks like a step to that
-    rule (with 32 points it is off by 5 % at v = 900). There, with t of logistic density, E σ(f) = E Φ((m −
-    t)/√v), and this integrand becomes smoother as v grows. In the tail, σ(f) = e^f σ(−f) tilts the Gaussian:
-    E σ(f) = e^{m + v/2} E σ(f') for f' ~ N(−m − v, v). Everything is computed in float64. The cost is
-    O(num_points) per entry.
+    rule (with 32 points it is off by 5 % at v = 900). There, with t of logistic density, E σ(f) = E
+    Φ((m − t)/√v), and this integrand becomes smoother as v grows. In the tail, σ(f) = e^f σ(−f) tilts the
+    Gaussian: E σ(f) = e^{m + v/2} E σ(f') for f' ~ N(−m − v, v). Everything is computed in float64. The cost
+    is O(num_points) per entry.
 
     Args:
         mean: m, of any shape.

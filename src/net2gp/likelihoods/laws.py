@@ -161,6 +161,7 @@ def average(laws: Sequence[Distribution]) -> Distribution:
     """
     kind = type(laws[0])
     if kind in (distributions.Categorical, distributions.Bernoulli):
+        # A law of labels keeps its class, so that `.probs` and `.entropy()` are there.
         probs = torch.stack([law.probs for law in laws])  # type: ignore[attr-defined]
         return kind(probs=probs.double().mean(0).to(probs.dtype))
     return Average(laws)

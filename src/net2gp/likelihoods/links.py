@@ -217,6 +217,7 @@ class MonteCarlo:
         return _sobol_normal(self.num_samples, dimension, self.seed).to(like)
 
 
+# The cache outlives the caller, so a first call in inference mode must not fill it with inference tensors.
 @lru_cache(maxsize=32)
 @ordinary_tensors()
 def _sobol_normal(num_samples: int, dimension: int, seed: int) -> Tensor:

@@ -39,7 +39,9 @@ def shape_targets(f: Tensor, y: Tensor, num_targets: int | None = None) -> Tenso
     if y.dim() == 1 and wanted[1] == 1:
         y = y[:, None]
     if tuple(y.shape) != wanted:
-        hint = f"y = y.reshape{wanted}" if y.numel() == wanted[0] * wanted[1] else "one row a point"
+        hint = (
+            f"y = y.reshape{wanted}" if y.numel() == wanted[0] * wanted[1] else "one row per point"
+        )
         raise InputError(
             f"y must have shape {wanted} for outputs of shape {tuple(f.shape)}, "
             f"but has shape {tuple(y.shape)}. Pass {hint}."

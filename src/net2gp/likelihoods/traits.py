@@ -239,6 +239,7 @@ def is_canonical(likelihood: Likelihood, f: Tensor, y: Tensor) -> bool:
     own = getattr(likelihood, "canonical", None)
     if own is not None:
         return bool(own)
+    # At a special place, such as f = 0 of a symmetric law, the two may agree by accident.
     generator = torch.Generator().manual_seed(0)
     around = f.detach() + torch.randn(f.shape, generator=generator, dtype=f.dtype).to(f.device)
     return all(_has_hessian(likelihood, place, y) for place in (f.detach(), around))

@@ -78,8 +78,8 @@ def block_cg(
     stopping rule is the plain relative residual ‖b − A x‖ / ‖b‖. It is checked on b − A x itself: if the
     recursion was too optimistic, the iteration restarts from x, within `max_iterations`. If `tol` is not
     reached, a `NotConverged` warning says why and what to try, and the best x so far is returned. An
-    iteration costs one product with (n, k) and O(n k²); there is one more product at the end. Memory is O(n
-    k).
+    iteration costs one product with (n, k) and O(n k²); there is one more product at the end. Memory is
+    O(n k).
 
     Args:
         matmul: Computes A v. It gets float64 and may answer in float32, since all sums are float64. It runs
@@ -221,6 +221,7 @@ def _refine(
         x, residual = torch.where(better, new_x, x), torch.where(better, new_residual, residual)
         before, reached = reached, _largest(residual)
         system.history[-1] = reached
+        # A cycle that does not even halve the true residual has reached the precision of the products.
         if reached > system.tol and (reason == OUT_OF_ITERATIONS or reached > 0.5 * before):
             return x, residual, reason or STALLED
     return x, residual, ""

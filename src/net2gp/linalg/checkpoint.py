@@ -112,14 +112,14 @@ class Checkpoint:
                 if header.get("key") != self.key:
                     raise InputError(
                         f"the checkpoint {path} belongs to another problem (other data, network, prior or "
-                        "options). Delete it to start anew, or pass another path."
+                        "options). Delete it to start again, or pass another path."
                     )
                 names = list(file.keys())
                 tensors = dict(_restored(name, file.get_tensor(name)) for name in names)
                 return tensors, json.loads(header["numbers"])
         except (SafetensorError, OSError) as error:
             raise FileFormatError(
-                f"the checkpoint {path} cannot be read ({error}). Delete it to start anew."
+                f"the checkpoint {path} cannot be read ({error}). Delete it to start again."
             ) from error
 
 

@@ -167,6 +167,7 @@ def _lanczos(
         product = matmul(vector.mT).mT
         image = product.to(torch.float64)
         alpha[:, t] = torch.where(alive, (vector * image).sum(1), 1.0)
+        # A single pass would leave components along the basis where most of the image cancels.
         for _ in range(2):
             image = image - _project(basis[:, : t + 1], image)
         norm = torch.linalg.vector_norm(image, dim=1)

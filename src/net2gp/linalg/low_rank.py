@@ -176,6 +176,7 @@ def pivots(
         rows[size : size + len(order)] = new
         index[size : size + len(order)] = chosen[order]
         remaining -= new.square().sum(0)
+        # Exactly zero, so that rounding never makes a pivot a candidate again.
         remaining[chosen[order]] = 0.0
         size += len(order)
     return Pivots(rows[:size].mT, index[:size], remaining.clamp_(min=0.0))

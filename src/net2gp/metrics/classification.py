@@ -93,6 +93,7 @@ def reliability(probs: Tensor, y: Tensor, num_bins: int = 15) -> Reliability:
     confidence, label = probs.max(-1)
     correct = (label == y).to(probs.dtype)
     edges = torch.linspace(0, 1, num_bins + 1, dtype=probs.dtype, device=probs.device)
+    # Only inner edges count, so that a confidence of 0 or above 1 by rounding falls into an outer bin.
     index = torch.bucketize(confidence, edges[1:-1])
     count = torch.bincount(index, minlength=num_bins)
 

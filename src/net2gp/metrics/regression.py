@@ -206,8 +206,8 @@ def crps_gaussian(mean: Tensor, var: Tensor, y: Tensor) -> Tensor:
 def crps_samples(samples: Tensor, y: Tensor, *, unbiased: bool = True) -> Tensor:
     """Compute the score E|X − y| − ½ E|X − X'| of the law that the samples are drawn from, averaged.
 
-    The samples are sorted first, since the sum over pairs is then Σ_s (2s − S − 1) x₍ₛ₎. The cost is O(S log
-    S) per number.
+    The samples are sorted first, since the sum over pairs is then Σ_s (2s − S − 1) x₍ₛ₎. The cost is
+    O(S log S) per number.
 
     Args:
         samples: Draws of y, (S, N) or (S, N, C).

@@ -176,7 +176,7 @@ def plot_detection(
     Args:
         ax: The Axes to draw into, or None for a new one.
         scores_in: Uncertainties of known data, such as entropies or variances.
-        scores_out: Uncertainties of foreign data, of which there may be another number.
+        scores_out: Uncertainties of foreign data. Their number may differ.
         label: The name of the score.
         num_bins: The number of bins.
 

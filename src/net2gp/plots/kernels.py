@@ -135,7 +135,7 @@ def plot_class_kernel(
     if K.dim() != 2 or K.shape[0] != K.shape[1] or len(K) != len(labels):
         raise InputError(
             f"K must be (N, N) for {len(labels)} labels, but has shape {tuple(K.shape)}. "
-            "Pass aggregate(kernel, x), which is one number a pair of points."
+            "Pass aggregate(kernel, x), which gives one number per pair of points."
         )
     order = _by_class(labels)
     _heat_map(ax, K.detach().cpu()[order][:, order], label, limit)
@@ -225,9 +225,8 @@ def plot_gallery(
                 _show(ax, picture)
     for column, words in headings:
         ax = axes[0, column]
-        ax.set_title(
-            " ", fontsize=9, pad=8
-        )  # room for the words, which may be wider than the picture
+        # An empty title reserves room for the words, which may be wider than the picture.
+        ax.set_title(" ", fontsize=9, pad=8)
         heading = ax.text(0.0, 1.12, words, fontsize=9, color=INK, transform=ax.transAxes)
         heading.set_in_layout(False)
     return figure

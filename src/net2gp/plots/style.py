@@ -44,7 +44,7 @@ def vector(values: Tensor, name: str) -> Any:
     flat = torch.as_tensor(values).detach().cpu()
     if flat.numel() != flat.shape[0]:
         raise InputError(
-            f"{name} must hold one number a point, but has shape {tuple(flat.shape)}. "
+            f"{name} must hold one number per point, but has shape {tuple(flat.shape)}. "
             f"Pick a column, e.g. {name}[:, 0]."
         )
     return flat.reshape(-1).numpy()
@@ -54,7 +54,7 @@ def equally_long(**values: Any) -> list[Any]:
     """Return the values if they have the same length."""
     if len({len(value) for value in values.values()}) > 1:
         lengths = ", ".join(f"{name}: {len(value)}" for name, value in values.items())
-        raise InputError(f"one number a point is needed for each of them, but there are {lengths}.")
+        raise InputError(f"each of them needs one number per point, but there are {lengths}.")
     return list(values.values())
 
 

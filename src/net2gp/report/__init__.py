@@ -1,4 +1,4 @@
-"""Reports: a page of figures, tables and the code that made them."""
+"""Reports: a page with figures, tables and the code that made them."""
 
 from net2gp.report.demo import demo
 from net2gp.report.page import Figure, Section, Table, page

@@ -30,10 +30,16 @@ trained a second time."""
 
 
 def demo(out: str | os.PathLike = "demo_output") -> Path:
-    """Run all scenes, write their figures and one page into the folder `out`, return the page's path.
+    """Run all scenes and write their figures and one page.
 
-    Only built-in data are used; seeds are fixed, so that all numbers but the timings repeat, and
-    the global random state is left alone. Shows a progress bar on a terminal.
+    Only built-in data are used. Seeds are fixed, so all numbers except the timings repeat, and the global
+    random state does not change. A terminal shows a progress bar.
+
+    Args:
+        out: The folder to write into.
+
+    Returns:
+        The path of the page.
     """
     folder = _writable(Path(out))
     start = perf_counter()
@@ -59,7 +65,10 @@ def demo(out: str | os.PathLike = "demo_output") -> Path:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Work this small loses more by waiting for a second thread on a busy core than it gains."""
+    """Use one thread inside.
+
+    Work this small loses more by waiting for a second thread on a busy core than it gains.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -69,7 +78,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _writable(folder: Path) -> Path:
-    """The folder, made if need be; refused before anything is computed if it cannot be written."""
+    """Make the folder if needed, and refuse before any computation if it cannot be written."""
     probe = folder / ".net2gp-probe"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The scenes of the demo about digits: calibration, detection of strangers, and the kernel itself."""
+"""The scenes of the demo about digits: calibration, detection of foreign images, and the kernel itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRANGERS = ("rotated by 90°", "noise")
 
 
 def scene() -> list[Section]:
-    """A network trained on a hundred digits, the process around it, and what each of them knows."""
+    """Show a network trained on a hundred digits, the process around it, and what each of them knows."""
     watch = Stopwatch()
     known = _per_class(*data.digits("train"), 0, 10)
     held_out = _per_class(*data.digits("train"), 10, 30)
@@ -42,7 +42,7 @@ def scene() -> list[Section]:
 
 
 def _per_class(x: Tensor, y: Tensor, start: int, stop: int) -> Pair:
-    """The digits numbered start to stop − 1 of every class, sorted by class."""
+    """Select the digits with numbers start to stop − 1 of every class, sorted by class."""
     rows = torch.cat([(y == label).nonzero()[start:stop, 0] for label in range(10)])
     return x[rows], y[rows]
 
@@ -141,7 +141,7 @@ def _detection(network: nn.Module, around: Any, known: Pair, x: Tensor) -> Secti
 def _scores(
     network: nn.Module, around: Any, kernel_only: Any, images: dict[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """What each kind of score says about each kind of image."""
+    """Compute each kind of score for each kind of image."""
     values: dict[str, dict[str, Tensor]] = {}
     for kind, z in images.items():
         f = kernel_only.marginal(z)

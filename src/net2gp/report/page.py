@@ -1,4 +1,4 @@
-"""One self-contained HTML page from figures, tables, code and text: no script, no network, no fonts."""
+"""A self-contained HTML page of figures, tables, code and text, without scripts, network or fonts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: its file name without ending, its PNG bytes, and what a reader who cannot see it gets.
+    """A picture.
 
-    `width` is the largest width on the page in pixels, so that square figures do not fill it.
+    Args:
+        name: The file name without ending.
+        png: The bytes of the PNG file.
+        alt: The description for readers who cannot see the picture.
+        width: The largest width on the page in pixels, which keeps square figures small.
     """
 
     name: str
@@ -30,7 +34,17 @@ class Figure:
     def draw(
         cls, name: str, figure: MatplotlibFigure, alt: str, *, width: int | None = None
     ) -> Figure:
-        """The PNG of a matplotlib figure at twice the page's resolution; 100 pixels an inch by default."""
+        """Render a matplotlib figure at twice the resolution of the page.
+
+        Args:
+            name: The file name without ending.
+            figure: The figure.
+            alt: The description for readers who cannot see the picture.
+            width: The largest width on the page in pixels. None means 100 per inch.
+
+        Returns:
+            The picture.
+        """
         buffer = BytesIO()
         figure.savefig(buffer, format="png", dpi=200, metadata={"Software": None})
         return cls(name, buffer.getvalue(), alt, width or int(100 * figure.get_figwidth()))
@@ -38,7 +52,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; the first column names the row. `note` explains the columns."""
+    """Rows of text below a head.
+
+    Args:
+        head: The names of the columns.
+        rows: The rows. The first cell names the row.
+        note: An explanation of the columns.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -47,10 +67,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: what was done, what one sees, the code that did it and how long it took.
+    """A part of the page.
 
-    In `text`, an empty line starts a paragraph and `backticks` mark code. `seconds` maps steps to
-    their durations.
+    Args:
+        title: The heading.
+        text: What was done and what one sees. An empty line starts a paragraph, and `backticks` mark code.
+        figures: The pictures.
+        code: The code that made them.
+        table: A table of numbers, or None.
+        seconds: The duration of each step.
     """
 
     title: str
@@ -62,7 +87,16 @@ class Section:
 
 
 def page(title: str, lead: str, sections: Sequence[Section], footer: str = "") -> str:
-    """The HTML of a page with its figures inlined.
+    """Write the HTML of a page with its figures inside.
+
+    Args:
+        title: The title of the page.
+        lead: The text below the title.
+        sections: The parts of the page.
+        footer: The text at the end.
+
+    Returns:
+        The HTML.
 
     >>> html = page("A title", "What this is.", [Section("One", "See `adapt`.", ())])
     >>> "<h2>One</h2>" in html and "<code>adapt</code>" in html and "<script" not in html

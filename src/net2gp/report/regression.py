@@ -14,7 +14,7 @@ from net2gp.report.page import Figure, Section, Table
 from net2gp.report.tools import Stopwatch, canvas, mlp, shown, train
 
 REPEATS = 5
-"""Data sets over which calibration is measured, each with a network of its own."""
+"""The number of data sets over which calibration is measured, each with its own network."""
 
 NAMES = ("GP with zero mean", "network", "GP around the network")
 
@@ -22,7 +22,7 @@ Prediction = tuple[Tensor, Tensor]
 
 
 def scene() -> list[Section]:
-    """A small network on a curve with a gap, its process, and how well that is calibrated."""
+    """Show a small network on a curve with a gap, its process, and the calibration of both."""
     watch = Stopwatch()
     curve = data.snelson_like()
     with watch("training the network"):
@@ -95,7 +95,7 @@ def _draw(curve: data.Curve, network: nn.Module, grid: Tensor, f: Any, curves: T
 
 
 def _calibration(curve: data.Curve, network: nn.Module) -> Section:
-    """Coverage over the whole range, the gap included, against the network with constant noise."""
+    """Measure coverage over the whole range, including the gap, against a network with constant noise."""
     watch = Stopwatch()
     x = torch.linspace(0, 6, 1001)[:, None]
     found: dict[str, list[Prediction]] = {name: [] for name in NAMES}

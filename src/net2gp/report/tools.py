@@ -1,4 +1,4 @@
-"""What the scenes of the demo share: training, timing, and showing the code that ran."""
+"""What the scenes of the demo share: training, timing, and the display of the code that ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Seconds by step; steps of the same name add up.
+    """Durations of steps. Steps of the same name add up.
+
+    Args:
+        seconds: The durations so far.
 
     >>> watch = Stopwatch()
     >>> with watch("training"):
@@ -45,7 +48,7 @@ class Stopwatch:
 def train(
     network: nn.Module, data: tuple[Tensor, Tensor], loss: Loss, *, steps: int, rate: float = 1e-2
 ) -> nn.Module:
-    """Full-batch Adam with a cosine schedule on the parameters that require gradients; then eval mode."""
+    """Train with full-batch Adam and a cosine schedule, and set eval mode. Frozen parameters stay fixed."""
     x, y = data
     optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -59,7 +62,7 @@ def train(
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them.
+    """Build linear layers of these sizes with tanh between them.
 
     >>> len(mlp(1, 20, 1))
     3
@@ -71,9 +74,9 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def shown(function: Callable[..., Any]) -> str:
-    """The statements of a function as text, without its docstring and its last return.
+    """Return the statements of a function as text, without its docstring and its last return.
 
-    The page shows what ran, not a copy of it that could drift.
+    The page shows the code that ran. A copy of the code could become different from it.
     """
     source = dedent(inspect.getsource(function))
     definition = ast.parse(source).body[0]
@@ -88,7 +91,7 @@ def shown(function: Callable[..., Any]) -> str:
 
 
 def canvas(width: float, height: float) -> MatplotlibFigure:
-    """An empty figure of that size in inches, apart from pyplot's global state."""
+    """Make an empty figure of that size in inches, independent of the global state of pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

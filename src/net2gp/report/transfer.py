@@ -20,7 +20,7 @@ POINTS = 8
 
 
 def scene() -> list[Section]:
-    """A network that knows one sinusoid, adapted in closed form to four others."""
+    """Adapt a network that knows one sinusoid to four others in closed form."""
     watch = Stopwatch()
     source = data.sinusoid_task(SOURCE, num_points=200)
     targets = {f"task {n}": data.sinusoid_task(s, POINTS) for n, s in enumerate(TARGETS, 1)}
@@ -73,7 +73,7 @@ def _adapt(
 
 
 def _fine_tuned(network: nn.Module, pair: tuple[Tensor, Tensor], layers: str) -> nn.Module:
-    """A copy, trained further in the layers whose names start with `layers`."""
+    """Copy the network and train the layers whose names start with `layers`."""
     tuned = copy.deepcopy(network)
     for name, parameter in tuned.named_parameters():
         parameter.requires_grad_(name.startswith(layers))
@@ -121,7 +121,7 @@ def _table(
     predictions: dict[str, Any],
     curves: dict[str, dict[str, Tensor]],
 ) -> Table:
-    """RMSE for each task, and NLL and coverage over all of them, on fresh observations."""
+    """Compute the RMSE of each task, and NLL and coverage over all of them, on fresh observations."""
     generator = torch.Generator().manual_seed(2)
     observed = {
         name: target.truth(grid)

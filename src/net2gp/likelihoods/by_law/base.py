@@ -212,6 +212,7 @@ def averaged_square(law: Law, f: Tensor) -> Tensor:
         )
     y, log_steps = _nodes(here, mean, std)
     inside = here.support.check(y) if here.support is not None else torch.ones_like(y).bool()
+    # Outside the support log_prob may be NaN, whose gradient would spoil the sum even with weight zero.
     y = torch.where(inside, y, mean)
     weights = torch.where(inside, here.log_prob(y) + log_steps, -torch.inf).softmax(0)
     slopes = grad(lambda g: law(g).log_prob(y).sum())(f.expand(y.shape))

@@ -153,7 +153,7 @@ def _peak(function: Function, like: Tensor) -> Tensor:
         z = center + offsets.reshape(-1, *[1] * like.dim())
         best = _at(function, z).nan_to_num(nan=-torch.inf).argmax(0, keepdim=True)
         center = z.gather(0, best)[0]
-        step, count = step / 16, 33
+        step, count = step / 16, 33  # 33 finer nodes cover one old step on either side
     return center
 
 

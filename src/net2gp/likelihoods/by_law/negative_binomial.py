@@ -23,9 +23,10 @@ class NegativeBinomial(LawLikelihood):
     """Counts y_c ∈ {0, 1, 2, …} with mean μ_c = e^{f_c} and variance μ_c + dispersion · μ_c².
 
     This is a Poisson law whose rate is μ times a Gamma variable of mean 1 and variance α = dispersion. With
-    l = f + log α, log p(y | f) = Σ_c log Γ(y_c + 1/α) − log Γ(1/α) − log y_c! + y_c l_c − (y_c + 1/α) log(1
-    + e^{l_c}). The residual is y − (y + 1/α) σ(l). The curvature is the Fisher information diag(μ/(1 + α
-    μ)). The negative Hessian is (y + 1/α) σ'(l), which differs, but log p is concave. The cost is O(N·C).
+    l = f + log α, log p(y | f) = Σ_c log Γ(y_c + 1/α) − log Γ(1/α) − log y_c! + y_c l_c − (y_c + 1/α)
+    log(1 + e^{l_c}). The residual is y − (y + 1/α) σ(l). The curvature is the Fisher information
+    diag(μ/(1 + α μ)). The negative Hessian is (y + 1/α) σ'(l), which differs, but log p is concave. The cost
+    is O(N·C).
 
     Args:
         dispersion: α > 0, the excess of the variance over the mean in units of μ². As α → 0 the law becomes

@@ -37,10 +37,10 @@ class Ordinal:
 
     The K − 1 cut points c_1 < … < c_{K−1} are given, with c_0 = −∞ and c_K = ∞. Let F be the distribution
     function of ε, which is logistic or Gaussian with variance 1. Then p(y = k | f) = F(b) − F(a) with b =
-    c_{k+1} − f and a = c_k − f. For the logistic F = σ, log p = log σ(b) + log σ(−a) + log(1 − e^{c_k −
-    c_{k+1}}), the residual is σ(a) − σ(−b) and the negative Hessian σ'(a) + σ'(b). For the Gaussian the
-    residual is (φ(a) − φ(b))/(Φ(b) − Φ(a)). The curvature is the Fisher information Σ_k p_k r_k², with r_k
-    the residual at level k. log p is concave. The cost is O(N·K).
+    c_{k+1} − f and a = c_k − f. For the logistic F = σ, log p = log σ(b) + log σ(−a) +
+    log(1 − e^{c_k − c_{k+1}}), the residual is σ(a) − σ(−b) and the negative Hessian σ'(a) + σ'(b). For the
+    Gaussian the residual is (φ(a) − φ(b))/(Φ(b) − Φ(a)). The curvature is the Fisher information Σ_k p_k
+    r_k², with r_k the residual at level k. log p is concave. The cost is O(N·K).
 
     A larger f makes higher levels more probable. The cut points fix the scale and the shift of f, so a
     network should be trained on −log p with the same cut points.
@@ -167,6 +167,7 @@ class Ordinal:
         """Return a and b of each level in units of `scale`. A last axis of size K replaces the one of f."""
         cuts = torch.tensor(self.cut_points, dtype=f.dtype, device=f.device)
         inner = (cuts - f) / scale
+        # Finite outer ends, since infinite ones would give NaN gradients.
         edge = FAR + inner.detach().abs().amax(-1, keepdim=True)
         return torch.cat([-edge, inner], -1), torch.cat([inner, edge], -1)
 

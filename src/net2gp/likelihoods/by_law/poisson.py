@@ -86,12 +86,12 @@ class Poisson(LawLikelihood):
         if self.tied_points not in (None, f.shape[-2]):
             raise InputError(
                 f"exposure holds numbers of {self.tied_points} points, but there are {f.shape[-2]} here. "
-                "Pass likelihood=Poisson(exposure=...) with those of the new points to posterior.predict."
+                "Pass likelihood=Poisson(exposure=...) of the new points to posterior.predict."
             )
         if exposure.dim() and exposure.shape[-1] not in (1, f.shape[-1]):
             raise InputError(
-                f"exposure of shape {tuple(exposure.shape)} does not fit to {f.shape[-1]} outputs. For one "
-                "exposure a point, pass exposure[:, None]."
+                f"exposure of shape {tuple(exposure.shape)} does not fit {f.shape[-1]} outputs. For one "
+                "exposure per point, pass exposure[:, None]."
             )
         return exposure.log()
 

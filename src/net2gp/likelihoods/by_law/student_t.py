@@ -20,13 +20,13 @@ from net2gp.tags import savable
 class StudentT(LawLikelihood):
     """Regression y_c = f_c + s ε_c with s² = scale_var and ε of Student's law with ν degrees of freedom.
 
-    With e = y − f, log p(y | f) = Σ_c const − ½ (ν + 1) log(1 + e_c²/(ν s²)). The residual is (ν + 1) e/(ν
-    s² + e²), which decreases for large errors, so an outlier has little influence. Therefore log p is not
-    concave, and its Hessian is indefinite beyond |e| = s √ν. The curvature is the Fisher information diag((ν
-    + 1)/((ν + 3) s²)), which is positive everywhere. Newton's method uses it for its steps and halves them
-    until the objective increases; it takes a step with the Hessian only where that leads higher. The
-    covariance of `Laplace()` uses the Fisher information. There may be several modes; the search starts at
-    the prior mean or at the network and ends in a mode uphill of it. The cost is O(N·C).
+    With e = y − f, log p(y | f) = Σ_c const − ½ (ν + 1) log(1 + e_c²/(ν s²)). The residual is (ν + 1)
+    e/(ν s² + e²), which decreases for large errors, so an outlier has little influence. Therefore log p is
+    not concave, and its Hessian is indefinite beyond |e| = s √ν. The curvature is the Fisher information
+    diag((ν + 1)/((ν + 3) s²)), which is positive everywhere. Newton's method uses it for its steps and
+    halves them until the objective increases; it takes a step with the Hessian only where that leads higher.
+    The covariance of `Laplace()` uses the Fisher information. There may be several modes; the search starts
+    at the prior mean or at the network and ends in a mode uphill of it. The cost is O(N·C).
 
     For f ~ N(m, v), E y = m if ν > 1 and Var y = v + s² ν/(ν − 2) if ν > 2, else infinite.
 
