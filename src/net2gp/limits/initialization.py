@@ -53,7 +53,7 @@ class Slot:
 
 
 def slots(network: nn.Module, *, shared: bool = False) -> Iterator[Slot]:
-    """The parameters of `network`, each tensor once, or if `shared` once in every layer that has it.
+    """Yield the parameters of `network`, each tensor once, or if `shared` once in every layer that has it.
 
     >>> [(slot.name, slot.kind, slot.fan_in) for slot in slots(nn.Conv2d(3, 8, 5))]
     [('weight', 'weight', 75), ('bias', 'bias', 75)]
@@ -83,7 +83,7 @@ def _slot(name: str, prefix: str, own: str, module: nn.Module, value: Tensor) ->
 
 
 def fan_in(layer: nn.Module) -> int:
-    """How many terms the layer sums into one of its outputs: channels times the size of the kernel."""
+    """Return how many terms the layer sums into one of its outputs: channels times the size of the kernel."""
     if isinstance(layer, nn.Linear):
         return layer.in_features
     if isinstance(layer, nn.Bilinear):
@@ -139,7 +139,7 @@ class Scheme:
 
 
 def as_built(network: nn.Module) -> tuple[dict[str, float], dict[str, float]]:
-    """The variances (weight_var, bias_var) of every layer, from how the module was initialized.
+    """Return the variances (weight_var, bias_var) of every layer, from how the module was initialized.
 
     The values of each layer are compared with what the known schemes draw: PyTorch's default, Kaiming, Xavier
     and LeCun (normal and uniform), orthogonal, N(0, 1), N(0, 0.02²) and zeros. A scheme fits if mean and
@@ -200,13 +200,13 @@ class _Fit:
 
     @property
     def likely(self) -> list[Scheme]:
-        """The schemes that no other is clearly better than."""
+        """Return the schemes that no other is clearly better than."""
         best = self.schemes[0][0] if self.schemes else 0.0
         return [one for value, one in self.schemes if value == best or best - value < CLEAR]
 
     @property
     def scheme(self) -> Scheme | None:
-        """The scheme, if all likely ones have its variance."""
+        """Return the scheme, if all likely ones have its variance."""
         return self.likely[0] if len(_variances(self.likely)) == 1 else None
 
 
@@ -291,7 +291,7 @@ def _torch_fans(layer: Any) -> tuple[int, int]:
 
 
 def _orthogonal(values: Tensor) -> list[Scheme]:
-    """The scheme of a matrix with orthogonal rows or columns of one length, if it is one."""
+    """Return the scheme of a matrix with orthogonal rows or columns of one length, if it is one."""
     matrix = values.reshape(values.shape[0], -1)
     if min(matrix.shape) < 4:
         return []

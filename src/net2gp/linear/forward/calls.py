@@ -42,7 +42,7 @@ class Call:
 
     @property
     def key(self) -> Key:
-        """Which layer was called."""
+        """Return which layer was called."""
         return (type(self.module).__name__, *self.names.values())
 
 
@@ -68,7 +68,7 @@ def recordable(x: Inputs, *, follow: bool = False) -> Inputs:
 
 
 def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
-    """The parameters, with those named `names` as fresh leaves of the autograd graph."""
+    """Return the parameters, with those named `names` as fresh leaves of the autograd graph."""
     with recording():
         return {
             name: value.detach().requires_grad_() if name in names else value
@@ -84,7 +84,7 @@ def forward(
     *,
     follow: bool = False,
 ) -> tuple[list[Call], Tensor]:
-    """The calls of all layers that have a rule and chosen parameters, and the outputs with a graph.
+    """Return the calls of all layers that have a rule and chosen parameters, and the outputs with a graph.
 
     With `follow` the graph goes back to `x`, through the layers' inputs too.
     """
@@ -122,7 +122,7 @@ def run(
     *,
     follow: bool = False,
 ) -> Tensor:
-    """f(x; θ) with a graph of plain autograd; what the network raises comes with what was `given`."""
+    """Compute f(x; θ) with a graph of plain autograd; what the network raises comes with what was `given`."""
     with recording(), accepts(x if given is None else given):
         return linearized.evaluate(params, recordable(x, follow=follow))
 

@@ -173,7 +173,7 @@ def without_vmap_warnings() -> Iterator[None]:
 
 
 def pushforward(function: Function, at: Params, v: Params, *, forward: bool = True) -> Tensor:
-    """J v by forward mode; without it, or where an operation lacks it, the derivative of u ↦ Jᵀu along v."""
+    """Compute J v by forward mode; without it, or where an operation lacks it, the derivative of u ↦ Jᵀu along v."""
     try:
         if forward:
             with LOCK:  # the level of forward mode is one for all threads
@@ -203,7 +203,7 @@ def pushforward(function: Function, at: Params, v: Params, *, forward: bool = Tr
 def pullback(
     function: Function, at: Params, *, twice: bool = False, follow: bool = False
 ) -> tuple[Tensor, Callable[[Tensor], Params]]:
-    """The value of `function`, and u ↦ Jᵀu; differentiable once more in u if `twice`.
+    """Return the value of `function`, and u ↦ Jᵀu; differentiable once more in u if `twice`.
 
     With `follow` u ↦ Jᵀu is differentiable in what `function` holds, its inputs, by plain autograd.
     """
@@ -253,7 +253,7 @@ def _lacks_transform(error: Exception) -> bool:
 def call(
     network: nn.Module, values: Params, arguments: tuple[Tensor, ...], keywords: Params
 ) -> Any:
-    """What the network returns with the parameters and buffers `values` in place of its own.
+    """Return what the network returns with the parameters and buffers `values` in place of its own.
 
     A network that differentiates inside its forward (forces, scores) needs a graph to do so, even where
     the caller needs none.

@@ -64,7 +64,7 @@ class Outer:
         return [(self.a[:, 0, t], g[t]) for t in range(T)]
 
     def gradients(self, step: int) -> Iterator[Tensor]:
-        """The gradients (B·C, p), for `step` outputs of the layer at a time."""
+        """Yield the gradients (B·C, p), for `step` outputs of the layer at a time."""
         B, C, S, O, T = self.g.shape
         for start in range(0, O, step):
             piece = self.g[:, :, :, start : start + step]
@@ -77,7 +77,7 @@ class Outer:
             yield product.reshape(B * C, -1)
 
     def step(self) -> int:
-        """How many outputs of the layer fit into CHUNK_BYTES."""
+        """Return how many outputs of the layer fit into CHUNK_BYTES."""
         B, C, S = self.g.shape[:3]
         return max(1, CHUNK_BYTES // (B * C * S * self.a.shape[-1] * self.a.element_size()))
 
@@ -102,7 +102,7 @@ class Lookup:
         return replace(self, g=g, scale=scale)
 
     def gradients(self, vocabulary: Tensor) -> Tensor:
-        """The gradients (B·C, U·O) of the U embeddings in `vocabulary` (sorted ids)."""
+        """Return the gradients (B·C, U·O) of the U embeddings in `vocabulary` (sorted ids)."""
         B, C, _, O = self.g.shape
         U = len(vocabulary)
         if U == 0:  # all places are padding
@@ -118,7 +118,7 @@ class Lookup:
         )
 
     def step(self) -> int:
-        """How many embeddings fit into CHUNK_BYTES."""
+        """Return how many embeddings fit into CHUNK_BYTES."""
         B, C, _, O = self.g.shape
         return max(1, CHUNK_BYTES // (B * C * O * self.g.element_size()))
 
@@ -138,7 +138,7 @@ Factor = Outer | Lookup | Direct
 
 
 def jacobian(factor: Factor) -> Tensor:
-    """The gradients (B, C, p), in the order of the parameter's own entries."""
+    """Return the gradients (B, C, p), in the order of the parameter's own entries."""
     if isinstance(factor, Direct):
         return factor.J
     B, C = factor.g.shape[:2]
@@ -149,7 +149,7 @@ def jacobian(factor: Factor) -> Tensor:
 
 
 def sum_of_squares(factor: Factor) -> Tensor:
-    """Σ over points and outputs of the squared gradients: (p,), never the whole Jacobian of an embedding."""
+    """Compute Σ over points and outputs of the squared gradients: (p,), never the whole Jacobian of an embedding."""
     if not isinstance(factor, Lookup):
         return jacobian(factor).square().sum((0, 1))
     total = factor.g.new_zeros(factor.num_embeddings, factor.g.shape[3])
@@ -187,13 +187,13 @@ def scaled(factor: Factor, variance: Tensor) -> Factor:
 
 
 def with_bias(weight: Outer, bias_variance: Tensor) -> Outer:
-    """A layer's weight and bias as one factor: the bias is the weight of a constant input."""
+    """Return a layer's weight and bias as one factor: the bias is the weight of a constant input."""
     constant = bias_variance.sqrt().to(weight.a).expand(*weight.a.shape[:-1], 1)
     return replace(weight, a=torch.cat([weight.a, constant], -1))
 
 
 def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = None) -> None:
-    """K += J_left J_rightᵀ in place, K of shape (B·C, M·D), D = C unless said otherwise.
+    """Add in place: K += J_left J_rightᵀ in place, K of shape (B·C, M·D), D = C unless said otherwise.
 
     If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest.
     """
@@ -213,7 +213,7 @@ def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = N
 
 
 def _gram(left: Outer, right: Outer) -> Tensor:
-    """Σ_ts (a_t·b_s)(g_t·h_s) with the products of all places at once: (B·C, M·D)."""
+    """Compute Σ_ts (a_t·b_s)(g_t·h_s) with the products of all places at once: (B·C, M·D)."""
     (B, C, _, O, T), (M, D, _, _, S) = left.g.shape, right.g.shape
     weights = left.a.flatten(0, 2) @ right.a.flatten(0, 2).mT
     g, h = (side.g[:, :, 0].mT.reshape(-1, O) for side in (left, right))
@@ -223,7 +223,7 @@ def _gram(left: Outer, right: Outer) -> Tensor:
 
 
 def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
-    """K += (a bᵀ ⊗ 1) ∘ (g hᵀ) for one tile: points' inner products times outputs' inner products."""
+    """Add in place: K += (a bᵀ ⊗ 1) ∘ (g hᵀ) for one tile: points' inner products times outputs' inner products."""
     B, M = len(a), len(b)
     C, D = len(g) // B, len(h) // M
     weights = a @ b.mT
@@ -276,7 +276,7 @@ def mirror(K: Tensor, C: int) -> None:
 
 
 def pulled(factor: Factor, v: Tensor) -> Tensor:
-    """Jᵀv for v (B, C): (p,)."""
+    """Compute Jᵀv for v (B, C): (p,)."""
     if isinstance(factor, Direct):
         return factor.J.flatten(0, 1).mT @ v.flatten()
     if isinstance(factor, Lookup):
@@ -290,7 +290,7 @@ def pulled(factor: Factor, v: Tensor) -> Tensor:
 
 
 def pushed(factor: Factor, w: Tensor) -> Tensor:
-    """J w for w (p,): (B, C)."""
+    """Compute J w for w (p,): (B, C)."""
     if not isinstance(factor, Outer):
         return jacobian(factor) @ w
     weight = w.reshape(factor.g.shape[2], factor.g.shape[3], -1) * factor.scale
@@ -300,7 +300,7 @@ def pushed(factor: Factor, w: Tensor) -> Tensor:
 
 
 def mixed(factor: Factor, mix: Tensor) -> Factor:
-    """The gradients of Σ_c mix_bck f_c, for mix (B, C, K): a factor with K outputs."""
+    """Return the gradients of Σ_c mix_bck f_c, for mix (B, C, K): a factor with K outputs."""
     if isinstance(factor, Direct):
         return Direct(mix.mT.to(factor.J) @ factor.J)
     g = mix.mT.to(factor.g) @ factor.g.flatten(2)
@@ -318,7 +318,7 @@ def picked(factor: Factor, points: Tensor, rows: Tensor) -> Factor:
 
 
 def add_blocks(blocks: Tensor, factor: Factor) -> None:
-    """blocks += J_b J_bᵀ for each point, blocks of shape (B, C, C)."""
+    """Add in place: blocks += J_b J_bᵀ for each point, blocks of shape (B, C, C)."""
     if isinstance(factor, Outer) and factor.by_gram:
         mixed = factor.g @ (factor.a @ factor.a.mT)[:, None]  # (B, C, S, O, T)
         blocks += mixed.flatten(2) @ factor.g.flatten(2).mT

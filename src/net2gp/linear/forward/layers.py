@@ -88,7 +88,7 @@ def _patches(module: nn.Module, a: Tensor) -> Tensor:
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d, prepare=_patches)
 def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """A convolution is a linear map of the patch around every place."""
+    """Return a convolution is a linear map of the patch around every place."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     B, C, groups = g.shape[0], g.shape[1], module.groups
     g = g.reshape(B, C, groups, module.out_channels // groups, -1)
@@ -104,7 +104,7 @@ def _real_ids(module: nn.Module, ids: Tensor) -> Tensor:
 
 @register(nn.Embedding, prepare=_real_ids)
 def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """A row of the table at every place."""
+    """Return a row of the table at every place."""
     assert isinstance(module, nn.Embedding)
     B, C = g.shape[:2]
     g = g.reshape(B, C, -1, g.shape[-1])
@@ -126,7 +126,7 @@ def _group_statistics(module: nn.Module, a: Tensor) -> Tensor:
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, prepare=_fixed_statistics)
 @register(nn.GroupNorm, prepare=_group_statistics)
 def _per_channel(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The affine part of a norm, per channel, from the normalized input."""
+    """Return the affine part of a norm, per channel, from the normalized input."""
     B, C, channels = g.shape[:3]
     g, a = g.reshape(B, C, channels, -1), a.reshape(B, 1, channels, -1)
     return {"weight": Direct((g * a).sum(-1)), "bias": Direct(g.sum(-1))}
@@ -145,7 +145,7 @@ def _root_mean_square(module: nn.Module, a: Tensor) -> Tensor:
 @register(nn.LayerNorm, prepare=_layer_statistics)
 @register(nn.RMSNorm, prepare=_root_mean_square)
 def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The affine part, over the normalized axes."""
+    """Return the affine part, over the normalized axes."""
     assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
     size = torch.Size(module.normalized_shape).numel()
     B, C = g.shape[:2]
@@ -170,7 +170,7 @@ class Scale(Shift):
 
 
 def _over_places(module: nn.Module, g: Tensor) -> Tensor:
-    """The sum of g (B, C, …) over the axes along which the parameter broadcasts: (B, C, p)."""
+    """Return the sum of g (B, C, …) over the axes along which the parameter broadcasts: (B, C, p)."""
     assert isinstance(module, Shift)
     shape = module.shape[-(g.dim() - 2) :] if g.dim() > 2 else ()
     shape = (*[1] * (g.dim() - 2 - len(shape)), *shape)
@@ -180,11 +180,11 @@ def _over_places(module: nn.Module, g: Tensor) -> Tensor:
 
 @register(Scale)
 def _scale(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The signal times its gradient, at every place."""
+    """Return the signal times its gradient, at every place."""
     return {"weight": Direct(_over_places(module, g * a[:, None]))}
 
 
 @register(Shift)
 def _shift(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The gradient of the signal, at every place."""
+    """Return the gradient of the signal, at every place."""
     return {"bias": Direct(_over_places(module, g))}

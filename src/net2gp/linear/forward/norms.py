@@ -21,7 +21,7 @@ class PlainNorms(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """The plain form of a norm, and everything else as it is."""
+        """Return the plain form of a norm, and everything else as it is."""
         return _PLAIN.get(func, func)(*args, **(kwargs or {}))
 
 

@@ -46,7 +46,7 @@ def capture(
     compress: bool = True,
     check: bool = True,
 ) -> dict[str, Factor]:
-    """The gradients of all outputs at `x` for each structured parameter, as unscaled factors.
+    """Return the gradients of all outputs at `x` for each structured parameter, as unscaled factors.
 
     `seeds` asks for the gradients of combinations of the outputs instead. With `compress` a weight that
     is used at many places comes as its gradient, where that is smaller than what it is made of. With
@@ -74,7 +74,7 @@ def capture(
 def each_output(
     linearized: Linearized, x: Inputs, plan: Plan, seeds: Seeds | None = None
 ) -> Iterator[dict[str, Factor]]:
-    """The gradients of output c alone, output by output: nothing is kept of those before.
+    """Yield the gradients of output c alone, output by output: nothing is kept of those before.
 
     Parameters that these points use in another way than the plan says come as their gradients, made in
     the way that is right for any network; two more backward passes find them.
@@ -104,7 +104,7 @@ class _Taken:
 
     @property
     def count(self) -> int:
-        """How many combinations of outputs are differentiated."""
+        """Return how many combinations of outputs are differentiated."""
         return self.out.shape[1] if self.mix is None else self.mix.shape[2]
 
     def gradients(self, c: int, keep: bool) -> dict[str, Factor]:
@@ -116,7 +116,7 @@ class _Taken:
         return self.uses.factors(self.out, self.seed(unit), keep, self.follow)
 
     def seed(self, v: Tensor) -> Tensor:
-        """The combination Σ_k v_bk of the combinations, as one of outputs (B, C)."""
+        """Return the combination Σ_k v_bk of the combinations, as one of outputs (B, C)."""
         return v if self.mix is None else (self.mix @ v[..., None])[..., 0]
 
     def differing(self, factors: dict[str, Factor]) -> tuple[str, ...]:
@@ -127,18 +127,18 @@ class _Taken:
         return differing({name: pulled(factors[name], v) for name in own}, wanted)
 
     def without(self, names: Sequence[str]) -> _Taken:
-        """The same, with these parameters' gradients made in the way that is right for any network."""
+        """Return the same, with these parameters' gradients made in the way that is right for any network."""
         return replace(self, uses=self.uses.without(names))
 
     def following(self, plan: Plan) -> _Taken:
-        """The same, with a graph that goes back to the points in place of the parameters."""
+        """Return the same, with a graph that goes back to the points in place of the parameters."""
         calls, out = forward(self.linearized, self.linearized.params, self.x, follow=True)
         names = self.uses.names
         uses = find_uses(calls, plan.layers, plan.layouts, names, num_rows(self.x))
         return replace(self, uses=uses, out=out, follow=True)
 
     def apart(self) -> Params:
-        """The gradients of the parameters that these points do not use as planned: (B, C, p) each."""
+        """Return the gradients of the parameters that these points do not use as planned: (B, C, p) each."""
         other = tuple(name for name in self.names if name not in self.uses.names)
         demote(self.linearized, other)
         return gradients_apart(self.linearized, self.x, other, self.mix)
@@ -193,7 +193,7 @@ class _Gradients:
 
     @property
     def factors(self) -> dict[str, Factor]:
-        """What was collected, by parameter."""
+        """Return what was collected, by parameter."""
         joined = {
             name: _with_outputs(parts[0], torch.cat([_outputs(part) for part in parts], 1))
             for name, parts in self.parts.items()
@@ -202,7 +202,7 @@ class _Gradients:
 
 
 def _outputs(factor: Factor) -> Tensor:
-    """The tensor of a factor that has the axis of outputs: (B, C, …)."""
+    """Return the tensor of a factor that has the axis of outputs: (B, C, …)."""
     return factor.J if isinstance(factor, Direct) else factor.g
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def jacobian(linearized: Linearized, x: Inputs, *, training: bool = True) -> Tensor:
-    """J(x): (N, C, P), from the same structured gradients as the kernel.
+    """Compute J(x): (N, C, P), from the same structured gradients as the kernel.
 
     For points to be trained on, parameters that none of them uses are refused.
     """

@@ -44,7 +44,7 @@ FEWEST_POINTS = 16
 
 
 def points_at_once(num_points: int, num_columns: int, capacity: int) -> int:
-    """How many points a pass takes: all columns share the network's own activations at these."""
+    """Return how many points a pass takes: all columns share the network's own activations at these."""
     return max(1, min(num_points, capacity, max(FEWEST_POINTS, capacity // max(1, num_columns))))
 
 
@@ -61,7 +61,7 @@ class Ways:
 
 
 def ways(linearized: Linearized, x: Inputs) -> Ways:
-    """The fastest right ways at inputs such as `x`, which are also checked as `plan` checks them."""
+    """Return the fastest right ways at inputs such as `x`, which are also checked as `plan` checks them."""
     if any(is_wrapped(value) for value in tensors(x)):  # a transform of the caller's has no values
         return Ways("forward", functional=True)
     plan(linearized, x, training=False)
@@ -92,7 +92,7 @@ def _find_ways(linearized: Linearized, x: Inputs) -> Ways:
 
 
 def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
-    """J(x) v: (N, C).
+    """Compute J(x) v: (N, C).
 
     Forward mode is 0 · ∞ at points where a function has no slope but backward passes take it as 0, such as
     a root of a window of zeros. What is not finite is therefore computed from the rows of J.
@@ -109,7 +109,7 @@ def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
 
 
 def pulling(linearized: Linearized, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params]]:
-    """f(x), and u ↦ J(x)ᵀu for u (N, C)."""
+    """Compute f(x), and u ↦ J(x)ᵀu for u (N, C)."""
     function = partial(_evaluate, linearized, x)
     twice = not ways(linearized, x).functional
     return pullback(function, linearized.params, twice=twice, follow=follows(x))
@@ -123,7 +123,7 @@ def _rows_times(linearized: Linearized, x: Inputs, v: Tensor) -> Tensor:
 
 
 def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
-    """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
+    """Compute J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
     check_height(v, linearized.num_params, "v", "parameters")
     if torch.is_inference_mode_enabled():
         return _ordinarily(column_products, linearized, x, v, capacity)
@@ -143,7 +143,7 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
 
 
 def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int) -> Tensor:
-    """J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
+    """Compute J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
     if torch.is_inference_mode_enabled():
         return _ordinarily(column_pullbacks, linearized, x, u, capacity)
     size = points_at_once(num_rows(x), u.shape[-1], capacity)
@@ -197,7 +197,7 @@ def check_height(value: Tensor, height: int, name: str, meaning: str) -> None:
 
 
 def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -> Tensor:
-    """A linear function of each row of `columns`, vectorized where the network's operations allow it.
+    """Return a linear function of each row of `columns`, vectorized where the network's operations allow it.
 
     torch vectorizes some operations wrongly, for some sizes alone, so a random combination of the results
     is compared with the function of that combination.
@@ -229,7 +229,7 @@ def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
 
 
 def _kept_bytes(linearized: Linearized, x: Inputs) -> int:
-    """What autograd keeps for one point, measured on the first of `x`."""
+    """Return what autograd keeps for one point, measured on the first of `x`."""
     total = 0
 
     def count(saved: Tensor) -> Tensor:

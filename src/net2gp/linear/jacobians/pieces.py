@@ -48,7 +48,7 @@ class Pieces:
     @cached_property
     @ordinary_tensors()
     def apart(self) -> dict[tuple[str, ...], Factor]:
-        """The same with no parameter joined to another."""
+        """Return the same with no parameter joined to another."""
         return self._scaled(join=False)
 
     def _scaled(self, join: bool) -> dict[tuple[str, ...], Factor]:
@@ -62,7 +62,7 @@ class Pieces:
             yield self.jacobian(names)
 
     def jacobian(self, names: list[str]) -> Direct:
-        """The scaled gradients of some of the leftover parameters."""
+        """Return the scaled gradients of some of the leftover parameters."""
         params, prior = self.linearized.params, self.prior
         J = leftover_jacobian(self.linearized, self.x, names)
         roots = torch.cat([prior[n].sqrt().expand(params[n].shape).reshape(-1) for n in names])
@@ -71,7 +71,7 @@ class Pieces:
 
 
 def add_tile(K: Tensor, left: Pieces, right: Pieces, C: int) -> None:
-    """K += the kernel between two batches of points, which may be one and the same."""
+    """Add in place: K += the kernel between two batches of points, which may be one and the same."""
     # points that use their parameters in another way have other factors, which may not be joined
     alike = left.factors.keys() == right.factors.keys()
     ours, theirs = (left.factors, right.factors) if alike else (left.apart, right.apart)
@@ -85,7 +85,7 @@ def add_tile(K: Tensor, left: Pieces, right: Pieces, C: int) -> None:
 
 
 def row_shapes(x: Inputs) -> list[torch.Size]:
-    """The shapes of one point."""
+    """Return the shapes of one point."""
     return [value.shape[1:] for value in tensors(x)]
 
 

@@ -58,7 +58,7 @@ def is_structured(
 def find_layouts(
     calls: Sequence[Call | None], short: Sequence[Call | None], turned: Tensor
 ) -> tuple[Layout | None, ...]:
-    """Where each call keeps its points: the axis that grows from two points to three.
+    """Return where each call keeps its points: the axis that grows from two points to three.
 
     The gradients of a point's outputs must then live on the point's own rows; a layer whose rows do
     not grow with the batch, or that keeps two points in another order, has no layout. Three points are
@@ -98,7 +98,7 @@ _ELEMENTWISE_IN_FRONT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 
 
 def _gradients_of(out: Tensor, n: int, calls: Sequence[Call | None]) -> list[Tensor | None]:
-    """The gradient of a mixture of the outputs of point n at each call's output."""
+    """Return the gradient of a mixture of the outputs of point n at each call's output."""
     edges = [call.edge for call in calls if call is not None and call.edge is not None]
     if not edges:
         return []

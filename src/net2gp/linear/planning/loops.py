@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def leftover_jacobian(
     linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
 ) -> Tensor:
-    """The gradients (B, C, p) of the parameters `names`, one example at a time: right for any network.
+    """Return the gradients (B, C, p) of the parameters `names`, one example at a time: right for any network.
 
     With `mix` (B, C, K) they are (B, K, p), of the combinations Σ_c mix_bck f_c. Vectorized over examples
     where the network's operations allow it. torch batches some operations wrongly, for some sizes alone,
@@ -133,7 +133,7 @@ def _check_alone(linearized: Linearized, x: Inputs, alone: Params, mix: Tensor |
 
 
 def leave_out(names: Sequence[str]) -> str:
-    """What to type so that the parameters `names` are not chosen.
+    """Return what to type so that the parameters `names` are not chosen.
 
     >>> print(leave_out(["a.bias"]))
     linearize(network, only=["*", "!a.bias"])

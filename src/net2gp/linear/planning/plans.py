@@ -38,7 +38,7 @@ class Plan:
     unreached: tuple[str, ...] = ()
 
     def without(self, names: set[str]) -> Plan:
-        """The same plan, with the parameters `names` among those that are left over."""
+        """Return the same plan, with the parameters `names` among those that are left over."""
         if not names & set(self.structured):
             return self
         structured = tuple(name for name in self.structured if name not in names)
@@ -57,7 +57,7 @@ class Span:
 
     @staticmethod
     def of(value: Tensor) -> Span:
-        """The part that a tensor is a view of."""
+        """Return the part that a tensor is a view of."""
         reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
         start, version = int(value.storage_offset()), -1 if value.is_inference() else value._version
         return Span(weakref.ref(value.untyped_storage()), version, start, start + reach + 1)
@@ -90,7 +90,7 @@ class Known:
 
     @staticmethod
     def of(plan: Plan, output: Any, values: Iterable[Tensor]) -> Known:
-        """What is known where nothing but the plan is."""
+        """Return what is known where nothing but the plan is."""
         versions = tuple((weakref.ref(value), value._version) for value in values)
         return Known(plan, output, versions)
 
@@ -131,15 +131,15 @@ class Plans:
         return Plans, (sorted(self.demoted), sorted(self.reached))
 
     def __len__(self) -> int:
-        """How many shapes are known."""
+        """Return how many shapes are known."""
         return len(self._known)
 
     def __iter__(self) -> Iterator[Known]:
-        """What is known of each shape, the one that was asked for last at the end."""
+        """Yield what is known of each shape, the one that was asked for last at the end."""
         return iter(list(self._known.values()))
 
     def get(self, key: tuple[Any, ...], values: Iterable[Tensor]) -> Known | None:
-        """What is known under `key` for these parameters and buffers."""
+        """Return what is known under `key` for these parameters and buffers."""
         # taken out and put back at the end: another thread may have taken it out meanwhile
         known = self._known.pop(key, None)
         if known is None or not known.counts_for(values):

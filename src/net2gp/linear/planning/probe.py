@@ -75,7 +75,7 @@ def demote(linearized: Linearized, names: Sequence[str]) -> None:
 
 
 def _key(linearized: Linearized, x: Inputs, values: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """What a plan depends on beside numbers; None if that cannot be told."""
+    """Return what a plan depends on beside numbers; None if that cannot be told."""
     if any(value.is_inference() for value in values):  # it does not tell whether it was changed
         return None
     return (
@@ -162,7 +162,7 @@ def _pick(x: Inputs, *index: int) -> Inputs:
 
 
 def _walk(out: Tensor, leaves: Params) -> tuple[Counter[str], set[Any]]:
-    """How many operations in the graph of `out` read each leaf directly, and all operations."""
+    """Return how many operations in the graph of `out` read each leaf directly, and all operations."""
     names = {id(value): name for name, value in leaves.items()}
     count: Counter[str] = Counter(dict.fromkeys(leaves, 0))
     stack: list[Any] = [out.grad_fn] if out.grad_fn is not None else []
@@ -208,7 +208,7 @@ def _check_alike(linearized: Linearized, x: Inputs, out: Tensor, again: Tensor) 
 
 
 def _rounding(linearized: Linearized, x: Inputs) -> float:
-    """What rounding may make of outputs near zero, from the sizes of what is summed: ε Σ |θ ∂f/∂θ|."""
+    """Return what rounding may make of outputs near zero, from the sizes of what is summed: ε Σ |θ ∂f/∂θ|."""
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     out = run(linearized, leaves, _pick(x, *_looked_at(x)))
     found = gradients(out, leaves, torch.ones_like(out))

@@ -38,7 +38,7 @@ def random_like(value: Tensor, seed: int = 0) -> Tensor:
 def plain_pullback(
     linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
 ) -> tuple[Tensor, Params]:
-    """A random u (N, C), and Jᵀu of the parameters `names` by plain reverse mode.
+    """Return a random u (N, C), and Jᵀu of the parameters `names` by plain reverse mode.
 
     With `mix` (N, C, K), the Jacobian is that of the combinations Σ_c mix_nck f_c of the outputs.
     """
@@ -51,7 +51,7 @@ def plain_pullback(
 
 
 def gradients(out: Tensor, leaves: Params, u: Tensor, keep: bool = False) -> Params:
-    """Jᵀu of the leaves, zero where the output does not depend on them."""
+    """Compute Jᵀu of the leaves, zero where the output does not depend on them."""
     if not out.requires_grad:
         return {name: torch.zeros_like(value) for name, value in leaves.items()}
     values = list(leaves.values())
@@ -61,7 +61,7 @@ def gradients(out: Tensor, leaves: Params, u: Tensor, keep: bool = False) -> Par
 
 
 def differing(found: Params, wanted: Params, slack: float = 1.0) -> tuple[str, ...]:
-    """The parameters whose values are not those wanted, beyond `slack` times what rounding explains.
+    """Return the parameters whose values are not those wanted, beyond `slack` times what rounding explains.
 
     A gradient that is zero but for rounding, such as that of a bias in front of a softmax, is compared
     with the largest of the others.

@@ -29,7 +29,7 @@ class Uses:
     def factors(
         self, out: Tensor, seed: Tensor, keep: bool, follow: bool = False
     ) -> dict[str, Factor]:
-        """The gradients of the combination `seed` (B, C) of each point's outputs: factors with C = 1.
+        """Return the gradients of the combination `seed` (B, C) of each point's outputs: factors with C = 1.
 
         With `follow` they have a graph of their own, as far as that of `out` goes.
         """
@@ -63,7 +63,7 @@ class Uses:
         return differing({n: pulled(factor, weights) for n, factor in found.items()}, wanted)
 
     def without(self, names: Sequence[str]) -> Uses:
-        """The same without some parameters."""
+        """Return the same without some parameters."""
         left = tuple(name for name in self.names if name not in names)
         return Uses(left, tuple(k for k in self.kept if set(k[0].names.values()) & set(left)))
 
@@ -75,7 +75,7 @@ def find_uses(
     names: Sequence[str],
     num_points: int,
 ) -> Uses:
-    """The uses of those of the parameters `names` that the calls treat as the plan says."""
+    """Return the uses of those of the parameters `names` that the calls treat as the plan says."""
     kept: list[tuple[Call, Layout, int]] = []
     lost: set[str] = set()
     partners = matched(layers, calls)
@@ -95,7 +95,7 @@ def find_uses(
 
 
 def _rows_per_point(call: Call, layout: Layout, num_points: int) -> int:
-    """How many rows of a layer's input belong to one point, or 0 if they do not tell."""
+    """Return how many rows of a layer's input belong to one point, or 0 if they do not tell."""
     if call.edge is None or call.a._version != call.version:
         return 0  # without a gradient, or its input was changed in place after its use
     repeat, rest = divmod(call.a.shape[layout.axis], num_points)
@@ -121,7 +121,7 @@ def _regroup(factor: Factor, repeat: int) -> Factor:
 
 
 def _merge(parts: list[Factor]) -> Factor:
-    """One factor from a parameter's several uses: its gradient is the sum over all places of use."""
+    """Return one factor from a parameter's several uses: its gradient is the sum over all places of use."""
     first = parts[0]
     if len(parts) == 1:
         return first
