@@ -1,9 +1,9 @@
 """One rule per layer: from a layer's input and output gradients to its parameters' gradients.
 
-A rule has two steps. `prepare` gets the layer and its input while the layer runs, and keeps what the
-gradients need of it; `factors` gets that (rows first) and the gradients of some outputs with respect to
-the layer's output, (rows, C, …), and returns a factor for each of the layer's parameters. To add a
-layer, register a rule here; the conformance suite then tests it.
+A rule has two steps. `prepare` gets the layer and its input while the layer runs, and returns what the
+gradients need of it. `factors` gets this (rows first) and the gradients of some outputs with respect to
+the layer's output, (rows, C, …), and returns a factor per parameter of the layer. To add a layer, register
+a rule here; the conformance suite then tests it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ Factors = Callable[[nn.Module, Tensor, Tensor], dict[str, Factor]]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a layer's parameters get their gradients."""
+    """How a layer's parameters get their gradients.
+
+    Args:
+        prepare: From the layer and its input to what `factors` needs.
+        factors: From the layer, the prepared input and the gradients of its output to factors by name.
+    """
 
     prepare: Prepare
     factors: Factors
@@ -35,7 +40,7 @@ RULES: dict[type[nn.Module], Rule] = {}
 def register(
     *kinds: type[nn.Module], prepare: Prepare = lambda module, a: a
 ) -> Callable[[Factors], Factors]:
-    """Make a function, and the step before it, the rule of these layer types."""
+    """Register the decorated function, with the step `prepare` before it, as the rule of these layers."""
 
     def add(factors: Factors) -> Factors:
         RULES.update(dict.fromkeys(kinds, Rule(prepare, factors)))
@@ -45,7 +50,7 @@ def register(
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of a layer, or None; a subclass or an instance counts only if it kept the layer's forward."""
+    """Return the rule of a layer, or None if it has none or overrides the forward of the layer with one."""
     for kind in type(module).__mro__:
         if kind in RULES:
             methods = ("forward", "_conv_forward")
@@ -61,7 +66,7 @@ def _one(like: Tensor) -> Tensor:
 
 @register(nn.Linear)
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """W a_t + b at every place t before the last axis."""
+    """Return the factors of W a_t + b at every place t before the last axis."""
     B, C = g.shape[:2]
     g = g.reshape(B, C, 1, -1, g.shape[-1]).mT
     weight = Outer(a.reshape(B, 1, -1, a.shape[-1]), g, _one(g))
@@ -71,7 +76,7 @@ def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 def _patches(module: nn.Module, a: Tensor) -> Tensor:
-    """(B, groups, places, channels · kernel), in the order of the weight's own entries."""
+    """Return the patches (B, groups, places, channels · kernel), in the order of the weight's entries."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     a = a if a.dim() == 2 + len(module.kernel_size) else a[None]  # without a batch, as torch allows
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -88,7 +93,7 @@ def _patches(module: nn.Module, a: Tensor) -> Tensor:
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d, prepare=_patches)
 def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """Return a convolution is a linear map of the patch around every place."""
+    """Return the factors of a convolution, which is a linear map of the patch around every place."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     B, C, groups = g.shape[0], g.shape[1], module.groups
     g = g.reshape(B, C, groups, module.out_channels // groups, -1)
@@ -96,7 +101,7 @@ def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 def _real_ids(module: nn.Module, ids: Tensor) -> Tensor:
-    """Padding has no gradient: it gets the id −1."""
+    """Replace padding by the id −1, since it has no gradient."""
     assert isinstance(module, nn.Embedding)
     padding = module.padding_idx
     return ids if padding is None else torch.where(ids == padding, -1, ids)
@@ -104,7 +109,7 @@ def _real_ids(module: nn.Module, ids: Tensor) -> Tensor:
 
 @register(nn.Embedding, prepare=_real_ids)
 def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """Return a row of the table at every place."""
+    """Return the factor of a lookup of a row of the table at every place."""
     assert isinstance(module, nn.Embedding)
     B, C = g.shape[:2]
     g = g.reshape(B, C, -1, g.shape[-1])
@@ -112,7 +117,7 @@ def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 def _fixed_statistics(module: nn.Module, a: Tensor) -> Tensor:
-    """Normalized while the layer runs: only then does it hold the statistics of the linearization."""
+    """Normalize the input while the layer runs, when it holds the statistics of the linearization."""
     assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
     mean, var = module.running_mean, module.running_var
     return F.batch_norm(a, mean, var, training=mean is None, eps=module.eps)
@@ -126,7 +131,7 @@ def _group_statistics(module: nn.Module, a: Tensor) -> Tensor:
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, prepare=_fixed_statistics)
 @register(nn.GroupNorm, prepare=_group_statistics)
 def _per_channel(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """Return the affine part of a norm, per channel, from the normalized input."""
+    """Return the factors of the affine part of a norm, per channel, from the normalized input."""
     B, C, channels = g.shape[:3]
     g, a = g.reshape(B, C, channels, -1), a.reshape(B, 1, channels, -1)
     return {"weight": Direct((g * a).sum(-1)), "bias": Direct(g.sum(-1))}
@@ -145,7 +150,7 @@ def _root_mean_square(module: nn.Module, a: Tensor) -> Tensor:
 @register(nn.LayerNorm, prepare=_layer_statistics)
 @register(nn.RMSNorm, prepare=_root_mean_square)
 def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """Return the affine part, over the normalized axes."""
+    """Return the factors of the affine part over the normalized axes."""
     assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
     size = torch.Size(module.normalized_shape).numel()
     B, C = g.shape[:2]
@@ -154,7 +159,7 @@ def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 class Shift(nn.Module):
-    """x + p for a parameter p, seen in the shape in which it broadcasts over the signal x."""
+    """The layer x + p with a parameter p in the shape in which it broadcasts over the signal x."""
 
     suffix = "bias"
 
@@ -164,13 +169,13 @@ class Shift(nn.Module):
 
 
 class Scale(Shift):
-    """x · p for a parameter p, seen in the shape in which it broadcasts over the signal x."""
+    """The layer x · p with a parameter p in the shape in which it broadcasts over the signal x."""
 
     suffix = "weight"
 
 
 def _over_places(module: nn.Module, g: Tensor) -> Tensor:
-    """Return the sum of g (B, C, …) over the axes along which the parameter broadcasts: (B, C, p)."""
+    """Sum g (B, C, …) over the axes along which the parameter broadcasts: (B, C, p)."""
     assert isinstance(module, Shift)
     shape = module.shape[-(g.dim() - 2) :] if g.dim() > 2 else ()
     shape = (*[1] * (g.dim() - 2 - len(shape)), *shape)
@@ -180,11 +185,11 @@ def _over_places(module: nn.Module, g: Tensor) -> Tensor:
 
 @register(Scale)
 def _scale(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """Return the signal times its gradient, at every place."""
+    """Return the factor of a scale: the signal times its gradient, at every place."""
     return {"weight": Direct(_over_places(module, g * a[:, None]))}
 
 
 @register(Shift)
 def _shift(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """Return the gradient of the signal, at every place."""
+    """Return the factor of a shift: the gradient of the signal, at every place."""
     return {"bias": Direct(_over_places(module, g))}
