@@ -65,13 +65,11 @@ OPEN = {
     "limits.MonteCarloKernel.scaled",
     "limits.MonteCarloKernel.stream",
     "limits.MonteCarloKernel.to",
-    "limits.activation_of",
     "limits.as_built",
     "limits.infinite_width",
     "limits.monte_carlo_kernel",
     "limits.nngp",
     "limits.ntk",
-    "limits.rule",
     # linear
     "linear.EmpiricalFisher.root",
     "linear.ExactFisher.root",

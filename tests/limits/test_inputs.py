@@ -117,7 +117,7 @@ def test_arguments_with_defaults_keep_them():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (x[0], "one number a point"),
+        (x[0], "one number per point"),
         (x.long(), "cannot take inputs of shape .* dtype"),
         (x.to(torch.complex128), "must hold real numbers"),
     ],

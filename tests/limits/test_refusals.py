@@ -168,12 +168,12 @@ REFUSED = {
     "a bias for each head": (
         attention(lambda m, t: (t + m.slopes).softmax(-1), slopes=SLOPES),
         MAPS[:2],
-        "a mask or bias of its own for each head",
+        "a mask or bias that differs between heads",
     ),
     "a mask for each head": (
         attention(lambda m, t: t.masked_fill(m.mask, -5.0).softmax(-1), mask=SLOPES > 1),
         MAPS,
-        "a mask or bias of its own for each head",
+        "a mask or bias that differs between heads",
     ),
     "a mean under a scale": (
         Module(lambda m, x: 2 * (m.o(torch.relu(m.a(x))) + x), a=wide(), o=nn.Linear(8, 5)),
@@ -326,5 +326,7 @@ def test_a_wrong_gradient_is_found_by_a_finite_draw(monkeypatch):
 
     monkeypatch.setitem(FUNCTIONS, "detach", lambda translation, node, args, kwargs: args[0])
     assert kernels(network(lambda h: h), VECTORS)[1].isfinite().all()
-    with pytest.raises(UnsupportedLayer, match="gradients are not those of its operations"):
+    with pytest.raises(
+        UnsupportedLayer, match="gradients differ from the gradients of its operations"
+    ):
         kernels(network(lambda h: h.detach()), VECTORS)

@@ -144,7 +144,7 @@ def test_points_do_not_see_those_before_them(function):
 
 
 def test_functions_that_lose_the_points_are_refused():
-    with pytest.raises(UnsupportedLayer, match="does not give one row a point"):
+    with pytest.raises(UnsupportedLayer, match="does not give one row per point"):
         nngp(dense(lambda s, x: s.h(s.a(x) / x.abs().max())))(x)
 
 

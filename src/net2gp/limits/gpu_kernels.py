@@ -1,8 +1,8 @@
 """A convolution and the ReLU behind it in one pass over all pairs of positions, for NVIDIA GPUs.
 
-Between two images, moments of all pairs of positions are H²W² numbers a layer, and reading and writing
-them is what a layer costs. The kernel reads the nine neighbors (which caches hold), applies weights, bias
-and the arc-cosine formula, and writes once.
+Between two images, the moments of all pairs of positions are H²W² numbers per layer, and the cost of a layer
+is the cost of reading and writing them. The kernel reads the nine neighbors (which are in caches), applies
+weights, bias and the arc-cosine formula, and writes once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ except ImportError:
 BLOCK = 1024
 WARPS = 8
 CHANNELS = 16
-"""Most channels of the data whose inner products are taken without a matrix product."""
+"""With at most this many channels of the data, inner products are taken without a matrix product."""
 
 
 def available(t: Tensor) -> bool:
-    """Whether tensors like `t` can be given to the kernel."""
+    """Whether the kernels can take tensors like `t`."""
     return triton is not None and t.is_cuda and not (torch.is_grad_enabled() and t.requires_grad)
 
 
@@ -39,11 +39,19 @@ def window_and_relu(
     geometry: tuple[tuple[int, int], ...],
     tangent: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Moments (H, W, H, W, n, m) of φ(W u) from those of u, and the tangent kernel if wanted.
+    """Compute the moments of φ(W u) from the moments of u, and the tangent kernel if `tangent`.
 
-    Without m, of each point with itself. `variances` of W u are (H, W, n) and (H, W, m); `numbers` the
-    factors of covariance and tangent kernel with their biases, (a² + b²)/2 and (b − a)²/2π of φ;
-    `geometry` kernel size, padding and dilation.
+    Args:
+        cov: The covariances of u, (H, W, H, W, n, m), or (H, W, H, W, n) for each point with itself.
+        ntk: The tangent kernel of u, likewise; None if it is zero.
+        variances: The variances of W u, (H, W, n) and (H, W, m).
+        numbers: Factor and bias of the covariance, factor and bias of the tangent kernel, and (a² + b²)/2
+            and (b − a)²/2π of φ, which is a u for u < 0 and b u for u > 0.
+        geometry: Kernel size, padding and dilation, two numbers each.
+        tangent: Whether to compute the tangent kernel.
+
+    Returns:
+        The covariances of φ(W u), and their tangent kernel or None, in the shape of `cov`.
     """
     left, right = (side.contiguous() for side in variances)
     cov = cov.contiguous()
@@ -53,7 +61,7 @@ def window_and_relu(
     height, width = cov.shape[:2]
     zipped = cov.dim() == 5
     pairs = math.prod(cov.shape[4:])
-    # numbers given to a kernel as arguments would arrive in single precision
+    # numbers that are passed to a kernel as arguments arrive in single precision, so they go in a tensor
     constants = cov.new_tensor(numbers)
     (kh, kw), (ph, pw), (dh, dw) = geometry
     sizes = (height, width, left.shape[-1], 1 if zipped else right.shape[-1])
@@ -75,7 +83,7 @@ def window_and_relu(
 
 
 def inner_products(x: Tensor, y: Tensor) -> Tensor:
-    """x·y over few channels for all pairs of positions: (S, n, C) and (S', m, C) to (S, S', n, m)."""
+    """Compute x·y over few channels for all pairs of positions: (S, n, C) and (S', m, C) to (S, S', n, m)."""
     x, y = x.contiguous(), y.contiguous()
     (s, n, channels), (t, m, _) = x.shape, y.shape
     new = x.new_empty(s, t, n, m)
@@ -85,7 +93,7 @@ def inner_products(x: Tensor, y: Tensor) -> Tensor:
 
 
 def block_sums(t: Tensor, blocks: tuple[int, ...], factor: float) -> Tensor:
-    """Sums over blocks of neighbors on both sides of (H, W, H, W, *pairs), times a factor."""
+    """Return sums over blocks of neighbors on both sides of (H, W, H, W, *pairs), times a factor."""
     height, width = t.shape[0] // blocks[0], t.shape[1] // blocks[1]
     pairs = math.prod(t.shape[4:])
     t = t.contiguous()
@@ -103,7 +111,7 @@ def _body(  # noqa: PLR0913
     DH: tl.constexpr, DW: tl.constexpr, BLOCK: tl.constexpr, TANGENT: tl.constexpr, GIVEN: tl.constexpr,
     ZIPPED: tl.constexpr,
 ):  # fmt: skip
-    """One program: rows h and h' of the two images, a block of (w', pairs), all columns w in turn."""
+    """Run one program: rows h and h' of the two images, a block of (w', pairs), all columns w in turn."""
     pair = tl.program_id(0)
     h, hp = pair // height, pair % height
     pairs = n * m
@@ -154,7 +162,7 @@ def _body(  # noqa: PLR0913
 def _pool_body(  # noqa: PLR0913
     t, new, number, height, width, pairs, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One program: a new position (h, w) of one image, a row h' of the other, a block of (w', pairs)."""
+    """Run one program: a new position (h, w) of one image, a row h' of the other, a block of (w', pairs)."""
     place = tl.program_id(0)
     hp = place % height
     w = (place // height) % width
@@ -175,7 +183,7 @@ def _pool_body(  # noqa: PLR0913
 
 @no_type_check
 def _products_body(x, y, new, t, n, m, C: tl.constexpr, BLOCK: tl.constexpr):
-    """One program: a position of x, a block of (position of y, pairs)."""
+    """Run one program: a position of x, a block of (position of y, pairs)."""
     s = tl.program_id(0)
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pairs = n * m

@@ -1,4 +1,4 @@
-"""Which variances a network was built with: fan-ins of its parameters, and the schemes that draw them."""
+"""The variances with which a network was built: fan-ins of its parameters, and the schemes that draw them."""
 
 from __future__ import annotations
 
@@ -27,23 +27,28 @@ NORMS = (
 )
 
 Z_LIMIT = 4.0
-"""A mean or variance of values is refused when it is this many standard errors from that of a scheme."""
+"""A scheme is refused if mean or variance of the values is this many standard errors away from its own."""
 
 DISTANCE_LIMIT = 2.3
-"""Kolmogorov's statistic exceeds it with probability 5e-5."""
+"""Kolmogorov's statistic exceeds this limit with probability 5e-5."""
 
 SAMPLE = 2**17
+"""The most values of a parameter that are compared with a law, which needs them sorted."""
 
 CLEAR = math.log(1000.0)
-"""Scheme A is preferred to B when it makes the values a thousand times as likely."""
+"""A scheme is clearly better than another if it makes the values a thousand times as likely."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter: its name, the name of the layer whose variances it has, what it is, and its fan-in.
+    """One parameter of a network.
 
-    The fan-in is the number of terms that the layer sums into one output; that of a held gain, an
-    embedding or a parameter used as a signal is one. None: the parameter lies in no layer of torch.
+    Args:
+        name: Its name.
+        layer: The name of the layer whose variances it has.
+        kind: What it is to the layer.
+        fan_in: The number of terms that the layer sums into one output; one for a gain, an embedding or a
+            parameter that is used as a signal, and None for a parameter of no layer of torch.
     """
 
     name: str
@@ -53,7 +58,7 @@ class Slot:
 
 
 def slots(network: nn.Module, *, shared: bool = False) -> Iterator[Slot]:
-    """The parameters of `network`, each tensor once, or if `shared` once in every layer that has it.
+    """Yield the parameters of `network`, each tensor once, or with `shared` once per layer that has it.
 
     >>> [(slot.name, slot.kind, slot.fan_in) for slot in slots(nn.Conv2d(3, 8, 5))]
     [('weight', 'weight', 75), ('bias', 'bias', 75)]
@@ -83,7 +88,7 @@ def _slot(name: str, prefix: str, own: str, module: nn.Module, value: Tensor) ->
 
 
 def fan_in(layer: nn.Module) -> int:
-    """How many terms the layer sums into one of its outputs: channels times the size of the kernel."""
+    """Return how many terms the layer sums into one output: channels times the size of the kernel."""
     if isinstance(layer, nn.Linear):
         return layer.in_features
     if isinstance(layer, nn.Bilinear):
@@ -98,14 +103,20 @@ def fan_in(layer: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to draw parameters: independent entries of this variance, within ±√(3·variance) if uniform."""
+    """A way to draw parameters with independent entries.
+
+    Args:
+        name: What messages call it.
+        variance: The variance of the entries.
+        uniform: Whether entries are uniform within ±√(3·variance), or else normal.
+    """
 
     name: str
     variance: float
     uniform: bool = False
 
     def log_likelihood(self, values: Tensor) -> float:
-        """Of the values, or −∞ where they cannot be drawn by the scheme: by their mean, variance or law."""
+        """Return the log-likelihood of the values, or −∞ if mean, variance or law rule the scheme out."""
         count, found = values.numel(), float(values.square().mean())
         if self.variance == 0:
             return math.inf if found == 0 else -math.inf
@@ -125,7 +136,7 @@ class Scheme:
         return -count * math.log(2 * bound) if inside else -math.inf
 
     def _distance(self, values: Tensor) -> float:
-        """Kolmogorov's statistic √n · sup |F_n − F|, of at most `SAMPLE` of the values."""
+        """Return Kolmogorov's statistic √n · sup |F_n − F| for at most `SAMPLE` of the values."""
         flat = values.reshape(-1)
         flat = flat[:: max(1, flat.numel() // SAMPLE)].sort().values
         unit = flat / math.sqrt(self.variance)
@@ -139,16 +150,25 @@ class Scheme:
 
 
 def as_built(network: nn.Module) -> tuple[dict[str, float], dict[str, float]]:
-    """The variances (weight_var, bias_var) of every layer, from how the module was initialized.
+    """Return the variances (weight_var, bias_var) of every layer, from how the module was initialized.
 
     The values of each layer are compared with what the known schemes draw: PyTorch's default, Kaiming, Xavier
     and LeCun (normal and uniform), orthogonal, N(0, 1), N(0, 0.02²) and zeros. A scheme fits if mean and
     variance are within four standard errors of its own, the values follow its law (Kolmogorov's test) and, if
-    uniform, none is outside its bounds; of several with different variances one must make the values a
-    thousand times as likely as any other (small layers follow the layers of their kind). The result are
-    the weights' variances times the fan-in, as
-    `infinite_width(network, weight_var=…, bias_var=…)` takes them. Values that no scheme explains, as
-    those of a trained network, are refused. Cost: one pass over the parameters.
+    it is uniform, no value is outside its bounds. If several schemes with different variances fit, one must
+    make the values a thousand times as likely as any other; small layers follow other layers of their kind.
+    The cost is one pass over the parameters.
+
+    Args:
+        network: A network that has not been trained since it was built.
+
+    Returns:
+        The variances of weights times their fan-in, and the variances of biases, by the name of the layer:
+        the arguments `weight_var` and `bias_var` of `infinite_width`.
+
+    Raises:
+        InputError: If no scheme or several different ones explain the values of a layer, for example
+            because the network was trained.
 
     >>> network = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 10))
     >>> weight_var, bias_var = as_built(network)
@@ -178,7 +198,7 @@ def as_built(network: nn.Module) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _parameters(network: nn.Module, name: str) -> list[nn.Parameter]:
-    """The weights and biases of a name that `weight_names` gives: of a layer, or of one tensor of it."""
+    """Return the weights and biases under a name of `weight_names`: of a layer, or of one of its tensors."""
     path, _, own = name.rpartition(".")
     holder = network.get_submodule(path)
     if own in holder._modules:
@@ -190,7 +210,15 @@ def _parameters(network: nn.Module, name: str) -> list[nn.Parameter]:
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """How well each scheme explains the values of a parameter, best first; those that do not are left out."""
+    """How well schemes explain the values of a parameter.
+
+    Args:
+        slot: The parameter.
+        group: What kind of parameter it is, among which small ones follow others.
+        variance: The mean square of its values.
+        schemes: The schemes that fit, with their log-likelihoods, best first.
+        known: All schemes that were tried.
+    """
 
     slot: Slot
     group: str
@@ -200,13 +228,13 @@ class _Fit:
 
     @property
     def likely(self) -> list[Scheme]:
-        """The schemes that no other is clearly better than."""
+        """Return the schemes that fit, without those that are clearly worse than the best one."""
         best = self.schemes[0][0] if self.schemes else 0.0
         return [one for value, one in self.schemes if value == best or best - value < CLEAR]
 
     @property
     def scheme(self) -> Scheme | None:
-        """The scheme, if all likely ones have its variance."""
+        """Return the best scheme, or None if likely schemes have different variances."""
         return self.likely[0] if len(_variances(self.likely)) == 1 else None
 
 
@@ -232,7 +260,10 @@ def _fit(slot: Slot, network: nn.Module) -> _Fit:
 
 
 def _variance(fit: _Fit, clear: dict[str, set[str]]) -> float:
-    """The variance of a parameter, times the fan-in of weights; small ones follow others of their kind."""
+    """Return the variance of a parameter, times the fan-in for weights.
+
+    A parameter with too few values to decide between schemes follows others of its kind, then weights.
+    """
     likely = fit.likely
     for names in (clear[fit.group], clear["weight"]):
         if len(_variances(likely)) > 1:
@@ -258,7 +289,7 @@ def _variance(fit: _Fit, clear: dict[str, set[str]]) -> float:
 
 
 def candidates(slot: Slot, owner: nn.Module, value: Tensor) -> list[Scheme]:
-    """The schemes that may have drawn a parameter of the layer `owner`, with the variances of its entries."""
+    """Return the schemes that may have drawn a parameter of the layer `owner`."""
     fixed = [Scheme("N(0, 1)", 1.0), Scheme("N(0, 0.02²)", 4e-4), Scheme("zeros", 0.0)]
     if slot.fan_in is None or isinstance(owner, nn.Embedding | nn.EmbeddingBag):
         return fixed
@@ -285,13 +316,13 @@ def candidates(slot: Slot, owner: nn.Module, value: Tensor) -> list[Scheme]:
 
 
 def _torch_fans(layer: Any) -> tuple[int, int]:
-    """The fans as `torch.nn.init` counts them: weights are (out, in, *kernel) to it, transposed or not."""
+    """Return the fans as `torch.nn.init` counts them, which reads all weights as (out, in, *kernel)."""
     area = math.prod(getattr(layer, "kernel_size", ()))
     return layer.weight.shape[1] * area, layer.weight.shape[0] * area
 
 
 def _orthogonal(values: Tensor) -> list[Scheme]:
-    """The scheme of a matrix with orthogonal rows or columns of one length, if it is one."""
+    """Return the scheme of a matrix whose rows or columns are orthogonal and of one length, if it is one."""
     matrix = values.reshape(values.shape[0], -1)
     if min(matrix.shape) < 4:
         return []

@@ -1,4 +1,4 @@
-"""A network as a program for inputs of one shape: walk the graph, translate node by node."""
+"""The program of a network for inputs of one shape: a walk over the graph translates node by node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,16 @@ WEIGHTED = (*weighted_layers.KINDS, *recurrent_layers.KINDS)
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The program of a network, how to get what it needs from the inputs, and the layout of its output."""
+    """The program of a network for inputs of one shape.
+
+    Args:
+        graph: The network's graph.
+        program: The program, which computes moments.
+        extract: How to get the data that the program needs: the node it comes from, and a function of it.
+        layout: The layout of the output.
+        compiled: Compiled programs for tiles, filled as they are needed.
+        polynomials: Polynomials in the angle, filled as they are needed.
+    """
 
     graph: fx.GraphModule
     program: Program
@@ -49,7 +58,7 @@ class Plan:
     polynomials: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     def data(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Tensor]:
-        """The tensors of the data that the program uses, each (positions, points, channels)."""
+        """Return the tensors of the data that the program uses, each (positions, points, channels)."""
         wanted = {source for source, _ in self.extract.values()}
         found = _run_data(self.graph, inputs, wanted)
         result = {}
@@ -60,7 +69,7 @@ class Plan:
 
 
 def leaves() -> tuple[type, ...]:
-    """The classes of layers with a rule."""
+    """Return the classes of layers with a rule."""
     known = {*rule.registry, *activation_of.registry}
     return tuple(
         kind for kind in known if isinstance(kind, type) and kind not in (object, nn.Module)
@@ -68,12 +77,12 @@ def leaves() -> tuple[type, ...]:
 
 
 def graph_of(network: nn.Module) -> fx.GraphModule:
-    """The traced network, stopped at every layer with a rule."""
+    """Return the graph of a network; the walk stops at every layer with a rule."""
     return trace(network, leaves())
 
 
 def weight_names(graph: fx.GraphModule) -> tuple[str, ...]:
-    """Names of the layers and parameters with a prior, each tensor once."""
+    """Return the names of the layers and parameters with a prior, each tensor once."""
     seen: dict[int, str] = {}
     for node in graph.graph.nodes:
         if node.op == "call_module":
@@ -94,7 +103,7 @@ def weight_names(graph: fx.GraphModule) -> tuple[str, ...]:
 
 
 def _home(graph: fx.GraphModule, target: str) -> tuple[str | None, str]:
-    """The layer that a parameter belongs to, None if it is one of its own, and its name there."""
+    """Return the layer that a parameter belongs to (None if to none), and the parameter's name there."""
     path, _, own = target.rpartition(".")
     layer = graph.get_submodule(path)
     known = isinstance(layer, (*WEIGHTED, *_NORMS)) and own in ("weight", "bias")
@@ -102,7 +111,7 @@ def _home(graph: fx.GraphModule, target: str) -> tuple[str | None, str]:
 
 
 def _registered() -> set[type]:
-    """Layers that users gave a rule to."""
+    """Return the layers for which users registered a rule."""
     return {kind for kind in rule.registry if _is_foreign(kind)}
 
 
@@ -111,13 +120,17 @@ def _is_foreign(kind: type) -> bool:
 
 
 def _believed() -> tuple[type, ...]:
-    """Layers that are not compared with their rule: those of users, random ones, those with a norm inside."""
+    """Return the layers that are not compared with their rule.
+
+    These are users' layers, for which users vouch, RReLU, which is random, and ExpNormalized, which divides
+    by a root mean square over finitely many channels.
+    """
     users = {kind for kind in (*rule.registry, *activation_of.registry) if _is_foreign(kind)}
     return (*users, nn.RReLU, pointwise.ExpNormalized)
 
 
 def plan_of(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Plan:
-    """The plan for inputs of these shapes."""
+    """Return the plan for inputs of these shapes."""
     count = sum(node.op == "placeholder" for node in graph.graph.nodes)
     if count != len(inputs):
         names = [str(node.target) for node in graph.graph.nodes if node.op == "placeholder"]
@@ -168,7 +181,7 @@ def _finished(translation: Translation, output: Any) -> Plan:
 
 
 def _check_output(e: ex.Expression) -> None:
-    """Refuse outputs with a mean that is not zero because something fixed was added, however long before."""
+    """Refuse outputs whose mean is not zero because something fixed was added, however far back."""
     stack: list[ex.Expression] = [e]
     while stack:
         term = stack.pop()
@@ -183,7 +196,7 @@ def _check_output(e: ex.Expression) -> None:
 
 
 def _named_value(translation: Translation, node: fx.Node) -> Any:
-    """The value of a node; an error in it is named after the node."""
+    """Return the value of a node; errors name the node."""
     try:
         return _value(translation, node)
     except (NetworkError, InputError):
@@ -218,7 +231,7 @@ def _value(translation: Translation, node: fx.Node) -> Any:
         if not isinstance(found, Tensor) or found.dim() == 0 or found.shape[0] != BATCH:
             name = node.target if isinstance(node.target, str) else node.target.__name__
             raise translation.refuse(
-                f"the function {name} of the inputs", node, "It does not give one row a point. "
+                f"the function {name} of the inputs", node, "It does not give one row per point. "
             )
         _check_no_activation(translation, node)
         return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
@@ -246,7 +259,7 @@ def _module_value(translation: Translation, node: fx.Node, data_only: bool) -> A
     kind = kind_of(layer, leaves())
     if kind is not None and not keeps_forward(layer, kind):
         raise translation.refuse(
-            f"{type(layer).__name__}, whose forward is not that of {kind.__name__}", node
+            f"{type(layer).__name__}, whose forward differs from the one of {kind.__name__}", node
         )
     found = translation.found[node.name]
     if data_only and not isinstance(layer, WEIGHTED) and type(layer) not in _registered():
@@ -284,6 +297,7 @@ def _check_rows_apart(plan: Plan, inputs: tuple[Tensor, ...]) -> None:
     placeholders = {node.name for node in plan.graph.graph.nodes if node.op == "placeholder"}
     if wanted <= placeholders:
         return
+    # a single point gets a second one beside it, since a mixture of one point cannot be seen
     few = tuple(x[:3] if len(x) > 1 else torch.cat([x, x.flip(0) * 2 + 1]) for x in inputs)
     together = _run_data(plan.graph, few, wanted)
     for number, name in product(range(len(few[0])), wanted):
@@ -297,7 +311,7 @@ def _check_rows_apart(plan: Plan, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _check_no_activation(translation: Translation, node: fx.Node) -> None:
-    """Refuse an activation of the inputs themselves; a function of what was made of them is theirs."""
+    """Refuse an activation of the raw inputs; functions of features computed from them are preprocessing."""
     if any(one.op != "placeholder" for one in node.all_input_nodes):
         return
     layer = from_function(
@@ -332,7 +346,7 @@ def _refuse_activation(translation: Translation, node: fx.Node, layer: nn.Module
 
 
 class _DataRun(fx.Interpreter):
-    """Runs layers in the dtype and on the device of what they are given."""
+    """An interpreter that runs layers in the dtype and on the device of their input."""
 
     def call_module(self, target: Any, args: tuple, kwargs: dict) -> Any:
         layer = self.fetch_attr(target)
@@ -346,7 +360,7 @@ class _DataRun(fx.Interpreter):
 def _run_data(
     graph: fx.GraphModule, inputs: tuple[Tensor, ...], wanted: set[str]
 ) -> dict[str, Tensor]:
-    """The tensors of the nodes `wanted`, which the inputs alone decide."""
+    """Return the tensors of the nodes `wanted`, which depend on the inputs alone."""
     nodes: dict[str, fx.Node] = {}
     stack = [node for node in graph.graph.nodes if node.name in wanted]
     while stack:

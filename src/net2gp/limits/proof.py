@@ -1,10 +1,10 @@
 """A translation compared with the network itself, on a few points and one finite draw of its weights.
 
-A limit is a claim about expressions; here the expressions are computed as they stand, with the network's own
-numbers of channels and random weights, and each must be what the network computes at the same place. A rule
-that takes an operation for something else is found whatever the reason: channels in another order, a tensor
-that was changed in place, points that are mixed. Then the gradients of the output are compared, and outputs
-of other batches of the same points.
+A limit is a claim about expressions. Here the expressions are computed literally, with the network's own
+numbers of channels and random weights, and each must equal what the network computes at the same place. This
+finds every rule that mistakes an operation for another one, whatever the reason: channels in another order,
+a tensor that was changed in place, points that are mixed. Then the gradients of the output are compared, and
+the outputs of other batches of the same points.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check(
 ) -> None:
     """Raise unless every signal of `translation` is what the network computes, for one draw of its weights.
 
-    Layers of the classes `unchecked` are believed. Cost: a few passes over three points with the network's
-    own widths, and one backward pass.
+    Layers of the classes `unchecked` are not compared. The cost is a few passes over three points with the
+    network's own widths, and one backward pass.
     """
     points = few(inputs)
     found = [t for t in translation.found.values() if isinstance(t, Tensor)]
@@ -44,7 +44,7 @@ def check(
     module = drawn(translation.graph, dtypes[-1] if dtypes else torch.float64)
     module = module.to(points[0].device)
     runner = _Runner(module, points, translation, unchecked)
-    # recurrent layers of cuDNN have no gradients in eval mode
+    # cuDNN's recurrent layers have no gradients in eval mode
     plain = torch.backends.cudnn.flags(enabled=False)
     with ordinary_tensors(), torch.enable_grad(), torch.random.fork_rng(devices=[]), plain:
         try:
@@ -60,13 +60,14 @@ def check(
         output = runner.outputs
         if output is None:
             return
+        # gradients lose more digits than values do, and casts to a coarser dtype in the network lose more yet
         tolerance = max(1e-6, runner.coarse)
         _check_gradients(module, *output, tolerance)
         _check_batches(module, points, output[0].detach(), tolerance)
 
 
 def few(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Three points in float64: the first of the inputs, and others made of them if there are not as many."""
+    """Return three points in float64: the first inputs, and points derived from them if there are fewer."""
     result = []
     for x in inputs:
         x = x[:POINTS].detach()
@@ -80,9 +81,9 @@ def few(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def drawn(graph: fx.GraphModule, dtype: torch.dtype) -> fx.GraphModule:
-    """A copy in float64 with random weights; gains of norms are one, as in the limit.
+    """Return a copy in float64 with random weights; gains of norms are one, as in the limit.
 
-    A norm without an eps of its own has that of `dtype`, which the network computes in.
+    A norm without an eps takes the eps of `dtype`, in which the network computes.
     """
     module = copy.deepcopy(graph).double()
     generator = torch.Generator().manual_seed(0)
@@ -102,6 +103,7 @@ def drawn(graph: fx.GraphModule, dtype: torch.dtype) -> fx.GraphModule:
             if id(value) not in held and value.is_floating_point():
                 fan_in = max(1, value.numel() // max(1, value.shape[0])) if value.dim() > 1 else 1
                 normal = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+                # this variance keeps the order of magnitude of signals at any depth
                 value.copy_(normal.to(value.device) * (1.5 / fan_in) ** 0.5)
         for layer in module.modules():
             weight = parameter_of(layer, "weight")
@@ -112,7 +114,7 @@ def drawn(graph: fx.GraphModule, dtype: torch.dtype) -> fx.GraphModule:
 
 
 class _Quiet(fx.Interpreter):
-    """Runs a graph with dropout that keeps everything."""
+    """An interpreter whose dropout keeps everything."""
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
         if name_of(target) in NOISE:
@@ -128,7 +130,10 @@ class _Quiet(fx.Interpreter):
 
 
 class _Runner(_Quiet):
-    """Runs the network, and compares each signal with its translation as soon as it is there."""
+    """An interpreter that compares each signal of the network with its translation right away.
+
+    A value that is changed in place later must be compared before that happens.
+    """
 
     def __init__(
         self,
@@ -151,7 +156,7 @@ class _Runner(_Quiet):
             self.sources.setdefault(source, []).append(name)
 
     def run_node(self, n: fx.Node) -> Any:
-        """One operation of the network, and what the translation has in its place."""
+        """Run one operation of the network, and compare the result with its translation."""
         if n.op == "output":
             return super().run_node(n)
         result = super().run_node(n)
@@ -190,7 +195,7 @@ class _Runner(_Quiet):
 
 
 def close(one: Tensor, other: Tensor, tolerance: float, least: float = 0.0) -> bool:
-    """Whether two tensors agree to this part of their largest number, or to `least`."""
+    """Whether two tensors agree to this fraction of their largest number, or to `least`."""
     one, other = one.detach().double(), other.detach().double()
     finite = other[other.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 1.0
@@ -199,7 +204,7 @@ def close(one: Tensor, other: Tensor, tolerance: float, least: float = 0.0) -> b
 
 
 def differs(node: fx.Node, why: str) -> UnsupportedLayer:
-    """The error for an operation whose rule is not what the network does."""
+    """Return the error for an operation whose rule does not do what the network does."""
     name = node.target if node.op == "call_module" else node.name
     return UnsupportedLayer(
         f"no infinite-width rule for what the network does at '{name}': with random weights it computes "
@@ -210,7 +215,7 @@ def differs(node: fx.Node, why: str) -> UnsupportedLayer:
 
 
 def _check_gradients(module: nn.Module, theirs: Tensor, ours: Tensor, tolerance: float) -> None:
-    """Raise unless both outputs have the same gradients: what is detached somewhere does not train."""
+    """Raise unless both outputs have the same gradients; they differ if something is detached."""
     parameters = [value for value in module.parameters() if value.requires_grad]
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(theirs.shape, generator=generator, dtype=torch.float64).to(theirs.device)
@@ -234,11 +239,11 @@ def _check_gradients(module: nn.Module, theirs: Tensor, ours: Tensor, tolerance:
     largest = max((float(g.abs().max()) for g in found[0].values()), default=1.0)
     for number, value in enumerate(parameters):
         one, other = (gradients.get(number, torch.zeros_like(value)) for gradients in found)
-        # gradients that cancel, as those of the biases of keys, are rounding errors of others
+        # gradients that cancel exactly, such as of the biases of keys, are rounding errors of others
         if not close(one, other, tolerance, 1e-11 * largest):
             raise UnsupportedLayer(
-                "no infinite-width rule for a network whose gradients are not those of its operations: "
-                "something in forward is detached, or has a gradient of its own. Use "
+                "no infinite-width rule for a network whose gradients differ from the gradients of its "
+                "operations: something in forward is detached, or has a gradient of its own. Use "
                 "monte_carlo_kernel(network)."
             )
 

@@ -138,7 +138,7 @@ def activation_of(layer: nn.Module) -> Activation:
         The function φ with its Gaussian expectations.
 
     Raises:
-        UnsupportedLayer: If no expectations are registered for this kind of layer.
+        NetworkError: An `UnsupportedLayer`, if no expectations are registered for this kind of layer.
 
     >>> activation_of(nn.ReLU()).variance(torch.tensor([3.0]), True)
     (tensor([1.5000]), tensor([0.5000]))

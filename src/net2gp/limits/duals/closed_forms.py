@@ -1,9 +1,10 @@
 """Smooth activations whose Gaussian expectations are elementary functions.
 
 Each class is what an activation is in the limit of infinite width: for centered Gaussians u, v with
-variances var1, var2 and covariance cov it gives E[φ(u)φ(v)] and E[φ'(u)φ'(v)] (`dual`), the same for
-u = v (`variance`), E[φ(u)] (`mean`) and E[φ'(u)] (`mean_slope`). All are elementwise, broadcast, keep
-dtype and device, and can be differentiated in cov, var1 and var2.
+variances var1, var2 and covariance cov it computes E[φ(u)φ(v)] and E[φ'(u)φ'(v)] (`dual`), the same for
+u = v (`variance`), E[φ(u)] (`mean`) and E[φ'(u)] (`mean_slope`). All of them work entry by entry, broadcast,
+keep dtype and device, and can be differentiated in cov, var1 and var2. In formulas, φ and φ' without
+arguments stand for the values at u and v: E[φφ'] is E[φ(u)φ(v)], and E[φ'φ''] is E[φ'(u)φ'(v)].
 """
 
 from __future__ import annotations
@@ -42,30 +43,30 @@ class Erf:
     formula: ClassVar[str] = "a²·2/π·asin(2b²k / √((1+2b²q)(1+2b²q'))) + c²"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return self.amplitude * torch.erf(self.frequency * u) + self.shift
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ]: the function is odd about its shift."""
+        """Return E[φ], which is the shift, since the function is odd about it."""
         return torch.full_like(var, self.shift)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = 2ab / √(π(1 + 2b²var))."""
+        """Compute E[φ'] = 2ab / √(π(1 + 2b²var))."""
         return 2 * self.amplitude * self.frequency / math.sqrt(math.pi) * self._factor(var)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] and E[φ'²], exact on the diagonal."""
+        """Compute E[φ²] and E[φ'²], exact on the diagonal."""
         var = 2 * self.frequency**2 * var
         root = torch.sqrt(1 + 2 * var)
         value = self.amplitude**2 * 2 / math.pi * torch.atan2(var, root) + self.shift**2
         return value, self._gain / root if slope else None
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         scale = self.amplitude**2 * 2 / math.pi
         one, two = self._factor(var1), self._factor(var2)
         sine = 2 * self.frequency**2 * (cov * one * two)
-        # 1 − sine² as a sum without cancellation: at large variances it is tiny next to equal points
+        # 1 − sine² as a sum without cancellation, since it is tiny for nearly equal points of large variance
         first, second = (
             2 * self.frequency**2 * var * f * f for var, f in ((var1, one), (var2, two))
         )
@@ -104,19 +105,19 @@ class Gelu:
     )
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return torch.nn.functional.gelu(u)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = var / √(2π(1 + var))."""
+        """Compute E[φ] = var / √(2π(1 + var))."""
         return var * torch.rsqrt(2 * math.pi * (1 + var))
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = 1/2."""
+        """Compute E[φ'] = 1/2."""
         return torch.full_like(var, 0.5)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] and E[φ'²], exact on the diagonal."""
+        """Compute E[φ²] and E[φ'²], exact on the diagonal."""
         root = torch.sqrt(1 + 2 * var)
         angle = torch.atan2(var, root) / (2 * math.pi) + 0.25
         value = var * (angle + var / ((1 + var) * root * math.pi))
@@ -126,7 +127,7 @@ class Gelu:
         return value, angle + var / (2 * math.pi * root) * bracket
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         prod, outer = var1 * var2, (1 + var1) * (1 + var2)
         square = 1 + var1 + var2 + determinant(cov, var1, var2)
         delta = torch.sqrt(square)
@@ -159,24 +160,24 @@ class Sin:
     formula: ClassVar[str] = "a²·exp(−b²(q+q')/2)·(cos²c·sinh(b²k) + sin²c·cosh(b²k))"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return self.amplitude * torch.sin(self.frequency * u + self.phase)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = a sin(c) exp(−b²var/2)."""
+        """Compute E[φ] = a sin(c) exp(−b²var/2)."""
         return self.amplitude * math.sin(self.phase) * self._damping(var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = a b cos(c) exp(−b²var/2)."""
+        """Compute E[φ'] = a b cos(c) exp(−b²var/2)."""
         return self.amplitude * self.frequency * math.cos(self.phase) * self._damping(var)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] and E[φ'²], exact on the diagonal."""
+        """Compute E[φ²] and E[φ'²], exact on the diagonal."""
         sinh = -torch.expm1(-2 * self.frequency**2 * var) / 2
         return self._mix(sinh, 1 - sinh, slope)
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         square = self.frequency**2
         sign = torch.where(cov >= 0, 1.0, -1.0).to(cov)
         size = square * cov * sign
@@ -212,24 +213,24 @@ class Rbf:
     formula: ClassVar[str] = "exp(−γ(q + q' − 2k))"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return math.sqrt(2) * torch.sin(math.sqrt(2 * self.gamma) * u + math.pi / 4)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = exp(−γ·var)."""
+        """Compute E[φ] = exp(−γ·var)."""
         return torch.exp(-self.gamma * var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = √(2γ) exp(−γ·var)."""
+        """Compute E[φ'] = √(2γ) exp(−γ·var)."""
         return math.sqrt(2 * self.gamma) * torch.exp(-self.gamma * var)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """One, and 2γ."""
+        """Return E[φ²] = 1 and, if `slope`, E[φ'²] = 2γ."""
         value = torch.ones_like(var)
         return value, 2 * self.gamma * value if slope else None
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """exp(−γ(var1 + var2 − 2cov)), and 2γ times that."""
+        """Compute exp(−γ(var1 + var2 − 2cov)), and 2γ times that."""
         value = torch.exp(-self.gamma * (var1 + var2 - 2 * cov))
         return value, 2 * self.gamma * value if slope else None
 
@@ -250,23 +251,23 @@ class Exp:
     formula: ClassVar[str] = "a²·exp(b²(q + q' + 2k)/2)"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return self.amplitude * torch.exp(self.rate * u)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = a exp(b²var/2)."""
+        """Compute E[φ] = a exp(b²var/2)."""
         return self.amplitude * torch.exp(0.5 * self.rate**2 * var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = b E[φ]."""
+        """Compute E[φ'] = b E[φ]."""
         return self.rate * self.mean(var)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] = a² exp(2b²var), and b² times that."""
+        """Compute E[φ²] = a² exp(2b²var), and b² times that."""
         return self.dual(var, var, var, slope)
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'], and b² times that."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, b² times it."""
         value = self.amplitude**2 * torch.exp(0.5 * self.rate**2 * (var1 + var2 + 2 * cov))
         return value, self.rate**2 * value if slope else None
 
@@ -296,23 +297,23 @@ class GaussianBump:
             )
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return self.amplitude * torch.exp(-self.rate * u * u)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = a / √(1 + 2b·var)."""
+        """Compute E[φ] = a / √(1 + 2b·var)."""
         return self.amplitude * torch.rsqrt(1 + 2 * self.rate * var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """Zero: the function is even."""
+        """Return zero, since the function is even."""
         return torch.zeros_like(var)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] and E[φ'²], exact on the diagonal."""
+        """Compute E[φ²] and E[φ'²], exact on the diagonal."""
         return self._moments(1 + 4 * self.rate * var, var, slope)
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         b = self.rate
         delta = 1 + 2 * b * (var1 + var2) + 4 * b**2 * determinant(cov, var1, var2)
         return self._moments(delta, cov, slope)
@@ -341,24 +342,24 @@ class Gabor:
     )
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return torch.exp(-u * u) * torch.sin(u)
 
     def mean(self, var: Tensor) -> Tensor:
-        """Zero: the function is odd."""
+        """Return zero, since the function is odd."""
         return torch.zeros_like(var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = (1 + 2var)^{−3/2} exp(−var / (2 + 4var))."""
+        """Compute E[φ'] = (1 + 2var)^{−3/2} exp(−var / (2 + 4var))."""
         wide = 1 + 2 * var
         return torch.exp(-0.5 * var / wide) * wide**-1.5
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] and E[φ'²], exact on the diagonal."""
+        """Compute E[φ²] and E[φ'²], exact on the diagonal."""
         return self._moments(var, 2 * var, torch.zeros_like(var), slope)
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         return self._moments(cov, var1 + var2, 4 * determinant(cov, var1, var2), slope)
 
     @staticmethod

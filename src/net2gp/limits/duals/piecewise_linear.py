@@ -1,7 +1,7 @@
 """Piecewise linear activations: expectations by Owen's function, at any variances and correlation.
 
-The kinks of hard activations lie away from zero, where the duals of different variances are no smooth
-functions of the angle: tables cannot hold them, while the bivariate normal distribution function can.
+The kinks of hard activations lie away from zero. There the duals of different variances are no smooth
+functions of the angle, so that tables cannot hold them, but the bivariate normal distribution function can.
 """
 
 from __future__ import annotations
@@ -24,17 +24,26 @@ from net2gp.limits.integrals.plane_quadrature import gauss_legendre
 _NODES = 20
 _CHUNK = 1 << 15
 _TINY = 1e-150
-_NEAR_ZERO = 1e-100  # a knot at zero, on its right
-_FLOOR = 1e-10  # the smallest variance at which derivatives in the variance are taken
+_NEAR_ZERO = 1e-100  # where a knot at zero is put, since every knot has a side
+_FLOOR = 1e-10  # derivatives in a variance divide by it, so smaller variances are raised to this
 
 
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """φ continuous, with slope slopes[0] before knots[0], slopes[j] after knots[j−1], and φ(0) = `offset`.
+    """A continuous, piecewise linear function φ.
 
     With Δ_j the jump of φ' at knot k_j = σ_j|k_j|: φ(u) = φ(0) + g·u + Σ Δ_j (σ_j u − |k_j|)₊, so that the
-    duals are sums of P(σu > |k|, τv > |l|) and E[(σu − |k|)₊(τv − |l|)₊]. In float64 inside; about 40
-    exponentials a pair and pair of knots, right to 1e-13 of the largest term.
+    duals are sums of P(σu > |k|, τv > |l|) and E[(σu − |k|)₊(τv − |l|)₊]. They are computed in float64 with
+    about 40 exponentials per pair and pair of knots, and right to 1e-13 of the largest term.
+
+    Args:
+        knots: The places where the slope changes, in rising order.
+        slopes: slopes[0] before the first knot, and slopes[j] after knots[j−1].
+        offset: The value φ(0).
+        name: What messages call the function.
+
+    Raises:
+        InputError: If the knots do not rise, or there is not one slope more than knots.
 
     >>> hardtanh = PiecewiseLinear((-1.0, 1.0), (0.0, 1.0, 0.0))
     >>> hardtanh.variance(torch.ones(1, dtype=torch.float64), True)
@@ -61,11 +70,14 @@ class PiecewiseLinear:
 
     @property
     def kinks(self) -> tuple[float, ...]:
-        """The places where φ' jumps."""
+        """Return the places where φ' jumps."""
         return self.knots
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u), from the nearest knot on its left: far out, a sum over all knots would cancel."""
+        """Apply φ to every entry of u.
+
+        Values are computed from the nearest knot on the left: far out, a sum over all knots would cancel.
+        """
         if not self.knots:
             return self.offset + self.slopes[0] * u
         knots, slopes, values = (
@@ -77,7 +89,7 @@ class PiecewiseLinear:
         return values[anchor] + slopes[piece] * (u - knots[anchor])
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ]; its derivative is Σ Δ_j p(k_j)/2."""
+        """Compute E[φ]; its derivative is Σ Δ_j p(k_j)/2."""
         if self._cancels(var):
             return self._integrated.mean(var)
         return _expect(
@@ -87,7 +99,7 @@ class PiecewiseLinear:
         )[0]
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ']; its derivative is Σ Δ_j k_j p(k_j)/(2var)."""
+        """Compute E[φ']; its derivative is Σ Δ_j k_j p(k_j)/(2var)."""
         if self._cancels(var):
             return self._integrated.mean_slope(var)
         return _expect(
@@ -97,7 +109,10 @@ class PiecewiseLinear:
         )[0]
 
     def variance(self, var: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
-        """E[φ²] and E[φ'²]; the derivatives are E[φ'²] + Σ Δ_j φ(k_j) p(k_j), and as for a mean slope."""
+        """Compute E[φ²] and, if `slope`, E[φ'²].
+
+        Their derivatives are E[φ'²] + Σ Δ_j φ(k_j) p(k_j), and the derivative of a mean slope.
+        """
         if self._cancels(var):
             return self._integrated.variance(var, slope)
         squares = PiecewiseLinear(self.knots, tuple(g * g for g in self.slopes))
@@ -113,10 +128,10 @@ class PiecewiseLinear:
     def dual(
         self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         if self._cancels(var1, var2):
             return self._integrated.dual(cov, var1, var2, slope)
-        table = table_for(self, cov, var1, var2)  # there is one where all variances are equal
+        table = table_for(self, cov, var1, var2)  # there is one if all variances are equal
         if table is not None:
             return table.dual(cov, var1, var2, slope)
         inputs = torch.broadcast_tensors(cov, var1, var2)
@@ -129,9 +144,9 @@ class PiecewiseLinear:
         return Quadrature(self, self.knots, self.name)
 
     def _cancels(self, *variances: Tensor) -> bool:
-        """Whether the terms of the sums are much larger than the sums, which then are integrated instead.
+        """Whether the terms of the sums are much larger than the sums, so that quadrature is needed.
 
-        So they are for bounded functions far beyond their knots, and where all knots lie in the tails.
+        This happens for bounded functions far beyond their knots, and if all knots lie in the tails.
         """
         if not self.knots or not all(var.numel() for var in variances):
             return False
@@ -143,7 +158,7 @@ class PiecewiseLinear:
 
     @property
     def _bends(self) -> list[tuple[float, float, float]]:
-        """The side, the distance from zero and the jump of φ' of each knot; zero itself lies to the right."""
+        """Return the side, the distance from zero and the jump of φ' of each knot; zero is on the right."""
         jumps = [after - before for before, after in pairwise(self.slopes)]
         return [
             (1.0 if k >= 0 else -1.0, abs(k) or _NEAR_ZERO, jump)
@@ -152,7 +167,7 @@ class PiecewiseLinear:
 
     @property
     def _values(self) -> list[float]:
-        """φ at the knots, walked to from zero."""
+        """Compute φ at the knots, step by step from zero."""
         after = sum(k < 0 for k in self.knots)
         values = [0.0] * len(self.knots)
         for places in (range(after, len(self.knots)), range(after - 1, -1, -1)):
@@ -165,11 +180,11 @@ class PiecewiseLinear:
 
     @property
     def _middle(self) -> float:
-        """The slope just left of zero or, without a knot there, at zero."""
+        """Return the slope at zero, or just left of zero if there is a knot."""
         return self.slopes[sum(k < 0 for k in self.knots)]
 
     def _mean(self, mean: Tensor, root: Tensor) -> Tensor:
-        """E[φ] for N(mean, root²)."""
+        """Compute E[φ] for N(mean, root²)."""
         total = self.offset + self._middle * mean
         for side, k, bend in self._bends:
             x = (k - side * mean) / root.clamp_min(_TINY)
@@ -177,21 +192,21 @@ class PiecewiseLinear:
         return total
 
     def _mean_slope(self, mean: Tensor, root: Tensor) -> Tensor:
-        """E[φ'] for N(mean, root²)."""
+        """Compute E[φ'] for N(mean, root²)."""
         total = torch.full_like(mean, self._middle)
         for side, k, bend in self._bends:
             total = total + side * bend * _tail((k - side * mean) / root.clamp_min(_TINY))
         return total
 
     def _at_knots(self, var: Tensor, weight: Callable[[Tensor], Tensor]) -> Tensor:
-        """Σ Δ_j p(k_j) weight(k_j), p the density of N(0, var)."""
+        """Compute Σ Δ_j p(k_j) weight(k_j), where p is the density of N(0, var)."""
         total, root = torch.zeros_like(var), var.sqrt().clamp_min(_TINY)
         for side, k, bend in self._bends:
             total = total + bend * _bell(k / root) / root * weight(torch.full_like(var, side * k))
         return total
 
     def pairs(self, cov: Tensor, var1: Tensor, var2: Tensor) -> list[Tensor]:
-        """E[φφ'] and E[φ'φ''] of flat float64 inputs, without table and derivatives."""
+        """Compute E[φ(u)φ(v)] and E[φ'(u)φ'(v)] of flat float64 inputs, without table or derivatives."""
         pieces = (x.split(_CHUNK) for x in (cov, var1, var2))
         parts = [self._chunk(*part) for part in zip(*pieces, strict=True)]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
@@ -199,7 +214,7 @@ class PiecewiseLinear:
     def _chunk(self, cov: Tensor, var1: Tensor, var2: Tensor) -> list[Tensor]:
         root1, root2, rho, sine = _geometry(cov, var1, var2)
         zero = torch.zeros_like(cov)
-        # φ(0) and the middle slope against all of φ, the doubly counted part taken off
+        # φ(0) and the middle slope times all of φ, from both sides, minus what is counted twice
         first, second = self._mean(zero, root1), self._mean(zero, root2)
         value = self.offset * (first + second - self.offset)
         first, second = self._mean_slope(zero, root1), self._mean_slope(zero, root2)
@@ -217,7 +232,7 @@ class PiecewiseLinear:
         return [value, slope]
 
     def _derivatives(self, cov: Tensor, var1: Tensor, var2: Tensor) -> list[list[Tensor]]:
-        """∂/∂(cov, var1, var2) of both duals: Price's theorem, with deltas at the knots for φ''."""
+        """Compute ∂/∂(cov, var1, var2) of both duals by Price's theorem, where φ'' is deltas at the knots."""
         root1, root2, rho, sine = _geometry(cov, var1, var2)
         density = torch.zeros_like(cov)
         for (one, k, bend), (two, l, other) in product(self._bends, repeat=2):
@@ -242,7 +257,7 @@ class PiecewiseLinear:
 
 
 def _geometry(cov: Tensor, var1: Tensor, var2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both roots, the correlation and the sine of the angle, none of them zero where it divides."""
+    """Return both roots, the correlation and the sine of the angle; none of those that divide is zero."""
     root1, root2 = var1.sqrt().clamp_min(_TINY), var2.sqrt().clamp_min(_TINY)
     rho = (cov / (root1 * root2)).clamp(-1, 1)
     rho = torch.where(rho.abs() > 1 - 1e-15, torch.sign(rho), rho)
@@ -267,9 +282,10 @@ def _tail(x: Tensor) -> Tensor:
 
 
 def orthant(x: Tensor, y: Tensor, q: Tensor, p: Tensor) -> Tensor:
-    """P(X > x, Y > y) for x, y > 0 and standard normals of correlation ρ.
+    """Compute P(X > x, Y > y) for x, y > 0 and standard normals X and Y with correlation ρ.
 
-    q = (y − ρx)/√(1−ρ²) and p = (x − ρy)/√(1−ρ²) are given, since they stay exact as ρ tends to one.
+    The caller passes q = (y − ρx)/√(1−ρ²) and p = (x − ρy)/√(1−ρ²), which it can compute exactly as ρ tends
+    to one.
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> orthant(one, one, one, one).sqrt()
@@ -281,7 +297,7 @@ def orthant(x: Tensor, y: Tensor, q: Tensor, p: Tensor) -> Tensor:
 
 
 def _owen(h: Tensor, q: Tensor) -> Tensor:
-    """Owen's T(h, q/h), by its symmetries always with a second argument of at most one."""
+    """Compute Owen's T(h, q/h); its symmetries reduce the second argument to at most one."""
     sign = torch.where((h >= 0) == (q >= 0), 1.0, -1.0)
     h, q = h.abs(), q.abs()
     large, small = torch.maximum(h, q), torch.minimum(h, q)
@@ -292,7 +308,7 @@ def _owen(h: Tensor, q: Tensor) -> Tensor:
 
 
 def _owen_core(h: Tensor, a: Tensor) -> Tensor:
-    """T(h, a) = ∫_0^a exp(−h²(1 + x²)/2)/(1 + x²) dx / 2π for 0 ≤ a ≤ 1."""
+    """Compute T(h, a) = ∫_0^a exp(−h²(1 + x²)/2)/(1 + x²) dx / 2π for 0 ≤ a ≤ 1."""
     nodes, weights = gauss_legendre(_NODES)
     rate = -0.5 * h * h
     total = torch.zeros_like(h)

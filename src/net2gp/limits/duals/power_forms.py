@@ -1,8 +1,8 @@
 """Piecewise powers and polynomials: arc-cosine kernels, and Hermite sums.
 
-The same interface as `closed_forms`. What depends on the angle θ between u and v has an infinite slope
-where θ is 0 or π in E[φ'φ''] of kinks: there autograd gives 0 for that one-sided derivative, and the exact
-derivative for E[φφ'].
+The interface is the same as in `closed_forms`. Where φ has a kink, E[φ'φ''] as a function of the angle θ
+between u and v has an infinite slope at θ = 0 and π; autograd gives 0 for this one-sided derivative, and the
+exact derivative for E[φφ'].
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from net2gp.limits.integrals.polynomials import hermite_coefficients, horner
 
 
 def square_root(x: Tensor) -> Tensor:
-    """√x, with derivative zero instead of infinity at x = 0."""
+    """Compute √x, with derivative zero instead of infinity at x = 0."""
     if not recording(x):
         return x.clamp_min(0).sqrt_()
     positive = x > 0
@@ -31,7 +31,7 @@ def square_root(x: Tensor) -> Tensor:
 
 
 def angle_and_sine(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """θ = acos(rho) and sin θ; where sin θ = 0 both have derivative zero."""
+    """Compute θ = acos(rho) and sin θ; where sin θ = 0 both have derivative zero."""
     if recording(rho):
         sine = square_root((1 - rho) * (1 + rho))
         # atan2 and sine share one rounding error, which cancels in the derivative of their sum
@@ -41,7 +41,7 @@ def angle_and_sine(rho: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def power(var: Tensor, degree: int) -> Tensor:
-    """var^{degree/2}, differentiable at zero where the degree is even."""
+    """Compute var^{degree/2}, differentiable at zero where the degree is even."""
     whole = var ** (degree // 2)
     return whole * square_root(var) if degree % 2 else whole
 
@@ -67,24 +67,24 @@ class ABReLU:
     formula: ClassVar[str] = "(a−b)²/2π·(√(qq')·sin θ − kθ) + (a²+b²)/2·k"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return self.negative * u.clamp_max(0) + self.positive * u.clamp_min(0)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = (b − a)√(var/2π)."""
+        """Compute E[φ] = (b − a)√(var/2π)."""
         return (self.positive - self.negative) / math.sqrt(2 * math.pi) * square_root(var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = (a + b)/2."""
+        """Compute E[φ'] = (a + b)/2."""
         return torch.full_like(var, (self.positive + self.negative) / 2)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """(a² + b²)/2 · var, and (a² + b²)/2."""
+        """Compute (a² + b²)/2 · var, and (a² + b²)/2."""
         value = self._level * var
         return value, torch.full_like(value, self._level) if slope else None
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         bend = (self.positive - self.negative) ** 2 / (2 * math.pi)
         rho = correlation(cov, var1, var2)
         angle, sine = angle_and_sine(rho)
@@ -93,7 +93,7 @@ class ABReLU:
             value = bend * sine * square_root(var1) * square_root(var2) + rate * cov
         else:
             if angle.is_cuda:
-                rate = angle.mul_(-bend).add_(self._level)  # compilers fuse this
+                rate = angle.mul_(-bend).add_(self._level)  # compilers fuse these two operations
             else:
                 level = torch.tensor(self._level, dtype=angle.dtype)
                 rate = torch.add(level, angle, alpha=-bend, out=angle)
@@ -107,16 +107,17 @@ class ABReLU:
 
 
 def snapped(rho: Tensor) -> Tensor:
-    """A correlation, made ±1 where it is so up to rounding: an angle has the square root of the rounding."""
+    """Round correlations that are ±1 up to rounding, since their angle is the square root of the error."""
     return torch.where(rho.abs() > 1 - 4 * torch.finfo(rho.dtype).eps, torch.sign(rho), rho)
 
 
 @dataclass(frozen=True)
 class Step:
-    """φ(x) = height · [x > 0] + base; `Step()` is 0/1 and `Step(2, -1)` the sign. At x = 0 the mean of both.
+    """φ(x) = height · [x > 0] + base, and the mean of both sides at x = 0.
 
-    E[φφ'] = base² + base·height + height²(π − θ)/2π. The derivative is zero but for the jump, which
-    gradients do not see: E[φ'φ''] = 0, and nothing before the function is trained. About 8 passes.
+    `Step()` is 0 or 1, and `Step(2, -1)` is the sign. E[φφ'] = base² + base·height + height²(π − θ)/2π. The
+    derivative is zero except at the jump, which gradients do not see: E[φ'φ''] = 0, and nothing before the
+    function is trained. About 8 passes over memory.
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> Step().dual(0 * one, one, one, True)
@@ -131,29 +132,29 @@ class Step:
     formula: ClassVar[str] = "b² + bh + h²(π − θ)/2π"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return (self.height / 2) * torch.sign(u) + (self.base + self.height / 2)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = base + height/2."""
+        """Compute E[φ] = base + height/2."""
         return torch.full_like(var, self.base + self.height / 2)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = height · E[δ] = height/√(2π·var)."""
+        """Compute E[φ'] = height · E[δ] = height/√(2π·var)."""
         return self.height / math.sqrt(2 * math.pi) * torch.rsqrt(var)
 
     def mean_gradient(self, var: Tensor) -> Tensor:
-        """E[φ'] without the jump, as gradients see it: zero."""
+        """Return E[φ'] without the jump, which gradients do not see: zero."""
         return torch.zeros_like(var)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] = ((base + height)² + base²)/2, and zero."""
+        """Compute E[φ²] = ((base + height)² + base²)/2, and zero."""
         spread = ((self.base + self.height) ** 2 + self.base**2) / 2
         value = torch.where(var > 0, spread, (self.base + self.height / 2) ** 2).to(var)
         return value, torch.zeros_like(var) if slope else None
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ''] = 0."""
+        """Compute E[φ(u)φ(v)]; E[φ'(u)φ'(v)] is zero."""
         rho = snapped(correlation(cov, var1, var2))
         angle, _ = angle_and_sine(rho)
         level = self.base**2 + self.base * self.height + self.height**2 / 2
@@ -163,7 +164,7 @@ class Step:
 
 @lru_cache
 def arc_cosine_polynomials(degree: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """P and Q with J_n(θ) = (π − θ) P(cos θ) + sin θ Q(cos θ), lowest power first.
+    """Compute P and Q with J_n(θ) = (π − θ) P(cos θ) + sin θ Q(cos θ), lowest power first.
 
     From dJ_n/d cos θ = n² J_{n−1}: P_n' = n² P_{n−1}, P_n − cQ_n + (1 − c²)Q_n' = n²(1 − c²)Q_{n−1}.
 
@@ -188,7 +189,7 @@ class RectifiedPower:
     """φ(x) = max(x, 0)^degree for degree ≥ 1: the arc-cosine kernels.
 
     E[φφ'] = (var1·var2)^{n/2} J_n(θ)/2π, E[φ'φ''] = n² (var1·var2)^{(n−1)/2} J_{n−1}(θ)/2π. J_n has no
-    division by sin θ here, so nothing is lost on the diagonal; errors are relative to the value at θ = 0.
+    division by sin θ here, so no accuracy is lost on the diagonal; errors are relative to the value at θ = 0.
     About 6 + 4·degree passes over memory.
 
     >>> one = torch.ones(1, dtype=torch.float64)
@@ -209,26 +210,26 @@ class RectifiedPower:
             )
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return u.clamp_min(0) ** self.degree
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = (2var)^{n/2} Γ((n+1)/2) / 2√π."""
+        """Compute E[φ] = (2var)^{n/2} Γ((n+1)/2) / 2√π."""
         return self._mean(var, self.degree)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = n E[max(u, 0)^{n−1}]."""
+        """Compute E[φ'] = n E[max(u, 0)^{n−1}]."""
         return self.degree * self._mean(var, self.degree - 1)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """(2n−1)!!/2 · var^n, and n²(2n−3)!!/2 · var^{n−1}."""
+        """Compute (2n−1)!!/2 · var^n, and n²(2n−3)!!/2 · var^{n−1}."""
         n = self.degree
         value = math.prod(range(2 * n - 1, 0, -2)) / 2 * var**n
         rate = n**2 * math.prod(range(2 * n - 3, 0, -2)) / 2 * var ** (n - 1)
         return value, rate if slope else None
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         rho = correlation(cov, var1, var2)
         angle, sine = angle_and_sine(rho)
         rest = (math.pi - angle) / (2 * math.pi)
@@ -252,8 +253,9 @@ class RectifiedPower:
 class HermiteSum:
     """φ(√var·z) = Σ_l var^{l/2} R_l(var) He_l(z)/l!: E[φφ'] = Σ_l R_l(var1) R_l(var2) cov^l/l!.
 
-    He_l are the probabilists' Hermite polynomials and R_l(var) = E[φ^{(l)}] polynomials in var − `origin`,
-    lowest power first in `terms[l]`. `polynomial` and `hermite` make them. About 2·degree passes over memory.
+    He_l are the probabilists' Hermite polynomials, and R_l(var) = E[φ^{(l)}] are polynomials in
+    var − `origin` with coefficients `terms[l]`, lowest power first. `polynomial` and `hermite` make them.
+    About 2·degree passes over memory.
 
     >>> two = torch.full((1,), 2.0, dtype=torch.float64)
     >>> polynomial([0, 0, 1]).dual(two / 2, two, two, True)
@@ -269,23 +271,23 @@ class HermiteSum:
     formula: ClassVar[str] = "Σ_l R_l(q)·R_l(q')·k^l / l!,  R_l(q) = E[φ^{(l)}(√q z)]"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u)."""
+        """Apply φ to every entry of u."""
         return horner(self.coefficients, u)
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = R_0(var)."""
+        """Compute E[φ] = R_0(var)."""
         return self._term(0, var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = R_1(var)."""
+        """Compute E[φ'] = R_1(var)."""
         return self._term(1, var)
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """E[φ²] and E[φ'²]."""
+        """Compute E[φ²] and E[φ'²]."""
         return self.dual(var, var, var, slope)
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """E[φφ'] and E[φ'φ'']."""
+        """Compute E[φ(u)φ(v)] and, if `slope`, E[φ'(u)φ'(v)]."""
         zero = torch.zeros_like(cov) + 0 * (var1 + var2)
         value, rate = zero, zero
         for l in reversed(range(len(self.terms))):
@@ -302,7 +304,7 @@ class HermiteSum:
 
 
 def polynomial(coefficients: Sequence[float]) -> HermiteSum:
-    """The dual of Σ_n coefficients[n] xⁿ; R_l(q) = Σ_i coefficients[l+2i] (l+2i)! / (2^i i!) q^i.
+    """Return the dual of Σ_n coefficients[n] xⁿ; R_l(q) = Σ_i coefficients[l+2i] (l+2i)! / (2^i i!) q^i.
 
     >>> polynomial([1.0, 2.0]).mean_slope(torch.ones(1))
     tensor([2.])
@@ -323,7 +325,7 @@ def polynomial(coefficients: Sequence[float]) -> HermiteSum:
 
 
 def hermite(degree: int) -> HermiteSum:
-    """The dual of h_n = He_n/√n!: at variance one it is cov^n; R_{n−2i}(q) = √n! ((q−1)/2)^i/i!.
+    """Return the dual of h_n = He_n/√n!: at variance one it is cov^n; R_{n−2i}(q) = √n! ((q−1)/2)^i/i!.
 
     >>> one = torch.ones(1)
     >>> hermite(3).dual(one / 2, one, one, False)[0]
@@ -341,8 +343,8 @@ def hermite(degree: int) -> HermiteSum:
 class ExpNormalized:
     """φ(u) = √var · g(u/√var), g(x) = exp(√γ·x − γ/2 + γ·shift/2): a function of the normalized signal.
 
-    E[φφ'] = √(var1·var2) exp(γ(ρ + shift)) and E[φ'φ''] = γ exp(γ(ρ + shift)), ρ the correlation;
-    held fixed in φ'. About 7 passes over memory.
+    E[φφ'] = √(var1·var2) exp(γ(ρ + shift)) and E[φ'φ''] = γ exp(γ(ρ + shift)), with ρ the correlation. The
+    variance is held fixed in φ'. About 7 passes over memory.
 
     >>> one = torch.ones(1)
     >>> ExpNormalized().dual(one, one, 4 * one, False)[0]
@@ -357,24 +359,24 @@ class ExpNormalized:
     formula: ClassVar[str] = "√(qq')·exp(γ(ρ + s))"
 
     def __call__(self, u: Tensor) -> Tensor:
-        """φ(u) at variance one."""
+        """Apply φ to every entry of u at variance one."""
         return torch.exp(math.sqrt(self.gamma) * u + self.gamma / 2 * (self.shift - 1))
 
     def mean(self, var: Tensor) -> Tensor:
-        """E[φ] = √var exp(γ·shift/2)."""
+        """Compute E[φ] = √var exp(γ·shift/2)."""
         return math.exp(self.gamma * self.shift / 2) * square_root(var)
 
     def mean_slope(self, var: Tensor) -> Tensor:
-        """E[φ'] = √γ exp(γ·shift/2)."""
+        """Compute E[φ'] = √γ exp(γ·shift/2)."""
         return torch.full_like(var, math.sqrt(self.gamma) * math.exp(self.gamma * self.shift / 2))
 
     def variance(self, var: Tensor, slope: bool) -> Pair:
-        """var · exp(γ(1 + shift)), and γ exp(γ(1 + shift))."""
+        """Compute var · exp(γ(1 + shift)), and γ exp(γ(1 + shift))."""
         level = math.exp(self.gamma * (1 + self.shift))
         return level * var, torch.full_like(var, self.gamma * level) if slope else None
 
     def dual(self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool) -> Pair:
-        """√(var1·var2) exp(γ(ρ + shift)), and γ exp(γ(ρ + shift))."""
+        """Compute √(var1·var2) exp(γ(ρ + shift)), and γ exp(γ(ρ + shift))."""
         decay = torch.exp(self.gamma * (correlation(cov, var1, var2) + self.shift))
         value = decay * square_root(var1) * square_root(var2)
         return value, self.gamma * decay if slope else None

@@ -10,6 +10,7 @@ from torch import fx
 from net2gp.limits.graph.translate import Translation
 
 Rule = Callable[[Translation, fx.Node, tuple, dict], Any]
+"""From the translation, a node and its arguments to a value, or None if the rule does not apply."""
 
 FUNCTIONS: dict[str, Rule] = {}
 
@@ -26,7 +27,7 @@ def function_rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def name_of(target: Any) -> str:
-    """The plain name of a function or method: `add` for torch.add, operator.add and x.add."""
+    """Return the plain name of a function or method: `add` for torch.add, operator.add and x.add."""
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     return name.strip("_")
 

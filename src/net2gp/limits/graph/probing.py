@@ -1,4 +1,4 @@
-"""What an operation does, read off by running it: on channels, on positions, on single numbers."""
+"""What an operation does to channels, to positions or to single numbers, found out by running it."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from net2gp.limits.signals.layout import Layout
 from net2gp.limits.signals.positions import probed
 
 POINTS = 3
-"""Points that operations are run on."""
+"""The number of points that operations are run on."""
 
 MOST_RUNS = 4
-"""More runs of neighboring channels than these are taken for another order of them."""
+"""An operation that leaves more runs of neighboring channels than this is refused as a reordering."""
 
 
 def position_operation(
     signal: Signal, apply: Callable[[Tensor], Tensor], translation: Translation, node: fx.Node
 ) -> Signal | None:
-    """A linear operation on positions that is the same for every channel, read off by probing; or None.
+    """Find by probing a linear operation on positions that is the same for every channel.
 
-    `apply` is the operation itself. It runs on unit vectors with one channel, and on random numbers with
-    all channels, which must agree: so nothing is taken for linear, or for acting on positions alone, that
-    is not.
+    `apply` is the operation. It runs on unit vectors with one channel, which give its matrix, and on random
+    numbers with all channels. Both must agree, so that an operation that is not linear, or that mixes
+    channels, gives None.
     """
     signal = plain(signal, translation, node)
     axis, positions = signal.layout.channel_axis(), signal.positions
 
     def run(t: Tensor, channels: int) -> Tensor:
-        """(K, channels, *positions) → what the operation gives."""
+        """Run the operation on (K, channels, *positions)."""
         shape = list(signal.layout.shape)
         shape[axis] = channels
         return apply(t.movedim(1, axis + 1).reshape(t.shape[0], *shape))
 
     width = signal.layout.width
     try:
+        # two numbers of channels: the one axis that changes with them is the axis of channels
         sizes = [run(torch.zeros(2, c, *positions, dtype=torch.float64), c).shape for c in (2, 5)]
         changed = [number for number, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b]
         if len(changed) != 1 or changed[0] == 0 or sizes[0][0] != 2 or sizes[0][changed[0]] != 2:
@@ -47,7 +48,7 @@ def position_operation(
         channel = changed[0]
         after = tuple(size for number, size in enumerate(sizes[0]) if number not in (0, channel))
         if prod(positions) * prod(after) > 2**24:
-            raise translation.refuse("a linear map of so many positions", node)
+            raise translation.refuse("a linear map of that many positions", node)
 
         def map_one(t: Tensor) -> Tensor:
             return run(t[:, None], 1).movedim(channel, 1).reshape(t.shape[0], *after)
@@ -67,9 +68,10 @@ def position_operation(
 def channel_operation(
     signal: Signal, apply: Callable[[Tensor], Any], translation: Translation, node: fx.Node
 ) -> Signal | None:
-    """Channels cut out or put in another order, in a few runs of neighbors; None if all stay as they are.
+    """Find by probing an operation that cuts channels out or reorders them, in a few runs of neighbors.
 
-    Each channel is marked with its number, and the numbers that come out say where it went.
+    Each channel is marked with its number, and the numbers in the result show where each went. The result
+    is None if all channels stay, or if the operation does something else.
     """
     if not signal.layout.is_plain():
         return None
@@ -108,7 +110,7 @@ def channel_operation(
 
 
 def _runs(places: list[int]) -> list[tuple[int, int]]:
-    """Neighbors that stay neighbors: (first, last + 1) of each run."""
+    """Return (first, last + 1) of each run of neighbors that stay neighbors."""
     runs: list[tuple[int, int]] = []
     for place in places:
         if runs and runs[-1][1] == place:
@@ -124,9 +126,9 @@ def _random(*shape: int) -> Tensor:
 
 
 def is_pointwise(function: Callable[[Tensor], Tensor], *shapes: tuple[int, ...]) -> bool:
-    """Whether each output depends on the input of its place alone, and in the same way everywhere.
+    """Whether each output depends only on the input at its place, and in the same way everywhere.
 
-    Tried on a tensor of three axes, and on those of `shapes`.
+    The function is tried on a tensor of three axes, and on tensors of the given `shapes`.
     """
     return all(_is_pointwise(function, shape) for shape in ((4, 6, 5), *shapes))
 
@@ -138,6 +140,7 @@ def _is_pointwise(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) 
     keep = torch.rand(shape, generator=generator) < 0.5
     try:
         with torch.no_grad():
+            # a flat copy reveals a dependence on the place, other neighbors a dependence on them
             y, flat = function(x), function(x.flatten())
             mixed = function(torch.where(keep, x, other))
     except Exception:
@@ -149,8 +152,9 @@ def _is_pointwise(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) 
 
 
 def linear_factor(function: Callable[[Tensor], Tensor]) -> float | None:
-    """c, if the pointwise function is u ↦ c u."""
+    """Return c if the pointwise function is u ↦ c u, and None otherwise."""
     generator = torch.Generator().manual_seed(0)
+    # wide enough to leave the linear part of functions such as clamps, and compared almost to rounding
     u = 30 * torch.randn(64, generator=generator, dtype=torch.float64)
     factor = float(function(torch.ones(1, dtype=torch.float64)))
     return factor if torch.allclose(function(u), factor * u, rtol=1e-14, atol=0) else None

@@ -1,4 +1,4 @@
-"""The operations of a module, in order: `torch.fx` walks it, a run on zeros gives the shapes."""
+"""The operations of a module in order: `torch.fx` walks it, and a run on zeros finds the shapes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import ordinary_tensors
 
 BATCH = 3
-"""Size of the batch in the run that finds the shapes."""
+"""The size of the batch in the run that finds the shapes; an axis of this size may be the batch."""
 
 
 HARMLESS = ("extra_repr", "reset_parameters")
-"""Methods that a subclass of a layer may have of its own and still computes what the layer does."""
+"""Methods that a subclass of a layer may override and still compute what the layer computes."""
 
 
 def keeps_forward(layer: nn.Module, kind: type) -> bool:
-    """Whether `layer` computes what layers of class `kind` do: a subclass with no method of theirs changed.
+    """Whether `layer` computes what layers of class `kind` compute, since it overrides none of their methods.
 
     >>> class Doubled(nn.Linear):
     ...     def forward(self, x):
@@ -43,13 +43,17 @@ def keeps_forward(layer: nn.Module, kind: type) -> bool:
 
 
 def kind_of(layer: nn.Module, kinds: Iterable[type]) -> type | None:
-    """The nearest class of the layer among `kinds`, or None."""
+    """Return the nearest class of the layer among `kinds`, or None."""
     known = set(kinds)
     return next((base for base in type(layer).__mro__ if base in known), None)
 
 
 class _Value(fx.Proxy):
-    """A value of the walk whose augmented assignments, x += y, are noted as the changes in place they are."""
+    """A value of the walk that records augmented assignments, x += y, as changes in place.
+
+    A plain proxy of torch.fx would record x = x + y, and a value that is changed and used again would
+    not be noticed.
+    """
 
 
 def _augmented(function: Callable[..., Any]) -> Callable[[_Value, Any], Any]:
@@ -66,7 +70,7 @@ for _function in AUGMENTED:
 
 
 class _Tracer(fx.Tracer):
-    """Stops at torch's own modules and at those that have a rule, unless they have another forward."""
+    """A walk that stops at torch's own modules and at modules with a rule, unless their forward differs."""
 
     def __init__(self, leaves: tuple[type, ...] = ()) -> None:
         super().__init__()
@@ -92,7 +96,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
-    """The graph of `network`; raises if Python's control flow depends on the inputs."""
+    """Return the graph of `network`; raise if Python's control flow depends on the inputs."""
     _check_module(network)
     _check_hooks(network)
     whole = isinstance(network, leaves) or _is_leaf(network, leaves)
@@ -113,7 +117,7 @@ def trace(network: nn.Module, leaves: tuple[type, ...]) -> fx.GraphModule:
 
 
 def _with_layers(module: fx.GraphModule, root: nn.Module) -> None:
-    """Put back the layers of parameters that are used directly, of which torch.fx keeps these alone."""
+    """Put back the layers whose parameters are used directly, since torch.fx keeps only the parameters."""
     for node in module.graph.nodes:
         path, _, _ = str(node.target).rpartition(".")
         if node.op == "get_attr" and path:
@@ -137,12 +141,12 @@ def _check_module(network: nn.Module) -> None:
 
 
 def _not_walked(network: nn.Module, error: Exception) -> str:
-    """Why torch.fx did not get through, and what to do."""
+    """Return why torch.fx did not get through, and what to do."""
     reason, kind = str(error), type(network).__name__
     if "co_varnames" in reason or "*args expansion" in reason:
         return (
             f"{kind} cannot be walked by torch.fx: its forward is wrapped by a decorator, or takes *args or "
-            "**kwargs, so that its arguments cannot be told. Wrap it in a module whose forward has plain "
+            "**kwargs, so that its arguments are not known. Wrap it in a module whose forward has plain "
             "arguments, or use monte_carlo_kernel(network), which only calls the module."
         )
     return (
@@ -170,7 +174,7 @@ def _check_hooks(network: nn.Module) -> None:
 
 
 def _check_gradients(module: fx.GraphModule, names: set[str]) -> None:
-    """Refuse what is computed from weights under torch.no_grad(): its tangent kernel is another."""
+    """Refuse what is computed from weights under torch.no_grad(), which changes the tangent kernel."""
     weighty: set[str] = set()
     for node in module.graph.nodes:
         own = False
@@ -189,7 +193,7 @@ def _check_gradients(module: fx.GraphModule, names: set[str]) -> None:
 
 
 def parameter_of(layer: nn.Module, name: str) -> Tensor | None:
-    """A parameter of a layer, or the one that it is a parametrization of."""
+    """Return a parameter of a layer, or the original parameter behind a parametrization."""
     forms: Any = getattr(layer, "parametrizations", {})
     if name in forms:
         return getattr(forms[name], "original", None)
@@ -197,7 +201,7 @@ def parameter_of(layer: nn.Module, name: str) -> Tensor | None:
 
 
 def attribute_of(network: nn.Module, target: str) -> Any:
-    """The value at a dotted path."""
+    """Return the value at a dotted path."""
     value: Any = network
     for part in target.split("."):
         value = getattr(value, part)
@@ -231,7 +235,7 @@ def _in_place(module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _defaults(network: nn.Module) -> dict[str, Any]:
-    """The arguments of forward that have a default: they keep it."""
+    """Return the arguments of forward that have a default, which they keep."""
     if isinstance(network, nn.Sequential):
         return {}
     parameters = inspect.signature(network.forward).parameters.values()
@@ -240,6 +244,7 @@ def _defaults(network: nn.Module) -> dict[str, Any]:
 
 def _without_defaults(graph: fx.Graph, names: set[str]) -> None:
     """Take out the arguments that keep their default, and torch.fx's checks of them."""
+    # from the end, so that the users of a node are gone before the node itself
     for node in reversed(list(graph.nodes)):
         checks = node.op == "call_function" and "_assert" in getattr(node.target, "__name__", "")
         unused = not node.users and node.op == "call_function"
@@ -255,7 +260,7 @@ def _is_leaf(network: nn.Module, leaves: tuple[type, ...]) -> bool:
 
 
 def _place(error: Exception) -> str:
-    """The line of the user's code where tracing stopped."""
+    """Return the line of the user's code where tracing stopped."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if "torch" not in frame.filename and "net2gp" not in frame.filename:
             return f"(in {frame.name}, line {frame.lineno}: {frame.line}). "
@@ -263,7 +268,7 @@ def _place(error: Exception) -> str:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps what every node gave."""
+    """An interpreter that keeps what every node of a graph gives."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -276,7 +281,7 @@ class _Recorder(fx.Interpreter):
 
 
 def shapes(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-    """What each node gives on zeros of these inputs' shapes: tensors, numbers or tuples."""
+    """Return what each node gives on zeros of these inputs' shapes: tensors, numbers or tuples, by name."""
     example = tuple(x.new_zeros(BATCH, *x.shape[1:]) for x in inputs)
     # a copy, since a run may change buffers; zeros cost less than torch's first use of the meta device
     module = copy.deepcopy(graph).to(inputs[0].device).eval()

@@ -1,7 +1,8 @@
 """From the graph of a module to the expression of its output.
 
-Every node of the graph becomes a value: data that was not touched by weights yet, a signal (blocks of
-channels, each an expression, with the layout of its axes), a parameter, attention logits, or plain Python.
+Every node of the graph becomes a value: data that no weights have touched yet, a signal (blocks of
+channels, each with an expression, and the layout of the axes), a parameter, attention logits, or plain
+Python.
 """
 
 from __future__ import annotations
@@ -28,18 +29,23 @@ Block = tuple[int, Expression]
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """A tensor of the network behind some weights: blocks of channels (number, expression) and its axes."""
+    """A tensor of the network behind some weights.
+
+    Args:
+        blocks: Blocks of channels that were concatenated: the number of channels and the expression of each.
+        layout: Which axes are channels and which are positions.
+    """
 
     blocks: tuple[Block, ...]
     layout: Layout
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The shape of its positions."""
+        """Return the shape of the positions."""
         return self.layout.positions
 
     def each(self, function: Callable[[Expression], Expression]) -> Signal:
-        """The same function of every block; axes as they are."""
+        """Apply a function to the expression of every block."""
         return replace(self, blocks=tuple((width, function(e)) for width, e in self.blocks))
 
     def scaled(self, factor: float) -> Signal:
@@ -49,7 +55,7 @@ class Signal:
         return self.each(lambda e: ex.Sum(((factor, e),), e.positions))
 
     def only(self, where: str) -> Expression:
-        """The expression of a signal with one block."""
+        """Return the expression of a signal with one block; refuse several blocks."""
         if len(self.blocks) != 1:
             raise UnsupportedLayer(
                 f"no infinite-width rule for {where} after a concatenation of channels. "
@@ -60,7 +66,13 @@ class Signal:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A tensor computed from the inputs alone, by the node of this name; shape without the batch."""
+    """A tensor that is computed from the inputs alone.
+
+    Args:
+        node: The name of the node that computes it.
+        shape: Its shape without the batch.
+        floating: Whether it holds floating-point numbers.
+    """
 
     node: str
     shape: tuple[int, ...]
@@ -69,9 +81,14 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter of the module used directly: its shape, and the one it had before it was expanded.
+    """A parameter of the module that is used directly, not through a layer.
 
-    `layer` is the name of the layer whose weight or bias it is, None for a parameter of its own.
+    Args:
+        name: The name under which the prior knows it.
+        shape: The shape with which it is used.
+        own: The shape before it was expanded.
+        layer: The name of the layer whose weight or bias it is; None if it belongs to no layer.
+        path: The full name of the attribute.
     """
 
     name: str
@@ -83,7 +100,18 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """q kᵀ for each head of size `size`, its factors, and what happened to it since."""
+    """The products q kᵀ of attention, per head, and what was done to them since.
+
+    Args:
+        query: The expression of the queries.
+        key: The expression of the keys.
+        size: The size d of a head.
+        factors: Numbers by which the products were multiplied.
+        layout: The factors of all axes but the last, which runs over keys.
+        layouts: The layouts of queries and keys.
+        steps: Functions that were applied to the scaled products, such as a mask or a softmax.
+        masks: The names of data that the steps need.
+    """
 
     query: Expression
     key: Expression
@@ -97,7 +125,17 @@ class Logits:
 
 @dataclass(eq=False)
 class Translation:
-    """The state of a translation: the module, shapes and values of its nodes, the data that is needed."""
+    """The state of a translation.
+
+    Args:
+        graph: The network's graph.
+        found: What each node gives in a run that finds shapes, by the name of the node.
+        values: What each node has become so far.
+        extract: The data that the moments need: the node it comes from, and how to extract it.
+        owners: The name of the first layer with each weight, by the id of the tensor.
+        kinds: The kind of layer that uses each weight.
+        biases: The name of the weights whose prior has the variance of each bias.
+    """
 
     graph: fx.GraphModule
     found: dict[str, Any]
@@ -108,19 +146,19 @@ class Translation:
     biases: dict[str, str] = field(default_factory=dict)
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
-        """The shape of a node's tensor without the batch."""
+        """Return the shape of a node's tensor without the batch."""
         return tuple(self.found[node.name].shape[1:])
 
     def value(self, argument: Any) -> Any:
-        """An argument of a node with the nodes in it replaced by their values."""
+        """Return an argument of a node, with the nodes in it replaced by their values."""
         return fx.node.map_arg(argument, lambda node: self.values[node.name])
 
     def owner(self, weights: Tensor | nn.Module, name: str) -> str:
-        """The name of the first layer with these weights: shared ones have one name."""
+        """Return the name of the first layer with these weights, so that shared weights have one name."""
         return self.owners.setdefault(id(weights), name)
 
     def refuse(self, what: str, node: fx.Node, hint: str = "") -> UnsupportedLayer:
-        """The error for an operation without a rule."""
+        """Return the error for an operation without a rule."""
         name = node.target if node.op == "call_module" else node.name
         return UnsupportedLayer(
             f"no infinite-width rule for {what} ('{name}'). {hint}Known layers and functions: "
@@ -136,9 +174,9 @@ class Translation:
         return name
 
     def raw(self, data: Data, channel: int) -> Signal:
-        """Data as a signal, `channel` its axis of channels (after the batch)."""
+        """Return data as a signal; `channel` is its axis of channels, counted without the batch."""
         if not data.shape or not data.floating:
-            what = "whole numbers" if data.shape else "one number a point"
+            what = "whole numbers" if data.shape else "one number per point"
             raise InputError(
                 f"the network's weights need floating inputs of shape (N, ..., features), but get {what}. "
                 "Convert them: x = x.float(), x = x[:, None] for one feature, or x[None] for one point."
@@ -156,7 +194,7 @@ class Translation:
         return Signal(((width, e),), layout)
 
     def constant(self, tensor: Tensor, like: Signal, node: fx.Node) -> Signal:
-        """A fixed tensor as a signal that broadcasts to `like`: a position's vector of channels."""
+        """Return a fixed tensor as a signal that broadcasts to `like`."""
         if tensor.dim() > len(like.layout.shape) and tensor.shape[0] != 1:
             raise self.refuse("a fixed tensor that differs between the points of a batch", node)
         wide = tensor.detach().broadcast_to((1, *like.layout.shape))
@@ -169,26 +207,27 @@ class Translation:
         channel, width = like.layout.channel_axis(), like.layout.width
         if not like.layout.is_plain():
             raise self.refuse("adding a fixed tensor to flattened features", node)
+        # any data will do as a source: the extraction reads only its device and number of points
         source = next(name for name, value in self.values.items() if isinstance(value, Data))
         self.extract[key] = (source, extract)
         return Signal(((width, ex.Raw(key, channel, 0, width, like.positions)),), like.layout)
 
 
 def mapped(signal: Signal, map: PositionMap, layout: Layout) -> Signal:
-    """A map of the positions of every block."""
+    """Map the positions of every block."""
     if map.keeps and map.before == map.after:
         return replace(signal, layout=layout)
     return replace(signal.each(lambda e: ex.Mapped(map, e, map.after)), layout=layout)
 
 
 def reshaped(signal: Signal, shape: tuple[int, ...]) -> Signal:
-    """Axes of other sizes."""
+    """Give the axes of a signal other sizes."""
     layout = signal.layout.regrouped(shape)
     return mapped(signal, reshaping(signal.positions, layout.positions), layout)
 
 
 def permuted(signal: Signal, order: tuple[int, ...]) -> Signal:
-    """Axes (after the batch) in another order."""
+    """Put the axes (without the batch) in another order."""
     layout = signal.layout.permuted(order)
     numbers = signal.layout.position_order(order)
     if numbers == tuple(range(len(numbers))):
@@ -197,7 +236,7 @@ def permuted(signal: Signal, order: tuple[int, ...]) -> Signal:
 
 
 def plain(signal: Signal, translation: Translation, node: fx.Node) -> Signal:
-    """The signal with channels alone on their axis and one axis of positions for every other axis."""
+    """Return the signal with channels alone on one axis, and one position factor on every other axis."""
     axis = signal.layout.channel_axis()
     if any(factor.kind == POSITION for factor in signal.layout.groups[axis]):
         raise translation.refuse(
@@ -213,7 +252,7 @@ def plain(signal: Signal, translation: Translation, node: fx.Node) -> Signal:
 def activated(
     signal: Signal, activation: Activation, translation: Translation, node: fx.Node
 ) -> Signal:
-    """A function of every channel."""
+    """Apply an activation to every channel."""
 
     def apply(e: Expression) -> Expression:
         if ex.is_gaussian(e):
@@ -233,14 +272,14 @@ def activated(
 
 
 def composed(outer: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]) -> Activation:
-    """The activation u ↦ outer(inner(u))."""
+    """Return the activation u ↦ outer(inner(u))."""
     return activation_of(Pointwise(lambda u: outer(inner(u))))
 
 
 def parameter_signal(
     parameter: Parameter, like: Signal, translation: Translation, node: fx.Node
 ) -> Signal:
-    """A parameter as a signal that broadcasts to `like`."""
+    """Return a parameter as a signal that broadcasts to `like`."""
     if parameter.layer is not None:
         raise translation.refuse(
             f"'{parameter.path}', which belongs to a layer, outside of that layer", node
@@ -263,7 +302,7 @@ def parameter_signal(
 
 
 def sliced(signal: Signal, first: int, last: int) -> tuple[Block, ...]:
-    """Channels `first` to `last`, with the blocks that they lie in."""
+    """Return the channels from `first` to before `last`, as parts of the blocks that hold them."""
     blocks, start = [], 0
     for width, e in signal.blocks:
         low, high = max(first - start, 0), min(last - start, width)
@@ -275,5 +314,5 @@ def sliced(signal: Signal, first: int, last: int) -> tuple[Block, ...]:
 
 
 def module_of(translation: Translation, node: fx.Node) -> nn.Module:
-    """The module that a node calls."""
+    """Return the module that a node calls."""
     return translation.graph.get_submodule(str(node.target))

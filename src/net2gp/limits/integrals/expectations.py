@@ -18,37 +18,37 @@ from net2gp.limits.integrals.kinks import find_breaks, find_kinks
 from net2gp.limits.integrals.plane_quadrature import REACH, Cuts, line_means, plane_means
 
 Term = tuple[int, int]
-"""(m, p) stands for u^p · φ^{(m)}(u)."""
+"""A factor of an integrand: (m, p) stands for u^p · φ^{(m)}(u)."""
 
 ORDER = 16
-"""Nodes per panel in float64: errors of about 1e-11 of √(E[φ²]E[φ'²])."""
+"""Nodes per panel in float64, for errors of about 1e-11 of √(E[φ²]E[φ'²])."""
 
 COARSE = 10
-"""Nodes per panel for lower precisions: about 1e-8."""
+"""Nodes per panel for lower precisions, for errors of about 1e-8."""
 
-_GROUP = 128  # pairs of similar variances that share their panels
+_GROUP = 128  # the most pairs of similar variances that share their panels
 
 _EPS = torch.finfo(torch.float64).eps
 
-_LARGEST = 1e7  # standard deviations beyond which nearly equal points are not told from equal ones
+_LARGEST = 1e7  # beyond this standard deviation, rounding hides how nearly equal points differ
 
 _OVERFLOW = 1e20  # the largest value of a signal
 
 _STEP = 1e-7  # distance from a kink at which its two sides are read
 
 PointFunction = Callable[[Tensor], Tensor]
-"""A function φ of one number, on tensors; its attribute `kinks`, if any, says where it is not smooth."""
+"""A function φ of one number, on tensors; it may have an attribute `kinks`, where it is not smooth."""
 
 
 class Expectation(torch.autograd.Function):
-    """Tensors computed in float64 by `evaluate`, whose derivatives `derive` gives when they are asked for.
+    """Tensors that `evaluate` computes in float64, with derivatives that `derive` computes when needed.
 
-    `derive(needed, *inputs)` returns, for each index of a result in `needed`, its derivatives in all inputs.
+    `derive(needed, *inputs)` returns, per index of a result in `needed`, its derivatives in all inputs.
     """
 
     @staticmethod
     def forward(ctx: Any, evaluate: Callable, derive: Callable, *inputs: Tensor) -> Any:
-        """The results of `evaluate` at the flattened inputs."""
+        """Return the results of `evaluate` at the flattened inputs."""
         ctx.derive = derive
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
@@ -58,7 +58,7 @@ class Expectation(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        """The derivatives of those results that were used."""
+        """Return the derivatives of the results that were used."""
         inputs = ctx.saved_tensors
         flat = [x.detach().reshape(-1).double() for x in inputs]
         totals = [torch.zeros_like(x) for x in flat]
@@ -76,7 +76,7 @@ class Expectation(torch.autograd.Function):
 
 
 def jet(function: Callable[[Tensor], Tensor], u: Tensor, order: int) -> list[Tensor]:
-    """φ, φ', …, φ^{(order)} at u, between the kinks."""
+    """Compute φ, φ', …, φ^{(order)} at u by autograd, which ignores deltas at the kinks."""
     if order == 0:
         return [function(u)]
     with ordinary_tensors(), torch.enable_grad():
@@ -104,7 +104,7 @@ def _evaluator(act: PointFunction, terms: Sequence[Term]) -> Callable[[Tensor], 
 
 
 def kinks_of(act: PointFunction, reach: float) -> tuple[float, ...]:
-    """The places within ±reach where φ or φ' jumps: as declared, or else searched for."""
+    """Return the places within ±reach where φ or φ' jumps, as declared or else found by a search."""
     declared = getattr(act, "kinks", None)
     if declared is not None:
         return tuple(declared)
@@ -112,7 +112,7 @@ def kinks_of(act: PointFunction, reach: float) -> tuple[float, ...]:
 
 
 def _rounded(reach: float) -> float:
-    """The next power of two: one survey serves variances of similar size."""
+    """Return the next power of two, so that one search serves variances of similar size."""
     return 2.0 ** math.ceil(math.log2(reach))
 
 
@@ -127,7 +127,7 @@ def _breaks(act: PointFunction, reach: float) -> tuple[float, ...]:
 
 
 def _top(var: Tensor) -> float:
-    """The largest value that N(0, var) takes."""
+    """Return the largest value that N(0, var) takes, up to a negligible probability."""
     top = REACH * math.sqrt(max(float(var.max()), 1e-4))
     if not top < _OVERFLOW:
         raise InputError(
@@ -138,14 +138,14 @@ def _top(var: Tensor) -> float:
 
 
 def breaks_of(act: PointFunction, var: Tensor) -> Tensor:
-    """Sorted places between which φ is a polynomial to rounding, as far as N(0, var) reaches."""
+    """Return sorted places between which φ is a polynomial to rounding, as far as N(0, var) reaches."""
     top = _top(var)
     places = _breaks(act, _rounded(top))
     return torch.tensor([b for b in places if abs(b) < top], dtype=var.dtype, device=var.device)
 
 
 def cuts_of(act: PointFunction, var: Tensor) -> Cuts:
-    """The cuts of φ as far as N(0, var) reaches."""
+    """Return the cuts of φ as far as N(0, var) reaches."""
     sizes = breaks_of(act, var).abs().unique()
     top = _top(var)
     kinks = [k for k in kinks_of(act, top) if 0 < abs(k) < top]
@@ -154,7 +154,8 @@ def cuts_of(act: PointFunction, var: Tensor) -> Cuts:
 
 @lru_cache(maxsize=1024)
 def jump(act: PointFunction, place: float, m: int) -> tuple[float, float]:
-    """The jump of φ^{(m)} at `place` and the mean of its two sides."""
+    """Return the jump of φ^{(m)} at `place` and the mean of its two sides."""
+    # each side is extrapolated linearly to the place from one and two steps away
     step = _STEP * max(1.0, abs(place))
     offsets = torch.tensor([1, 2, -1, -2], dtype=torch.float64) * step
     v = jet(act, place + offsets, m)[m]
@@ -169,7 +170,7 @@ def has_jumps(act: PointFunction, reach: float) -> bool:
 
 
 def _atoms(act: PointFunction, term: Term, reach: float) -> list[tuple[float, float]]:
-    """Places and weights of the deltas in u^p φ^{(m)}."""
+    """Return the places and weights of the deltas in u^p φ^{(m)}."""
     m, p = term
     if m == 0:
         return []
@@ -178,7 +179,7 @@ def _atoms(act: PointFunction, term: Term, reach: float) -> list[tuple[float, fl
 
 
 def _density(place: float, var: Tensor) -> Tensor:
-    """The N(0, var) density at `place`, infinite at zero where var = 0."""
+    """Return the density of N(0, var) at `place`; at zero it is infinite where var = 0."""
     safe = torch.where(var > 0, var, 1.0)
     density = torch.exp(-0.5 * place**2 / safe) / torch.sqrt(2 * math.pi * safe)
     return torch.where(var > 0, density, math.inf if place == 0 else 0.0)
@@ -192,15 +193,15 @@ def moments(
     order: int = ORDER,
     deltas: bool = True,
 ) -> list[Tensor]:
-    """E[u^p φ1^{(m)}(u) · v^q φ2^{(n)}(v)] for each pair ((m, p), (n, q)).
+    """Compute E[u^p φ1^{(m)}(u) · v^q φ2^{(n)}(v)] for each pair ((m, p), (n, q)).
 
     `triple` is cov, var1, var2, flat and in float64. Jumps of φ^{(m−1)} are deltas in φ^{(m)}: they add line
-    integrals and, where both jump, densities; without `deltas` they count nothing, as in autograd.
+    integrals and, where both functions jump, densities. Without `deltas` they are ignored, as in autograd.
     """
     cov, var1, var2 = triple
     scale = torch.sqrt(var1) * torch.sqrt(var2)
     rho = (cov / torch.where(scale > 0, scale, 1.0)).clamp(-1, 1) * (scale > 0)
-    # full correlation up to rounding is full: the angle would blow the rounding up to its square root
+    # a full correlation up to rounding counts as full: the angle would be the square root of the rounding
     rho = torch.where(rho.abs() > 1 - 8 * _EPS, torch.sign(rho), rho)
     if not len(cov):
         return [cov for _ in pairs]
@@ -224,7 +225,7 @@ def moments(
 
 
 def _groups(pairs: Tensor, var: Tensor, rho: Tensor) -> list[Tensor]:
-    """Pairs of similar variances and one kind of correlation: full, positive or negative."""
+    """Group pairs of similar variances and one kind of correlation: full, positive or negative."""
     kind = torch.where(rho.abs() == 1, 0, torch.where(rho > 0, 1, 2))
     groups: list[Tensor] = []
     for number in range(3):
@@ -237,9 +238,10 @@ def _groups(pairs: Tensor, var: Tensor, rho: Tensor) -> list[Tensor]:
 def _direct(
     sides: tuple[Side, Side], roots: tuple[Tensor, Tensor], rho: Tensor, order: int
 ) -> list[Tensor]:
-    """E[f(u) g(v)] for each f and g by quadrature, for pairs of one kind of correlation."""
+    """Compute E[f(u) g(v)] for each f and g by quadrature, for pairs of one kind of correlation."""
     if float(rho[0].abs()) == 1:
         return full_means(sides, roots, rho)
+    # near full correlation both functions can be cut exactly at their kinks
     found = near_means(sides, roots, rho) if float(rho.abs().min()) > 0.9 else None
     if found is not None:
         return found
@@ -254,7 +256,7 @@ def _direct(
         sizes = side.breaks.abs().unique()
         cuts.append(Cuts(sizes[sizes > 0], side.kinks[side.kinks != 0]))
     if len(cuts[0].kinks) + len(cuts[1].kinks):
-        order = order * 3 // 2  # the sector in which a kink off zero is met is harder to resolve
+        order = order * 3 // 2  # a kink away from zero lies in a sector that is harder to resolve
     angle = torch.atan2(torch.sqrt((1 - rho) * (1 + rho)), rho)
     return plane_means(
         (sides[0].function, sides[1].function), roots, angle, (cuts[0], cuts[1]), order
@@ -276,7 +278,7 @@ def _add_atoms(
     rho: Tensor,
     pairs: Sequence[tuple[Term, Term]],
 ) -> None:
-    """Add what deltas in one factor or both give."""
+    """Add the contributions of deltas in one factor or in both."""
     cov, var1, var2 = triple
     act1, act2 = acts
     sine = torch.sqrt((1 - rho) * (1 + rho))
@@ -301,7 +303,10 @@ def _conditional(
     var: Tensor,
     sine: Tensor,
 ) -> Tensor:
-    """p(u = place) E[f(v) | u = place], f the regular part of `term`; u has variance `given`, v `var`."""
+    """Compute p(u = place) E[f(v) | u = place], where f is the regular part of `term`.
+
+    u has the variance `given`, v the variance `var`, and `sine` is the sine of the angle between them.
+    """
     mean = place * cov / torch.where(given > 0, given, 1.0)
     breaks = breaks_of(act, var)
     value = line_means(_evaluator(act, [term]), mean, var * sine * sine, breaks, ORDER)[0]
@@ -312,7 +317,7 @@ def _conditional(
 def _density_pair(
     k: float, l: float, rho: Tensor, sine: Tensor, var1: Tensor, var2: Tensor
 ) -> Tensor:
-    """The joint density at (k, l): infinite where |rho| = 1 and both are the same event."""
+    """Return the joint density at (k, l), which is infinite where |rho| = 1 and both are the same event."""
     x, y = k / torch.sqrt(var1), l / torch.sqrt(var2)
     gap = y - rho * x
     safe = torch.where(sine > 0, sine, 1.0)
@@ -325,10 +330,10 @@ def _density_pair(
 def line_moments(
     act: PointFunction, var: Tensor, products: Sequence[tuple[Term, ...]], deltas: bool = True
 ) -> list[Tensor]:
-    """E of each product of terms at one u ~ N(0, var), for flat float64 `var`.
+    """Compute the expectation of each product of terms at one u ~ N(0, var), for flat float64 `var`.
 
-    Where the last term of a product has a delta, the other takes the mean of its two sides; a delta
-    squared is infinite. Without `deltas` they count nothing.
+    Where the last term of a product has a delta, the other term takes the mean of its two sides; a delta
+    squared is infinite. Without `deltas` they are ignored.
     """
     order = max(m for product in products for m, _ in product)
 

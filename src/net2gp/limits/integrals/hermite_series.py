@@ -1,8 +1,8 @@
 """Gaussian expectations of products as sums over Hermite polynomials: E[f(u) g(v)] = Σ_k ρ^k a_k b_k.
 
-a_k = E[f(√var1·z) h_k(z)] with h_k orthonormal, and b_k likewise for g. What K terms leave out is at most
-|ρ|^K √(E[f²] − Σ a_k²) √(E[g²] − Σ b_k²), whatever the functions are: every pair tells by itself whether it
-is done, and integrals in one dimension do for two.
+a_k = E[f(√var1·z) h_k(z)] with h_k orthonormal, and b_k likewise for g. The error of K terms is at most
+|ρ|^K √(E[f²] − Σ a_k²) √(E[g²] − Σ b_k²) for any functions. The bound decides for every pair whether K terms
+are enough, and integrals in one dimension replace an integral in two.
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from torch import Tensor
 from net2gp.limits.integrals.plane_quadrature import REACH, panel_nodes
 
 DEGREES = (48, 192, 768)
-"""Numbers of terms that are tried in turn."""
+"""The numbers of terms that are tried in turn."""
 
 TOLERANCE = 1e-13
-"""The part of √(E[f²]E[g²]) that may be left out."""
+"""The fraction of √(E[f²]E[g²]) that may be left out."""
 
 _ORDER = 20  # nodes per panel
 _CHUNK = 1 << 16
-_COST = 1e-6  # seconds for one variance and term, for each 7 cells, against …
-_DIRECT = 5e-3  # … one pair by quadrature
+_COST = 1e-6  # seconds for one variance and term, per 7 cells
+_DIRECT = 5e-3  # seconds for one pair by quadrature, with which the series competes
 
 Function = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """a_k (F, K, N) of F functions for N variances, their norms E[f²] (F, N) and what is left of these."""
+    """The first K Hermite coefficients of F functions for N variances.
+
+    Args:
+        values: The coefficients a_k, (F, K, N).
+        norm: The norms E[f²], (F, N).
+        rest: What the coefficients leave of the norms, E[f²] − Σ a_k², (F, N).
+    """
 
     values: Tensor
     norm: Tensor
@@ -43,12 +49,12 @@ class Coefficients:
 def coefficients(
     function: Function, var: Tensor, breaks: Tensor, kinks: Tensor, count: int
 ) -> Coefficients:
-    """The first `count` Hermite coefficients of what `function` returns, for rising variances.
+    """Return the first `count` Hermite coefficients of what `function` returns, for rising variances.
 
-    It is resolved between the sorted `breaks`, among which are its `kinks`.
+    The functions are polynomials to rounding between the sorted `breaks`, which include their `kinks`.
 
-    Cost for every variance: `count` times 20 nodes for each of about √count · 19/8 cells, as a matrix
-    product, and for each break, one by one.
+    Per variance, the cost is `count` times 20 nodes for each of about √count · 19/8 cells, as a matrix
+    product, and the same for each break, one by one.
 
     >>> var, none = torch.tensor([4.0]).double(), torch.zeros(0).double()
     >>> linear = coefficients(lambda u: [u], var, none, none, 3)
@@ -65,7 +71,8 @@ def coefficients(
     parts = []
     for q in var.split(size):
         root = torch.where(q > 0, q, 1e-300).sqrt()[:, None]
-        # pieces that are longer than two cells join smoothly, but for kinks
+        # breaks between pieces longer than two cells need no cut, unless they are kinks: the cells resolve
+        # what is smooth there
         long = gaps > 4 * REACH / cells * float(root.max())
         kept = breaks[~long | torch.isin(breaks, kinks)]
         places = (kept / root).clamp(-REACH, REACH)
@@ -86,7 +93,7 @@ def coefficients(
 
 @lru_cache(maxsize=8)
 def _shared(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes on equal cells, weights with the density in them, and h_k (nodes, K) there."""
+    """Return nodes on equal cells, weights with the density in them, and h_k (nodes, K) there."""
     cells = math.ceil(2 * REACH / min(1.0, 8 / math.sqrt(count)))
     z, weight = panel_nodes(torch.linspace(-REACH, REACH, cells + 1, dtype=torch.float64), _ORDER)
     waves = torch.empty(count, len(z), dtype=torch.float64)
@@ -100,7 +107,7 @@ def _bell(z: Tensor) -> Tensor:
 
 
 def _waves(z: Tensor, count: int) -> Iterator[Tensor]:
-    """h_0(z), …, h_{count−1}(z), each to be used before the next is asked for."""
+    """Yield h_0(z), …, h_{count−1}(z); each must be used before the next, which overwrites its buffer."""
     now, before = torch.ones_like(z), torch.zeros_like(z)
     for k in range(count):
         yield now
@@ -112,7 +119,7 @@ def _waves(z: Tensor, count: int) -> Iterator[Tensor]:
 def _around_breaks(
     function: Function, var: Tensor, places: Tensor, cell: Tensor, broken: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """What the cells with breaks in them, cut there, add to coefficients (F, K, N) and norms (F, N)."""
+    """Return what cells with breaks add to coefficients (F, K, N) and norms (F, N); they are cut there."""
     cells = broken.shape[1]
     width = 2 * REACH / cells
     low = torch.linspace(-REACH, REACH, cells + 1, dtype=var.dtype, device=var.device)
@@ -135,16 +142,16 @@ def series_means(
     rho: Tensor,
     cuts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[list[Tensor], Tensor]:
-    """E[f(u) g(v)] for each f, g that the two `sides` return in turn, and which pairs (B,) are done.
+    """Compute E[f(u) g(v)] for each f, g that the two `sides` return in turn, and which pairs (B,) are done.
 
     u and v have `variances` (B,) each and correlation `rho` (B,); `cuts` are the breaks and kinks of both
-    sides. What is not done is not a number.
+    sides. The results of pairs that are not done are NaN.
     """
     results: list[Tensor] = []
     finished = torch.zeros_like(rho, dtype=torch.bool)
     left = torch.ones_like(rho)
     for count in DEGREES:
-        # a pair is tried again where the bound promises success, or where the terms fall fast
+        # a pair is tried again if the bound promises success, or if the terms fall fast
         hope = ~finished & ((left * rho.abs() ** count <= TOLERANCE) | (left < 1e-6))
         pairs = torch.arange(len(rho), device=rho.device)
         if results:
@@ -171,7 +178,7 @@ def series_means(
 
 
 def _summed(a: Tensor, b: Tensor, first: Tensor, second: Tensor, rho: Tensor) -> Tensor:
-    """Σ_k ρ^k a_k b_k by Horner's rule, for the variances `first` and `second` of each pair."""
+    """Compute Σ_k ρ^k a_k b_k by Horner's rule, for the variances `first` and `second` of each pair."""
     total = torch.zeros_like(rho)
     for k in range(len(a) - 1, -1, -1):
         total.mul_(rho).addcmul_(a[k][first], b[k][second])

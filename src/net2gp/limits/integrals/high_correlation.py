@@ -1,9 +1,9 @@
 """Gaussian expectations E[f(u) g(v)] of pairs that are fully or nearly correlated.
 
 With θ the angle between u and v, u = √var1·(c·a + s·b) and v = √var2·(c·a − s·b) for independent standard
-normals a and b, c = cos(θ/2) and s = sin(θ/2). Where s is small, b moves the two functions little against
-each other: the integral over b is smooth but where a kink of f passes a kink of g, and that over a is cut at
-the kinks exactly.
+normals a and b, c = cos(θ/2) and s = sin(θ/2). If s is small, b hardly moves the two functions against each
+other: the integral over b is smooth except where a kink of f passes a kink of g, and the integral over a is
+cut exactly at the kinks.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ from net2gp.limits.integrals.plane_quadrature import CUTS, REACH, panel_nodes
 _ORDER = 12  # nodes per panel of both integrals
 _LINE_ORDER = 16
 _BATCH = 1 << 17
-_MAX_PANELS = 48  # of the integral over b; where more are needed the plane is cut otherwise
+_MAX_PANELS = 48  # of the integral over b; if more are needed, `plane_quadrature` takes over
 
 Function = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A factor: its functions, the places between which they are polynomials, and their kinks."""
+    """One factor of the integrands.
+
+    Args:
+        function: Returns the values of all functions at a tensor of places.
+        breaks: The sorted places between which the functions are polynomials to rounding.
+        kinks: The places where they are not smooth.
+    """
 
     function: Function
     breaks: Tensor
     kinks: Tensor
 
     def turned(self) -> Side:
-        """The factor as a function of −v."""
+        """Return the factor as a function of −v."""
         return Side(lambda u: self.function(-u), -self.breaks.flip(0), -self.kinks.flip(0))
 
 
 def full_means(
     sides: tuple[Side, Side], roots: tuple[Tensor, Tensor], sign: Tensor
 ) -> list[Tensor]:
-    """E[f(√var1·z) g(±√var2·z)] for each f and g in turn: one integral for each pair (B,)."""
+    """Compute E[f(√var1·z) g(±√var2·z)] for each f and g in turn, with one integral per pair (B,)."""
     first, second = sides
     count = len(first.breaks) + len(second.breaks) + 2 * len(CUTS) + 3
     size = max(1, _BATCH // (count * _LINE_ORDER))
@@ -59,10 +65,10 @@ def full_means(
 def near_means(
     sides: tuple[Side, Side], roots: tuple[Tensor, Tensor], rho: Tensor
 ) -> list[Tensor] | None:
-    """E[f(u) g(v)] for pairs (B,) of one sign of the correlation `rho`, or None where it is too far from one.
+    """Compute E[f(u) g(v)] for pairs (B,) whose correlations `rho` have one sign.
 
-    Cost: panels in a times panels in b times 144 evaluations a pair, where a has a panel for every break of
-    both functions.
+    The result is None if the correlations are too far from one. Per pair the cost is panels in a times
+    panels in b times 144 evaluations, where a has a panel per break of both functions.
     """
     if float(rho[0]) < 0:
         sides, rho = (sides[0], sides[1].turned()), -rho
@@ -105,12 +111,12 @@ def _fixed(like: Tensor) -> Tensor:
 
 
 def _over(places: Tensor, root: Tensor) -> Tensor:
-    """`places` in standard deviations, (B, ·)."""
+    """Return `places` in standard deviations, (B, ·)."""
     return places / torch.where(root > 0, root, 1e-300)[:, None]
 
 
 def _gap(sides: tuple[Side, Side]) -> float:
-    """The length of the shortest piece on which a function that is no polynomial is resolved."""
+    """Return the length of the shortest piece of a function that needs breaks besides its kinks."""
     gaps = [
         float(torch.diff(side.breaks).min())
         for side in sides
@@ -120,7 +126,7 @@ def _gap(sides: tuple[Side, Side]) -> float:
 
 
 def _crossings(sides: tuple[Side, Side], roots: tuple[Tensor, Tensor], half: Tensor) -> Tensor:
-    """The values of b (B, ·) at which a kink of f meets one of g, as many as any pair has."""
+    """Return the values of b (B, ·) at which a kink of f meets a kink of g; fewer are padded with ±REACH."""
     one, two = (_over(side.kinks, root) for side, root in zip(sides, roots, strict=True))
     found = ((one[:, :, None] - two[:, None, :]) / (2 * half[:, None, None])).flatten(1)
     if not found.shape[1]:

@@ -1,8 +1,8 @@
 """Where a function of one number has to be cut so that each piece is a polynomial to rounding.
 
-A survey looks at φ and φ' on panels that grow with the distance from zero, each a little wider than its share
-of the line so that no place falls between two of them, and halves those that a polynomial does not resolve.
-What stays unresolved however narrow the panel is a kink or a jump.
+A survey looks at φ and φ' on panels that grow with the distance from zero. Each panel is a little wider than
+its share of the line, so that no place falls between two of them, and panels that a polynomial does not
+resolve are halved. A place that stays unresolved however narrow the panel is a kink or a jump.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from net2gp.errors import NetworkError
 Jet = Callable[[Tensor], list[Tensor]]
 
 MAX_PIECES = 2000
-"""Panels of one width that may be left unresolved before the search gives up."""
+"""The search gives up when more panels than this are unresolved at once."""
 
 _POINTS = 20
 _TOLERANCE = 1e-12
 _NODES = np.cos((np.arange(_POINTS) + 0.5) * np.pi / _POINTS)
 _TO_COEFFICIENTS = np.linalg.inv(np.polynomial.chebyshev.chebvander(_NODES, _POINTS - 1))
 _STEP = 0.02  # width of the first panels near zero, and their growth
-_MARGIN = 0.03  # what a panel sees of its neighbors, in widths
-_SPLIT = 0.4831  # not a half: round places stay off the edges
+_MARGIN = 0.03  # how far a panel looks into its neighbors, in widths
+_SPLIT = 0.4831  # not a half, so that kinks at round places do not lie on edges
 _NARROW = 1e-13  # the width at which halving ends, relative to the place
 _HINT = (
     "Name the places where it or its derivative jumps: Pointwise(function, kinks=(...)), or kinks=() if "
@@ -37,9 +37,10 @@ _HINT = (
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """φ and φ' at Chebyshev nodes of panels, and how well a polynomial fits there.
+    """The values of φ and φ' at Chebyshev nodes of panels, and how well a polynomial fits there.
 
-    `tail` is the size of the last coefficients over that of all, or over `floor`, whichever is larger.
+    `tail` is the size of the last coefficients, divided by the size of all coefficients or by `floor`,
+    whichever is larger.
     """
 
     low: np.ndarray
@@ -62,7 +63,10 @@ def _coefficients(values: np.ndarray) -> np.ndarray:
 def _seen(
     jet: Jet, low: np.ndarray, high: np.ndarray, floor: np.ndarray | None, walls: np.ndarray
 ) -> Panels:
-    """Panels from low to high and a margin more, but not beyond `walls`; a first `floor` if there is none."""
+    """Return panels from low to high and a margin beyond, but not beyond `walls`.
+
+    Without a `floor` a first one is computed.
+    """
     width = high - low
     place = np.searchsorted(walls, (low + high) / 2)
     left = np.maximum(low - _MARGIN * width, walls[place - 1])
@@ -72,7 +76,7 @@ def _seen(
     values = np.stack([v.double().numpy().reshape(nodes.shape) for v in found])
     _check_finite(nodes, values)
     if floor is None:
-        # what counts is relative to the largest value from zero up to here
+        # errors count relative to the largest value between zero and here
         order = np.argsort(np.abs(low + high))
         floor = np.empty(values.shape[:2])
         largest = np.abs(values).max(-1)
@@ -106,7 +110,7 @@ def _too_many(reach: float) -> NetworkError:
 
 
 def _check_bounded(jet: Jet, kinks: Sequence[float]) -> None:
-    """Refuse functions that have no one-sided limit, or whose derivative has none, at a kink."""
+    """Refuse functions that grow without bound at a kink, or whose derivative does."""
     for kink in kinks:
         scale = max(1.0, abs(kink))
         near, far = (kink + scale * np.array([-d, d]) for d in (1e-11, 1e-6))
@@ -120,7 +124,7 @@ def _check_bounded(jet: Jet, kinks: Sequence[float]) -> None:
 
 
 def _first_edges(reach: float) -> np.ndarray:
-    """Edges that are _STEP apart near zero, then grow by that factor, and never lie at round places."""
+    """Return edges that are _STEP apart near zero and then grow by that factor, never at round places."""
     unit = min(1.0, reach / 4)
     count = int(np.arcsinh(reach / unit) / _STEP) + 1
     edges = unit * np.sinh((np.arange(-count, count) + 0.381966) * _STEP)
@@ -131,13 +135,13 @@ Place = tuple[float, float]
 
 
 def _survey(jet: Jet, kinks: Sequence[float], reach: float) -> tuple[list[Place], Panels]:
-    """Kinks beside the given ones, each with its uncertainty, and the panels that resolve φ up to ±reach."""
+    """Return further kinks, each with its uncertainty, and the panels that resolve φ up to ±reach."""
     walls = np.array([-np.inf, *sorted(kinks), np.inf])
     edges = np.unique(np.concatenate([_first_edges(reach), [k for k in kinks if abs(k) < reach]]))
     now = _seen(jet, edges[:-1], edges[1:], None, walls)
     found: list[Place] = []
     done: list[Panels] = []
-    above = np.full(len(now.low), np.inf)  # the tail of the panel that each is a half of
+    above = np.full(len(now.low), np.inf)  # the tail of the panel from which each was halved
     while True:
         fine = now.tail <= _TOLERANCE
         done.append(now[fine])
@@ -159,11 +163,11 @@ def _survey(jet: Jet, kinks: Sequence[float], reach: float) -> tuple[list[Place]
         )
         pair = halves.tail.reshape(-1, 2)
         larger = pair.max(1)
-        # halving helps a smooth function by a factor of a million, but a kink by a power of two
+        # halving shrinks the tail of a smooth function a millionfold, but of a kink by a small power of two
         rounding = 2e-13 * np.maximum(1.0, np.abs(now.low) / 30)
         weak = (larger <= _TOLERANCE) & (larger > np.maximum(now.tail / 100, rounding))
         found += _places(now.low[weak], now.high[weak])
-        # rounding stays as it is from one panel to its halves and theirs, where a kink loses more
+        # rounding errors stay the same from a panel to its halves and their halves; a kink's tail shrinks
         noise = (now.tail < 1e-9) & (larger > 0.6 * above) & (pair.min(1) > 0.1 * above)
         done.append(halves[np.repeat(noise, 2)])
         now, above = halves[np.repeat(~noise, 2)], np.repeat(now.tail[~noise], 2)
@@ -178,7 +182,7 @@ def _joined(parts: list[Panels]) -> Panels:
 
 
 def find_kinks(jet: Jet, reach: float) -> tuple[float, ...]:
-    """Places within ±reach where φ, φ' or a higher derivative jumps, down to rounding.
+    """Find the places within ±reach where φ, φ' or a higher derivative jumps, down to rounding.
 
     >>> find_kinks(lambda u: [u.abs(), u.sign()], 64.0)
     (0.0,)
@@ -192,7 +196,7 @@ def _places(low: np.ndarray, high: np.ndarray) -> list[Place]:
 
 
 def _merged(places: list[Place]) -> tuple[float, ...]:
-    """One place for each cluster."""
+    """Return one place per cluster."""
     result: list[float] = []
     for place, width in sorted(places):
         place = _roundest(place, width)
@@ -202,16 +206,16 @@ def _merged(places: list[Place]) -> tuple[float, ...]:
 
 
 def _roundest(place: float, width: float) -> float:
-    """The number with the fewest digits that the search cannot tell from `place`."""
+    """Return the number with the fewest digits that the search cannot distinguish from `place`."""
     digits = (float(f"{place:.{count}g}") for count in range(1, 16))
     return next((x for x in (0.0, *digits) if abs(x - place) <= 2 * width), place)
 
 
 def find_breaks(jet: Jet, kinks: Sequence[float], reach: float) -> tuple[float, ...]:
-    """Places of both signs, the kinks among them, between which φ and φ' are resolved up to ±reach.
+    """Find places up to ±reach, including the kinks, between which φ and φ' are polynomials to rounding.
 
     From each place on, the next panel is the longest that a polynomial resolves, at its own nodes and at
-    those of the survey, which no transition escapes.
+    the nodes of the survey, which sees every transition.
 
     >>> find_breaks(lambda u: [u * u, 2 * u], (), 64.0)
     ()
@@ -236,7 +240,7 @@ def find_breaks(jet: Jet, kinks: Sequence[float], reach: float) -> tuple[float, 
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """The survey's nodes in rising order, with φ, φ' and the sizes that count there."""
+    """The survey's nodes in rising order, with φ, φ' and the sizes to which errors are compared there."""
 
     nodes: np.ndarray
     values: np.ndarray
@@ -253,7 +257,7 @@ class _Known:
 def _longest(
     jet: Jet, known: _Known, sign: float, start: float, stop: float, width: float
 ) -> float:
-    """The width of the longest panel from `start` towards `stop` that is resolved; the last one is a hint."""
+    """Return the width of the longest resolved panel from `start` towards `stop`; `width` is a guess."""
     width = min(stop - start, 4 * width)
     grows = True
     while width < stop - start and grows:
@@ -268,7 +272,7 @@ def _longest(
 
 
 def _resolved(jet: Jet, known: _Known, low: float, high: float) -> bool:
-    """Whether the polynomial through 20 nodes is φ, and likewise φ', to rounding between low and high."""
+    """Whether polynomials through 20 nodes equal φ and φ' to rounding between low and high."""
     nodes = low + (high - low) * (_NODES + 1) / 2
     values = np.stack([v.double().numpy() for v in jet(torch.from_numpy(nodes))])
     first, last = np.searchsorted(known.nodes, [low, high])
@@ -277,7 +281,7 @@ def _resolved(jet: Jet, known: _Known, low: float, high: float) -> bool:
     size = np.abs(coefficients)
     bound = np.maximum(size.max(1), floor)
     short = (high - low) / max(1.0, known.nodes[-1]) if high - low < 1e-5 else 1.0
-    # on a panel this short an error counts by the mass that lies there
+    # on a very short panel an error counts only by the small probability mass there
     if (size[:, -3:].max(1) * min(1.0, short * 100) > _TOLERANCE * bound).any():
         return False
     x = (known.nodes[first:last] - low) * (2 / (high - low)) - 1

@@ -1,8 +1,8 @@
 """Gaussian expectations of piecewise smooth functions, over a line and over the plane.
 
 The plane is cut in polar coordinates: u = √var1·r·cos α, v = √var2·r·cos(α − θ). The lines u = 0 and v = 0,
-where kinks usually lie, are then panels' edges whatever the correlation, and no panel is thinner than what it
-has to resolve: nothing is lost as |correlation| tends to one.
+where kinks usually lie, are then edges of panels at every correlation, and no panel is thinner than what it
+has to resolve. So no accuracy is lost as |correlation| tends to one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from net2gp.errors import NetworkError
 
 REACH = 9.5
-"""Standard deviations that are integrated over: beyond lies less than 1e-19 of the mass."""
+"""The number of standard deviations that are integrated over; beyond lies less than 1e-19 of the mass."""
 
 _RADIUS = 2.5  # a typical radius, at which the angular panels resolve the function
 CUTS = (2.2, 5.0)
@@ -28,7 +28,7 @@ CUTS = (2.2, 5.0)
 _BATCH = 1 << 17
 
 MAX_WORK = 1 << 26
-"""Evaluations that one pair may cost."""
+"""The most evaluations that one pair may cost."""
 
 Values = Sequence[Tensor]
 Function = Callable[[Tensor], Values]
@@ -36,13 +36,13 @@ Function = Callable[[Tensor], Values]
 
 @lru_cache
 def gauss_legendre(order: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [−1, 1]."""
+    """Return nodes and weights of Gauss-Legendre quadrature on [−1, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(order)
     return torch.from_numpy(nodes), torch.from_numpy(weights)
 
 
 def panel_nodes(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the panels between sorted `edges` (…, E): (…, (E−1)·order) each."""
+    """Return nodes and weights of the panels between sorted `edges` (…, E): (…, (E−1)·order) each."""
     x, w = (t.to(edges.device) for t in gauss_legendre(order))
     low, half = edges[..., :-1, None], torch.diff(edges)[..., None] / 2
     return (low + half * (x + 1)).flatten(-2), (half * w).flatten(-2)
@@ -51,9 +51,9 @@ def panel_nodes(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
 def line_means(
     function: Function, mean: Tensor, var: Tensor, breaks: Tensor, order: int
 ) -> list[Tensor]:
-    """E[f(u)] for u ~ N(mean, var), both of shape (B,), for each f in what `function` returns.
+    """Compute E[f(u)] for u ~ N(mean, var), both of shape (B,), for each f that `function` returns.
 
-    Each f is smooth between the sorted `breaks`. Cost: B · (6 + len(breaks)) · order evaluations.
+    Each f is smooth between the sorted `breaks`. The cost is B · (6 + len(breaks)) · order evaluations.
     """
     parts = []
     size = max(1, _BATCH // ((len(breaks) + 7) * order))
@@ -69,7 +69,8 @@ def line_means(
 
 
 def radial_rule(sizes: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Radii and weights for ∫ f(κr) r e^{−r²/2} dr for all κ ≤ 1, f resolved between `sizes`."""
+    """Return radii and weights for ∫ f(κr) r e^{−r²/2} dr for all κ ≤ 1, with f resolved between `sizes`."""
+    # for a small κ the cuts of f lie further out, so the smallest is repeated at doubling distances
     sizes = sizes[(sizes > 0) & (sizes < REACH)]
     if len(sizes):
         first = float(sizes.min())
@@ -82,7 +83,7 @@ def radial_rule(sizes: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Sizes |u| > 0 between which a function is resolved (sorted), and its kinks other than zero."""
+    """The sorted sizes |u| > 0 between which a function is resolved, and its kinks other than zero."""
 
     sizes: Tensor
     kinks: Tensor
@@ -95,11 +96,11 @@ def plane_means(
     cuts: tuple[Cuts, Cuts],
     order: int,
 ) -> list[Tensor]:
-    """E[f(u) g(v)] for each f, g that the two `functions` return in turn.
+    """Compute E[f(u) g(v)] for each f, g that the two `functions` return in turn.
 
-    u and v have standard deviations `roots` (B,) each and the `angle` θ between them: correlation cos θ. f is
-    smooth between `cuts[0]`, and at zero at most kinked, and g likewise. Cost: B · angular panels · radial
-    panels · order² evaluations; about 2e4 for tanh at variance one.
+    u and v have standard deviations `roots` (B,) each and correlation cos θ, where θ is the `angle` between
+    them. f is smooth between `cuts[0]`, with a kink at zero at most, and g likewise. The cost is B · angular
+    panels · radial panels · order² evaluations, about 2e4 per pair for tanh at variance one.
     """
     count = len(cuts[0].sizes) + len(cuts[1].sizes)
     angular = 8 + 4 * count + len(cuts[0].kinks) * len(cuts[1].kinks)
@@ -122,10 +123,10 @@ def plane_means(
 def plane_grid(
     function: Function, var: Tensor, angle: float, cuts: Cuts, order: int
 ) -> list[Tensor]:
-    """E[f(u) f(v)] for all pairs of the variances `var` (n,) at one angle: (n, n) for each f.
+    """Compute E[f(u) f(v)] for all pairs of the variances `var` (n,) at one angle: (n, n) per f.
 
-    f has no kink but at zero. All pairs share their nodes, so f is evaluated 2n times at each rather than n²
-    times, and the pairs are matrix products.
+    f has no kink except at zero. All pairs share their nodes, so f is evaluated 2n times at each node rather
+    than n² times, and the pairs are matrix products.
     """
     theta = torch.full((1,), angle).to(var)
     top = var.max().sqrt()[None]
@@ -168,14 +169,14 @@ def _plane_means(
 
 
 def _angular_edges(roots: tuple[Tensor, Tensor], angle: Tensor, cuts: tuple[Cuts, Cuts]) -> Tensor:
-    """Sorted angles (B, E) from one to the same a turn later, between which the radial means are smooth."""
+    """Return sorted angles (B, E) over one full turn, between which the radial means are smooth."""
     pi = math.pi
     edges = []
     for root, cut, shift in zip(roots, cuts, (torch.zeros_like(angle), angle), strict=True):
         safe = torch.where(root > 0, root, 1e-300)[:, None]
         sizes = _graded(cut.sizes, _RADIUS * float(root.max()))
         tilt = torch.acos((sizes / (_RADIUS * safe)).clamp_max(1))
-        # a kink far out is met in a narrow sector around the shortest way to it
+        # a kink far out is only met in a narrow sector around the shortest way to it
         near = cut.kinks.abs() / safe
         sector = torch.acos((near / torch.clamp(near + 1.0 / near, min=_RADIUS)).clamp_max(1))
         tilt = torch.cat([tilt, sector.nan_to_num(0.0)], 1)
@@ -188,7 +189,7 @@ def _angular_edges(roots: tuple[Tensor, Tensor], angle: Tensor, cuts: tuple[Cuts
 
 
 def _graded(sizes: Tensor, top: float) -> Tensor:
-    """`sizes` below `top`, and above the largest further ones that grow threefold.
+    """Return the `sizes` below `top`, and above the largest of them further ones that grow threefold.
 
     Beyond all cuts the radial means still fall off like a power of the distance to the line u = 0.
     """
@@ -201,7 +202,7 @@ def _graded(sizes: Tensor, top: float) -> Tensor:
 
 
 def _crossings(roots: tuple[Tensor, Tensor], angle: Tensor, cuts: tuple[Cuts, Cuts]) -> Tensor:
-    """The directions (B, ·) of the points where a line u = k crosses a line v = l."""
+    """Return the directions (B, ·) of the points where a line u = k crosses a line v = l."""
     first, second = cuts[0].kinks, cuts[1].kinks
     safe = [torch.where(root > 0, root, 1e-300)[:, None, None] for root in roots]
     x = first[:, None] / safe[0]

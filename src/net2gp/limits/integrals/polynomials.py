@@ -1,4 +1,4 @@
-"""Polynomials by their coefficients, lowest power first: values, and Hermite's."""
+"""Polynomials by their coefficients, lowest power first: their values, and Hermite polynomials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from net2gp.errors import InputError
 
 
 def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Σ_i coefficients[i] x^i.
+    """Compute Σ_i coefficients[i] x^i.
 
     >>> horner([1.0, 0.0, 2.0], torch.tensor([3.0]))
     tensor([19.])
@@ -24,7 +24,7 @@ def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def hermite_coefficients(degree: int) -> tuple[float, ...]:
-    """The coefficients of h_n = He_n/√n!, which are orthonormal under a standard Gaussian.
+    """Return the coefficients of h_n = He_n/√n!, which are orthonormal under a standard Gaussian.
 
     >>> hermite_coefficients(1), hermite_coefficients(0)
     ((0.0, 1.0), (1.0,))

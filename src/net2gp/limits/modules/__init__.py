@@ -1,8 +1,7 @@
 """Modules that torch lacks and that have a limit of infinite width: activations and structural layers.
 
-Put them in a network as any `nn.Module`: tensors go in, and tensors come out. What they are in the limit
-is said elsewhere, by `duals` for the activations of `pointwise` and by `rules` for the layers of
-`layers`.
+Put them in a network like any `nn.Module`. What they are in the limit is said elsewhere: in `duals` for the
+activations of `pointwise`, and in `rules` for the layers of `layers`.
 
 >>> from torch import nn
 >>> from net2gp.limits.modules import Erf

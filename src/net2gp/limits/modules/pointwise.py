@@ -1,6 +1,6 @@
 """Pointwise layers that torch.nn lacks, as ordinary modules.
 
-Put them in your network as any `nn.Module`; their infinite-width duals are known to `activation_of`.
+Put them in your network like any `nn.Module`; `activation_of` knows their infinite-width duals.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from net2gp.limits.integrals.polynomials import hermite_coefficients, horner
 class Sin(nn.Module):
     """amplitude · sin(frequency · x + phase).
 
+    Args:
+        amplitude: The factor in front.
+        frequency: The factor of x.
+        phase: What is added to the argument.
+
     >>> Sin(2.0)(torch.tensor([torch.pi / 2]))
     tensor([2.])
     """
@@ -26,16 +31,21 @@ class Sin(nn.Module):
         self.amplitude, self.frequency, self.phase = amplitude, frequency, phase
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return self.amplitude * torch.sin(self.frequency * x + self.phase)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.amplitude}, {self.frequency}, {self.phase}"
 
 
 class Cos(nn.Module):
     """amplitude · cos(frequency · x + phase).
+
+    Args:
+        amplitude: The factor in front.
+        frequency: The factor of x.
+        phase: What is added to the argument.
 
     >>> Cos()(torch.zeros(1))
     tensor([1.])
@@ -46,16 +56,21 @@ class Cos(nn.Module):
         self.amplitude, self.frequency, self.phase = amplitude, frequency, phase
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return self.amplitude * torch.cos(self.frequency * x + self.phase)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.amplitude}, {self.frequency}, {self.phase}"
 
 
 class Erf(nn.Module):
     """amplitude · erf(frequency · x) + shift.
+
+    Args:
+        amplitude: The factor in front.
+        frequency: The factor of x.
+        shift: What is added to the result.
 
     >>> Erf()(torch.zeros(1))
     tensor([0.])
@@ -66,11 +81,11 @@ class Erf(nn.Module):
         self.amplitude, self.frequency, self.shift = amplitude, frequency, shift
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return self.amplitude * torch.erf(self.frequency * x) + self.shift
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.amplitude}, {self.frequency}, {self.shift}"
 
 
@@ -84,12 +99,15 @@ class SigmoidLike(nn.Module):
     scale = 2.4020563531719796
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return torch.erf(x / self.scale) / 2 + 0.5
 
 
 class Rbf(nn.Module):
     """√2 sin(√(2γ)·x + π/4), whose kernel is the squared exponential exp(−γ|x − x'|²).
+
+    Args:
+        gamma: γ, half the inverse squared length scale.
 
     >>> Rbf(0.5)(torch.zeros(1))
     tensor([1.0000])
@@ -100,16 +118,20 @@ class Rbf(nn.Module):
         self.gamma = gamma
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return math.sqrt(2) * torch.sin(math.sqrt(2 * self.gamma) * x + math.pi / 4)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.gamma}"
 
 
 class Exp(nn.Module):
     """amplitude · exp(rate · x).
+
+    Args:
+        amplitude: The factor in front.
+        rate: The factor of x.
 
     >>> Exp(2.0)(torch.zeros(1))
     tensor([2.])
@@ -120,20 +142,25 @@ class Exp(nn.Module):
         self.amplitude, self.rate = amplitude, rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return self.amplitude * torch.exp(self.rate * x)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.amplitude}, {self.rate}"
 
 
 class ExpNormalized(nn.Module):
     """r·exp(√γ·x/r − γ/2 + γ·shift/2), with r the root mean square of the features along `dim`.
 
-    Its kernel is √(q q') exp(γ(ρ + shift)), ρ the correlation. r is held fixed in the derivative, so that the
-    tangent kernel of a wide network is the one in the limit. Not pointwise, but a function of the normalized
-    signal.
+    Its kernel is √(q q') exp(γ(ρ + shift)), with ρ the correlation. r is held fixed in the derivative, so
+    that a wide network has the tangent kernel of the limit. The layer is not pointwise, but a pointwise
+    function of the normalized signal.
+
+    Args:
+        gamma: γ, the rate of the kernel.
+        shift: What is added to the correlation in the kernel.
+        dim: The axis of the features.
 
     >>> ExpNormalized(shift=1.0)(torch.zeros(1, 2) + 1.0)
     tensor([[2.7183, 2.7183]])
@@ -144,19 +171,23 @@ class ExpNormalized(nn.Module):
         self.gamma, self.shift, self.dim = gamma, shift, dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to the normalized features."""
+        """Apply the function to the normalized features."""
         scale = x.detach().square().mean(self.dim, keepdim=True).sqrt()
         scale = torch.where(scale > 0, scale, 1.0)
         exponent = math.sqrt(self.gamma) * x / scale + self.gamma / 2 * (self.shift - 1)
         return scale * torch.exp(exponent)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.gamma}, {self.shift}, dim={self.dim}"
 
 
 class GaussianBump(nn.Module):
     """amplitude · exp(−rate · x²).
+
+    Args:
+        amplitude: The height of the bump.
+        rate: The factor of x² in the exponent.
 
     >>> GaussianBump()(torch.zeros(1))
     tensor([1.])
@@ -167,11 +198,11 @@ class GaussianBump(nn.Module):
         self.amplitude, self.rate = amplitude, rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return self.amplitude * torch.exp(-self.rate * x * x)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.amplitude}, {self.rate}"
 
 
@@ -183,7 +214,7 @@ class Gabor(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return torch.exp(-x * x) * torch.sin(x)
 
 
@@ -195,7 +226,7 @@ class Sign(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return torch.sign(x)
 
 
@@ -207,8 +238,10 @@ class Step(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
-        return 0.5 * torch.sign(x) + 0.5  # unlike torch.heaviside, it has a gradient: zero
+        """Apply the function to every entry."""
+        return (
+            0.5 * torch.sign(x) + 0.5
+        )  # unlike torch.heaviside, sign has a gradient, which is zero
 
 
 class Abs(nn.Module):
@@ -219,12 +252,16 @@ class Abs(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return x.abs()
 
 
 class ABReLU(nn.Module):
     """negative · min(x, 0) + positive · max(x, 0).
+
+    Args:
+        negative: The slope for x < 0.
+        positive: The slope for x > 0.
 
     >>> ABReLU(0.5, 2.0)(torch.tensor([-1.0, 1.0]))
     tensor([-0.5000,  2.0000])
@@ -235,16 +272,19 @@ class ABReLU(nn.Module):
         self.negative, self.positive = negative, positive
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return self.negative * x.clamp_max(0) + self.positive * x.clamp_min(0)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.negative}, {self.positive}"
 
 
 class Monomial(nn.Module):
     """x^degree.
+
+    Args:
+        degree: The power, zero or more.
 
     >>> Monomial(3)(torch.tensor([2.0]))
     tensor([8.])
@@ -255,16 +295,19 @@ class Monomial(nn.Module):
         self.degree = degree
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return x**self.degree
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.degree}"
 
 
 class RectifiedMonomial(nn.Module):
     """max(x, 0)^degree; degree 0 is the step function.
+
+    Args:
+        degree: The power, zero or more.
 
     >>> RectifiedMonomial(2)(torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
@@ -275,18 +318,21 @@ class RectifiedMonomial(nn.Module):
         self.degree = degree
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         if self.degree == 0:
             return torch.heaviside(x, torch.full((), 0.5, dtype=x.dtype, device=x.device))
         return x.clamp_min(0) ** self.degree
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.degree}"
 
 
 class Polynomial(nn.Module):
     """Σ_n coefficients[n] xⁿ.
+
+    Args:
+        coefficients: The coefficients, lowest power first.
 
     >>> Polynomial([1.0, 0.0, 2.0])(torch.tensor([3.0]))
     tensor([19.])
@@ -297,16 +343,19 @@ class Polynomial(nn.Module):
         self.coefficients = tuple(float(value) for value in coefficients)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return horner(self.coefficients, x)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{list(self.coefficients)}"
 
 
 class Hermite(nn.Module):
     """The probabilists' Hermite polynomial of a degree, divided by √degree!.
+
+    Args:
+        degree: The degree, zero or more.
 
     >>> Hermite(2)(torch.tensor([3.0]))
     tensor([5.6569])
@@ -317,20 +366,21 @@ class Hermite(nn.Module):
         self.degree, self.coefficients = degree, hermite_coefficients(degree)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return horner(self.coefficients, x)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{self.degree}"
 
 
 class Pointwise(nn.Module):
     """Any function of one number, applied to each entry.
 
-    `function` maps a tensor to a tensor of the same shape, grows no faster than a polynomial, and stays the
-    same: what is found out about it is kept. `kinks` are the places where it or its derivative jumps; left as
-    None, they are searched for.
+    Args:
+        function: Maps a tensor to a tensor of the same shape. It must not grow faster than a polynomial, and
+            must not change later, since what is found out about it is kept.
+        kinks: The places where the function or its derivative jumps; None searches for them.
 
     >>> Pointwise(lambda x: x * torch.tanh(x))(torch.zeros(2))
     tensor([0., 0.])
@@ -344,9 +394,9 @@ class Pointwise(nn.Module):
         self.kinks = None if kinks is None else tuple(sorted(float(value) for value in kinks))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply pointwise."""
+        """Apply the function to every entry."""
         return self.function(x)
 
     def extra_repr(self) -> str:
-        """The parameters, for printing."""
+        """Return the parameters, for printing."""
         return f"{getattr(self.function, '__name__', self.function)}, kinks={self.kinks}"

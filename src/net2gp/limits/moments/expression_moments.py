@@ -1,4 +1,4 @@
-"""One function for each kind of expression: its second moments from those of its parts."""
+"""One function per kind of expression: its second moments from the moments of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from net2gp.limits.signals.expressions import Expression
 
 
 def raw(run: Evaluation, e: ex.Raw, full: bool) -> Pair:
-    """x·x'/C, over the channels of the data."""
+    """Compute x·x'/C over the channels of the data, or whether tokens are equal."""
     x, y = run.raw(e)
     rank = len(e.positions)
     if e.tokens:
@@ -44,7 +44,7 @@ def raw(run: Evaluation, e: ex.Raw, full: bool) -> Pair:
 
 
 def _positions_back(t: Tensor, e: Expression, full: bool) -> Tensor:
-    """One axis of positions on each side → their own axes."""
+    """Split the axis of positions on each side into its own axes."""
     pairs = t.shape[2:] if full and e.positions else t.shape[1:]
     if not e.positions:
         return t.reshape(pairs if not full else t.shape[-len(pairs) :])
@@ -52,7 +52,7 @@ def _positions_back(t: Tensor, e: Expression, full: bool) -> Tensor:
 
 
 def weighted(run: Evaluation, e: ex.Weighted, full: bool) -> Pair:
-    """W u: σ_w² E[u u'] + σ_b², and the tangent kernel of what came before plus that of W and b."""
+    """Compute σ_w² E[u u'] + σ_b² of W u, and the tangent kernel of u through W plus that of W and b."""
     wanted = full and not e.local
     parts = [(fraction, run.get(part, wanted)) for fraction, part in e.inputs]
     if len(parts) == 1:
@@ -66,7 +66,7 @@ def weighted(run: Evaluation, e: ex.Weighted, full: bool) -> Pair:
 
 
 def parameter(run: Evaluation, e: ex.Parameter, full: bool) -> Pair:
-    """One independent Gaussian vector a position, whatever the input."""
+    """Return the moments of one independent Gaussian vector per position, the same for every input."""
     n = next(iter(run.left.values())).shape[1]
     m = () if run.right is None else (next(iter(run.right.values())).shape[1],)
     example = next(iter(run.left.values()))
@@ -82,7 +82,7 @@ def parameter(run: Evaluation, e: ex.Parameter, full: bool) -> Pair:
 
 
 def total(run: Evaluation, e: ex.Sum, full: bool) -> Pair:
-    """Σ_ij c_i c_j E[u_i u_j']."""
+    """Compute Σ_ij c_i c_j E[u_i u_j']."""
     cov: Tensor | None = None
     ntk: Tensor | None = None
     for c, term in e.terms:
@@ -99,7 +99,7 @@ def total(run: Evaluation, e: ex.Sum, full: bool) -> Pair:
 
 
 def mapped(run: Evaluation, e: ex.Mapped, full: bool) -> Pair:
-    """The map on the positions of both sides."""
+    """Apply the map to the positions of both sides."""
     if full or not e.map.selects:
         pair = both(run.get(e.input, True), e.map.on_both)
         if full or not e.positions:
@@ -109,13 +109,13 @@ def mapped(run: Evaluation, e: ex.Mapped, full: bool) -> Pair:
 
 
 def gained(run: Evaluation, e: ex.Gained, full: bool) -> Pair:
-    """g(x) g(x') K."""
+    """Compute g(x) g(x') K with factors from the data."""
     one, other = gains(run, e, full)
     return both(run.get(e.input, full), lambda t: t * one * other)
 
 
 def gains(run: Evaluation, e: ex.Gained, full: bool) -> tuple[Tensor, Tensor]:
-    """The factors of both sides, shaped to broadcast."""
+    """Return the factors of both sides, shaped to broadcast."""
     rank = len(e.positions)
     one = run.left[e.reference][..., 0]
     other = one if run.right is None else run.right[e.reference][..., 0]
@@ -126,7 +126,7 @@ def gains(run: Evaluation, e: ex.Gained, full: bool) -> tuple[Tensor, Tensor]:
 
 
 def routed(run: Evaluation, e: ex.Routed, full: bool) -> Pair:
-    """A(x) K A(x')ᵀ with matrices from the data."""
+    """Compute A(x) K A(x')ᵀ with matrices from the data."""
     one = run.left[e.reference].movedim(1, -1)
     other = one if run.right is None else run.right[e.reference].movedim(1, -1)
     return both(run.get(e.input, True), lambda t: sandwich(run, e, t, one, other, full))
@@ -135,7 +135,7 @@ def routed(run: Evaluation, e: ex.Routed, full: bool) -> Pair:
 def sandwich(
     run: Evaluation, e: Expression, t: Tensor, one: Tensor, other: Tensor, full: bool
 ) -> Tensor:
-    """A(x) t A(x')ᵀ for each pair; A(x) is (to, from, n)."""
+    """Compute A(x) t A(x')ᵀ per pair of points; A(x) is (to, from, n)."""
     rank = len(ex.children(e)[-1].positions)
     t = flat_positions(t, rank, rank)
     one, other = one.movedim(-1, 0), other.movedim(-1, 0)
@@ -155,7 +155,7 @@ def sandwich(
 
 
 def attended(run: Evaluation, e: ex.Attended, full: bool) -> Pair:
-    """A(x) K_v A(x')ᵀ, A from the moments of queries and keys within one input (Hron et al., 2020)."""
+    """Compute A(x) K_v A(x')ᵀ; A comes from moments of queries and keys of one input (Hron et al., 2020)."""
     attention_weights(run, e)
     one, other = run.side("attention", e)
     return both(run.get(e.value, True), lambda t: sandwich(run, e, t, one, other, full))
@@ -178,7 +178,10 @@ def attention_weights(run: Evaluation, e: ex.Attended) -> None:
 
 
 def randomly_attended(run: Evaluation, e: ex.RandomlyAttended, full: bool) -> Pair:
-    """K_q(p, r) Σ_{p' r'} K_k(p', r') K_v(p', r'): logits scaled by 1/√d are Gaussian (Hron et al., 2020)."""
+    """Compute K_q(p, r) Σ_{p' r'} K_k(p', r') K_v(p', r').
+
+    Logits scaled by 1/√d are Gaussian in the limit of many heads (Hron et al., 2020).
+    """
     (q, tq), (k, tk), (v, tv) = (
         run.get(e.query, full),
         run.get(e.key, True),
@@ -201,7 +204,7 @@ def randomly_attended(run: Evaluation, e: ex.RandomlyAttended, full: bool) -> Pa
 
 
 def point(run: Evaluation, e: ex.Point, full: bool) -> Pair:
-    """E[φ(u) φ(u')], and the tangent kernel times E[φ'(u) φ'(u')]."""
+    """Compute E[φ(u) φ(u')], and the tangent kernel times E[φ'(u) φ'(u')]."""
     cov, ntk = run.get(e.input, full)
     run.variance(e.input)
     slope = run.tangent and ntk is not None
@@ -211,6 +214,7 @@ def point(run: Evaluation, e: ex.Point, full: bool) -> Pair:
         one, other = run.both_sides("variance", e.input, full and bool(e.positions))
         new, factor = e.activation.dual(cov, one, other, slope)
         if run.zipped:
+            # equal positions of one point have correlation one exactly, which the dual only has to rounding
             exact, steep = e.activation.variance(run.profile["variance", e.input.order], slope)
             new = run.with_equal_positions(new, exact, e)
             factor = (
@@ -224,7 +228,7 @@ def point(run: Evaluation, e: ex.Point, full: bool) -> Pair:
 
 
 def normalized(run: Evaluation, e: ex.Normalized, full: bool) -> Pair:
-    """K / (s s'), s² the mean square over channels (and positions), which is deterministic in the limit."""
+    """Compute K / (s s'); the mean square s² over channels (and positions) is deterministic in the limit."""
     statistics(run, e)
     one, other = run.both_sides("gain", e, full and bool(e.positions))
     cov, ntk = run.get(e.input, full)
@@ -240,7 +244,7 @@ def normalized(run: Evaluation, e: ex.Normalized, full: bool) -> Pair:
 
 
 def statistics(run: Evaluation, e: ex.Normalized) -> None:
-    """Write 1/s, and the mean that is taken off, into the profile."""
+    """Write 1/s, and the mean that is subtracted, into the profile."""
     if not run.needs_profile("gain", e):
         return
     square = run.get(e.input, False)[0]
@@ -256,12 +260,15 @@ def statistics(run: Evaluation, e: ex.Normalized) -> None:
 
 
 def dropped(run: Evaluation, e: ex.Dropped, full: bool) -> Pair:
-    """Masks of their own for each evaluation: only a value with itself has 1/keep more."""
+    """Return the moments under masks that are drawn for each evaluation of the network.
+
+    Only where a value meets itself do they change, by 1/keep.
+    """
     return run.masked(run.get(e.input, full), e, full)
 
 
 def product(run: Evaluation, e: ex.Product, full: bool) -> Pair:
-    """E[ab a'b']: of independent factors, or of jointly Gaussian ones (Isserlis)."""
+    """Compute E[ab a'b'] for factors that are independent, or jointly Gaussian (Isserlis' theorem)."""
     (a, ta), (b, tb) = run.get(e.left, full), run.get(e.right, full)
     cov = a * b
     ntk = added(None if ta is None else ta * b, None if tb is None else a * tb)
@@ -304,7 +311,7 @@ def _moments(evaluation: Evaluation, e: Expression, full: bool) -> Pair:
 
 
 def run(evaluation: Evaluation) -> Pair:
-    """Moments of the output, signal after signal; each is forgotten when nothing needs it any more."""
+    """Compute the moments of the output, signal by signal, and free each after its last use."""
     program = evaluation.program
     evaluation.compute = _moments
     left = dict(program.users)

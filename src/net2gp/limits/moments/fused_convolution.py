@@ -1,4 +1,4 @@
-"""A convolution and the function behind it in one kernel."""
+"""A convolution and the function behind it in one GPU kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from net2gp.limits.signals import expressions as ex
 
 
 def window_and_relu(run: Evaluation, e: ex.Point, w: ex.Weighted) -> Pair:
-    """The moments of φ(W u) from those of u, as `weighted` and `point` give them one after the other."""
+    """Compute the moments of φ(W u) from the moments of u, as `weighted` and `point` do in two steps."""
     assert w.window is not None
     assert isinstance(e.activation, ABReLU)
     cov, ntk = run.get(w.inputs[0][1], True)

@@ -1,8 +1,8 @@
 """Moments of two signals jointly, E[a(x) b(x')], and the inner product of their gradients.
 
-Both follow from the expressions: linear operations come out of the expectation; different weights are
-independent; a Gaussian a and a function of a Gaussian have E[a φ(g)] = E[a g] E[φ'(g)] (Stein); two
-functions of Gaussians have the two-dimensional integral. None stands for zero.
+Both follow from the expressions by recursion. Linear operations come out of the expectation; different
+weights are independent; a Gaussian a and a function of a Gaussian g have E[a φ(g)] = E[a g] E[φ'(g)]
+(Stein); and two functions of Gaussians have a two-dimensional integral. None stands for zero.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ Means = tuple[Tensor, Tensor]
 
 
 def cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
-    """Moments of a at x and b at x', positions of a before those of b; None if they vanish."""
+    """Return the moments of a at x and b at x', or None if they vanish.
+
+    The axes of a's positions come first, then those of b's positions, then the pairs.
+    """
     if a is b:
         return run.get(a, full)
+    # without positions there is one kind of moments, which must not be computed twice under two keys
     full = full and bool(a.positions or b.positions)
     key = (a.order, b.order, full)
     if key not in run.joint:
@@ -36,15 +40,20 @@ def cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | N
 def _cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
     if ex.independent(a, b):
         return _of_means(run, a, b, full)
+    # before linear operations are taken out: Stein needs no integral, whatever the Gaussian side is made of
     if isinstance(a, ex.Point) and ex.is_gaussian(b):
         return _stein(run, a, b, full, left=True)
     if isinstance(b, ex.Point) and ex.is_gaussian(a):
         return _stein(run, b, a, full, left=False)
+    # the later signal may contain the earlier one, never the reverse: taking the later one apart first
+    # ends at a signal with itself, whose moments are known
     later_first = (True, False) if a.order > b.order else (False, True)
     for left in later_first:
         e = a if left else b
         if _is_linear(e) and not isinstance(e, ex.Dropped):
             return _expanded(run, a, b, full, left)
+    # masks come out last of all linear operations: whether two masks are the same is only known when
+    # both signals have been reduced to them
     if isinstance(a, ex.Dropped) or isinstance(b, ex.Dropped):
         return _dropped(run, a, b, full)
     if isinstance(a, ex.Raw) and isinstance(b, ex.Raw):
@@ -60,7 +69,7 @@ def _cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | 
 
 
 def _two_tensors(run: Evaluation, a: ex.Raw, b: ex.Raw, full: bool) -> Pair:
-    """x·y'/C between two tensors of the data, of equally many channels."""
+    """Compute x·y'/C between two tensors of the data with the same number of channels."""
     x = run.left[a.reference][:, :, a.first : a.last]
     y = (run.left if run.right is None else run.right)[b.reference][:, :, b.first : b.last]
     wide = full or not (a.positions or b.positions)
@@ -91,7 +100,10 @@ def _is_linear(e: Expression) -> bool:
 
 
 def _of_means(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
-    """Independent signals have the product of their means as joint moment."""
+    """Return the product of the means, which is the joint moment of independent signals.
+
+    Its tangent kernel is zero, since no weight changes both signals.
+    """
     if ex.is_centered(a) or ex.is_centered(b):
         return None
     one, other = mean(run, a), mean(run, b)
@@ -104,11 +116,12 @@ def _of_means(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair
 
 
 def _expanded(run: Evaluation, a: Expression, b: Expression, full: bool, left: bool) -> Pair | None:
-    """The outermost linear operation of one side, taken out of the expectation."""
+    """Take the outermost linear operation of one side out of the expectation."""
     e = a if left else b
     if isinstance(e, ex.Sum):
         return _sum(run, e, b if left else a, full, left)
     inner = ex.inherits(e)[0]
+    # an operation that mixes positions needs all pairs of them, even if only equal ones are wanted after it
     if isinstance(e, ex.Gained | ex.Normalized) or (isinstance(e, ex.Mapped) and e.map.keeps):
         wide = full
     else:
@@ -126,12 +139,16 @@ def _expanded(run: Evaluation, a: Expression, b: Expression, full: bool, left: b
 
 
 def _dropped(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
-    """Different masks are independent of mean one; the same mask has 1/keep at one position of one point."""
+    """Take dropout masks out of the expectation.
+
+    Different masks are independent with mean one, and drop out. The square of a mask has the mean 1/keep,
+    which counts where a value meets itself: at the same position of the same point.
+    """
     if isinstance(a, ex.Dropped) and isinstance(b, ex.Dropped):
         if (a.mask, a.span) == (b.mask, b.span):
             found = cross(run, a.input, b.input, full)
             return None if found is None else run.masked(found, a, full)
-        # the other signal may lie inside the one whose mask is younger
+        # the signal with the older mask may lie inside the other one, so the younger mask comes out first
         left = a.mask > b.mask
     else:
         left = isinstance(a, ex.Dropped)
@@ -155,7 +172,7 @@ def _sum(run: Evaluation, e: ex.Sum, other: Expression, full: bool, left: bool) 
 def _one_side(
     run: Evaluation, e: Expression, t: Tensor, other: Expression, full: bool, left: bool
 ) -> Tensor:
-    """A linear operation on the positions of x (left) or x' of joint moments."""
+    """Apply a linear operation to the positions of x (left) or x' of joint moments."""
     rank = len(other.positions)
     place = run.on_left if left else run.on_right
     number = 0 if left else 1
@@ -178,7 +195,7 @@ def _one_side(
 def _matrix_on_side(
     run: Evaluation, e: Expression, t: Tensor, matrix: Tensor, other: Expression, left: bool
 ) -> Tensor:
-    """A(x) (to, from, n) on the positions of one side."""
+    """Multiply the positions of one side by A(x), given as (to, from, n)."""
     pairs = t.shape[t.dim() - (1 if run.zipped else 2) :]
     rank_inner = len(ex.inherits(e)[0].positions)
     matrix = matrix.movedim(-1, 0)
@@ -203,7 +220,7 @@ def _recentered(
     left: bool,
     m: Means,
 ) -> Pair:
-    """E[(a − m) b] g = E[a b] g − m g E[b]."""
+    """Compute E[(a − m) b] g = E[a b] g − m g E[b], where m is the mean and g the gain of a norm."""
     b = mean(run, other)
     if b is None:
         return pair
@@ -217,9 +234,9 @@ def _recentered(
 
 
 def _shared_weights(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool) -> Pair | None:
-    """Cov(W u + c, W v + c) = σ_w² E[u v] + σ_b²; the one or the other term if only that is shared."""
+    """Compute Cov(W u + c, W v + c) = σ_w² E[u v] + σ_b², with the terms that are shared."""
     if a.rows != b.rows:
-        return None
+        return None  # channels are paired by number: other rows are other weights
     biased = a.shift is not None and a.shift == b.shift
     if a.weight != b.weight:
         return _shared_biases(run, a, b, full) if biased else None
@@ -244,7 +261,7 @@ def _shared_weights(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool)
 
 
 def _shared_biases(run: Evaluation, a: ex.Weighted, b: ex.Weighted, full: bool) -> Pair:
-    """Layers with weights of their own and the same biases: σ_b²."""
+    """Return σ_b², the covariance of layers with different weights and the same biases."""
     if a.local or b.local:
         raise UnsupportedLayer(
             f"no infinite-width rule for biases of '{a.weight}' that differ between positions and are shared "
@@ -267,8 +284,9 @@ def _zeros(run: Evaluation, one: Expression, other: Expression, full: bool) -> T
 
 
 def _two_functions(run: Evaluation, a: ex.Point, b: ex.Point, full: bool) -> Pair | None:
-    """E[φ(u) ψ(v)], and the tangent kernel times E[φ'(u) ψ'(v)]."""
+    """Compute E[φ(u) ψ(v)], and the tangent kernel times E[φ'(u) ψ'(v)]."""
     found = cross(run, a.input, b.input, full)
+    # these write the variances into the profile while points meet themselves; runs over pairs read them
     run.variance(a.input)
     run.variance(b.input)
     one = run.on_left(run.side("variance", a.input)[0], len(b.positions), full)
@@ -285,7 +303,11 @@ def _two_functions(run: Evaluation, a: ex.Point, b: ex.Point, full: bool) -> Pai
 
 
 def _stein(run: Evaluation, e: ex.Point, other: Expression, full: bool, left: bool) -> Pair | None:
-    """E[φ(g) b] = E[φ'(g)] E[g b]; gradients do not see the jumps that E[φ'] does."""
+    """Compute E[φ(g) b] = E[φ'(g)] E[g b] by Stein's lemma.
+
+    A jump of φ is a delta in E[φ'], but the gradients of a network do not see it, so that the tangent
+    kernel has the mean slope without jumps.
+    """
     found = cross(run, e.input, other, full) if left else cross(run, other, e.input, full)
     if found is None:
         return None
@@ -301,7 +323,7 @@ def _stein(run: Evaluation, e: ex.Point, other: Expression, full: bool, left: bo
 
 
 def mean(run: Evaluation, e: Expression) -> Means | None:
-    """The mean over channels at x and x', (*positions, n) and (*positions, m); None if zero."""
+    """Return the means over channels at x and x', (*positions, n) and (*positions, m), or None for zero."""
     if ex.is_centered(e):
         return None
     match e:
@@ -346,6 +368,7 @@ def mean(run: Evaluation, e: Expression) -> Means | None:
 
 
 def _twice(pair: Means, function: Callable[[Tensor], Tensor]) -> Means:
+    # where each point meets itself both sides are one tensor, which is computed once
     first = function(pair[0])
     return first, first if pair[1] is pair[0] else function(pair[1])
 

@@ -1,4 +1,4 @@
-"""What weights do to the moments of a signal, or of two signals that they are shared by."""
+"""What weights do to the moments of a signal, or of two signals that share them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from net2gp.limits.signals import expressions as ex
 
 
 def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """The sum of two tangent kernels, of which None is zero."""
+    """Return the sum of two tangent kernels, where None stands for zero."""
     if one is None or other is None:
         return one if other is None else other
     return one + other
 
 
 def both(pair: Pair, function: Callable[[Tensor], Tensor]) -> Pair:
-    """The same linear function of covariance and tangent kernel."""
+    """Apply the same linear function to covariance and tangent kernel."""
     cov, ntk = pair
     return function(cov), None if ntk is None else function(ntk)
 
 
 def sum_of(tensors: list[Tensor]) -> Tensor:
-    """Σ of a list."""
+    """Return the sum of a list of tensors."""
     total = tensors[0]
     for one in tensors[1:]:
         total = total + one
@@ -34,7 +34,7 @@ def sum_of(tensors: list[Tensor]) -> Tensor:
 
 
 def affine(t: Tensor, factor: float | Tensor, shift: float | Tensor) -> Tensor:
-    """factor · t + shift, in one pass over memory."""
+    """Compute factor · t + shift, in one pass over memory."""
     if isinstance(factor, Tensor) or isinstance(shift, Tensor) or t.is_cuda:
         return factor * t + shift
     if shift == 0:
@@ -45,7 +45,10 @@ def affine(t: Tensor, factor: float | Tensor, shift: float | Tensor) -> Tensor:
 def through_weights(
     run: Evaluation, e: ex.Weighted, pair: Pair, full: bool, biased: bool = True
 ) -> Pair:
-    """The moments of W u and W v from those of u and v: shared weights, one window; biases if `biased`."""
+    """Compute the moments of W u and W v, which share weights and a window, from the moments of u and v.
+
+    With `biased` they share biases too.
+    """
     biased = biased and e.bias is not None
     narrow = full and not e.local
     rank = len(e.inputs[0][1].positions)
@@ -69,6 +72,7 @@ def through_weights(
 
 
 def _windowed(t: Tensor, e: ex.Weighted, rank: int, full: bool) -> Tensor:
+    # from the last axis on, so that the numbers of the axes before it stay valid
     for number in sorted(e.averaged, reverse=True):
         if full:
             t = torch.diagonal(t, 0, number, rank + number).mean(-1)
@@ -79,7 +83,7 @@ def _windowed(t: Tensor, e: ex.Weighted, rank: int, full: bool) -> Tensor:
 
 
 def _spread(t: Tensor, e: ex.Weighted, full: bool) -> Tensor:
-    """Weights of their own at each position: different positions are independent."""
+    """Spread moments at equal positions over all pairs: with local weights, other pairs are independent."""
     if not (e.local and full and e.positions):
         return t
     pairs = t.shape[len(e.positions) :]

@@ -35,7 +35,8 @@ from net2gp.limits.signals.positions import PositionMap
 def total(
     terms: list[tuple[float, Signal]], layout: Layout, translation: Translation, node: fx.Node
 ) -> Signal:
-    """Σ c · signal for signals of the same axes, block by block."""
+    """Return Σ c · signal for signals of the same axes, block by block."""
+    # concatenations may be cut at different channels: blocks end wherever one of them does
     cuts = sorted({cut for _, signal in terms for cut in _cuts(signal)})
     blocks, start = [], 0
     for cut in cuts:
@@ -51,7 +52,7 @@ def total(
 
 
 def _flat(parts: list[tuple[float, ex.Expression]]) -> tuple[tuple[float, ex.Expression], ...]:
-    """Like terms together."""
+    """Add up the coefficients of equal terms."""
     found: dict[int, tuple[float, ex.Expression]] = {}
     for c, e in parts:
         before = found[e.order][0] if e.order in found else 0.0
@@ -78,7 +79,7 @@ def _numbers(value: Any) -> float | None:
 
 
 def _sum(translation: Translation, node: fx.Node, a: Any, b: Any, sign: float) -> Any:
-    """a + sign · b."""
+    """Return a + sign · b."""
     for one, other, first in ((a, b, True), (b, a, False)):
         number = _numbers(other)
         if isinstance(one, Signal) and number is not None:
@@ -114,7 +115,7 @@ def _as_signal(value: Any, like: Signal, translation: Translation, node: fx.Node
 def _broadcast(
     a: Signal, b: Signal, translation: Translation, node: fx.Node
 ) -> tuple[Signal, Signal]:
-    """Two signals under the same plain axes, sizes of one expanded."""
+    """Return two signals under the same plain axes, with axes of size one expanded."""
     a, b = plain(a, translation, node), plain(b, translation, node)
     axis = a.layout.channel_axis()
     if axis != b.layout.channel_axis() or len(a.layout.groups) != len(b.layout.groups):
@@ -129,7 +130,7 @@ def _broadcast(
 
 
 def expanded(signal: Signal, wide: tuple[int, ...], layout: Layout) -> Signal:
-    """A signal with axes of one position repeated."""
+    """Repeat the axes of a signal that have one position."""
     if signal.positions == tuple(wide):
         return replace(signal, layout=layout)
     places = torch.arange(prod(signal.positions)).reshape(signal.positions).broadcast_to(wide)
@@ -190,13 +191,14 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 
 def product_of(translation: Translation, node: fx.Node, a: Signal, b: Signal) -> Signal:
-    """Channel by channel."""
+    """Return the product of two signals, channel by channel."""
     if a.layout != b.layout:
         a, b = _broadcast(a, b, translation, node)
     one, other = a.only("a product"), b.only("a product")
     pair = ex.Product(one, other, one.positions)
     inner = ex.as_function(pair)
     if inner is not None:
+        # both factors are functions of one Gaussian signal, so their product is an activation of it
         function, base = inner
         return a.each(lambda _: ex.Point(activation_of(Pointwise(function)), base, base.positions))
     if ex.independent(one, other) or (ex.is_gaussian(one) and ex.is_gaussian(other)):
@@ -209,7 +211,7 @@ def product_of(translation: Translation, node: fx.Node, a: Signal, b: Signal) ->
 
 
 def _gained(translation: Translation, node: fx.Node, signal: Any, data: Data, inverse: bool) -> Any:
-    """A factor computed from the data, the same for all channels."""
+    """Multiply a signal by a factor that is computed from the data and is the same for all channels."""
     if not isinstance(signal, Signal):
         return None
     signal = plain(signal, translation, node)
@@ -242,7 +244,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 
 def _kept(translation: Translation, node: fx.Node, signal: Signal, mask: Data) -> Signal:
-    """Zero where the mask is true."""
+    """Set a signal to zero where the mask is true."""
     found = _gained(translation, node, signal, mask, False)
     name = found.blocks[0][1].reference
     source, extract = translation.extract[name]

@@ -59,7 +59,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 
 def logits_of(translation: Translation, node: fx.Node, a: Signal, b: Signal) -> Logits:
-    """q kᵀ, contracted over the channels of both."""
+    """Return q kᵀ, contracted over the channels of both."""
     one, other = a.layout.groups, b.layout.groups
     if (
         len(one) < 2
@@ -79,7 +79,7 @@ def logits_of(translation: Translation, node: fx.Node, a: Signal, b: Signal) -> 
 
 
 def without_factor(e: Expression) -> tuple[Expression, float]:
-    """A signal and the number it was multiplied with."""
+    """Return a signal and the number that it was multiplied by."""
     factor = 1.0
     while isinstance(e, ex.Sum) and len(e.terms) == 1:
         factor *= e.terms[0][0]
@@ -88,7 +88,7 @@ def without_factor(e: Expression) -> tuple[Expression, float]:
 
 
 def attended(translation: Translation, node: fx.Node, logits: Logits, value: Signal) -> Signal:
-    """Attention weights times values."""
+    """Return attention weights times values."""
     groups = value.layout.groups
     if groups[:-2] != logits.layout[:-1] or any(f.kind == POSITION for f in groups[-1]):
         raise translation.refuse("attention over values with other axes", node)
@@ -137,10 +137,11 @@ def attended(translation: Translation, node: fx.Node, logits: Logits, value: Sig
 
 
 def split_scale(logits: Logits) -> tuple[str | None, float]:
-    """Which power of the head's size d the logits were divided by, and the factor that remains.
+    """Return which power of the head's size d the logits were divided by, and the factor that remains.
 
     With 1/d the gain multiplies E[q k]; with 1/√d it multiplies a Gaussian of variance E[q²] E[k²].
     """
+    # the power can only be read off the numbers: 1/d may also come as two factors 1/√d, one on q, one on k
     d = logits.size
     product = prod(logits.factors)
     for factor in logits.factors:
@@ -157,7 +158,7 @@ def split_scale(logits: Logits) -> tuple[str | None, float]:
 def routed(
     translation: Translation, node: fx.Node, data: Data, signal: Signal, from_left: bool
 ) -> Signal:
-    """A matrix from the data times one axis of positions of a signal: A x, or x A."""
+    """Multiply one axis of positions of a signal by a matrix from the data: A x, or x A."""
     signal = plain(signal, translation, node)
     axis = len(signal.layout.groups) - (2 if from_left else 1)
     if axis < 0 or axis == signal.layout.channel_axis() or prod(data.shape[:-2]) != 1:
@@ -182,7 +183,7 @@ def routed(
 
 
 def kept_logits(translation: Translation, node: fx.Node, logits: Logits, mask: Data) -> Logits:
-    """Logits where the mask of the data is true, −∞ elsewhere."""
+    """Return the logits where the mask of the data is true, and −∞ elsewhere."""
     place = len(logits.masks)
     name = _mask(translation, node, mask, logits)
     step = lambda t, masks: t.masked_fill(~masks[place].bool(), float("-inf"))
@@ -212,7 +213,8 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 
 def scaled_logits(logits: Logits, factor: float) -> Logits:
-    """Logits, or attention weights, times a number."""
+    """Multiply logits, or attention weights, by a number."""
+    # before any other step a number is a scale of q kᵀ, whose power of d counts; later it is a plain step
     if not logits.steps:
         return replace(logits, factors=(*logits.factors, factor))
     return replace(logits, steps=(*logits.steps, lambda t, masks: t * factor))
@@ -221,7 +223,7 @@ def scaled_logits(logits: Logits, factor: float) -> Logits:
 def masked_logits(
     translation: Translation, node: fx.Node, logits: Logits, other: Any, sign: float, first: bool
 ) -> Logits:
-    """Logits plus a mask of the module or of the data."""
+    """Add a mask of the module or of the data to logits."""
     if not first and sign != 1:
         raise translation.refuse("subtracting logits", node)
     if isinstance(other, int | float | Tensor):
@@ -238,7 +240,7 @@ def masked_logits(
 def filled_logits(
     translation: Translation, node: fx.Node, logits: Logits, mask: Any, value: float
 ) -> Logits:
-    """Logits with a number where a mask of the module or of the data is true."""
+    """Fill logits with a number where a mask of the module or of the data is true."""
     if isinstance(mask, Tensor):
         fixed = _same_for_heads(translation, node, mask)
         step = lambda t, masks: t.masked_fill(fixed.to(t.device), value)
@@ -255,24 +257,24 @@ PER_HEAD = "Heads that differ have no common limit: use the same mask or bias fo
 
 
 def _same_for_heads(translation: Translation, node: fx.Node, fixed: Tensor) -> Tensor:
-    """A fixed mask or bias (from, to), if it is the same for all points and heads."""
+    """Return a fixed mask or bias as (from, to); refuse it if it differs between points or heads."""
     if prod(fixed.shape[:-2]) != 1:
-        raise translation.refuse("a mask or bias of its own for each head", node, PER_HEAD)
+        raise translation.refuse("a mask or bias that differs between heads", node, PER_HEAD)
     return fixed.reshape(fixed.shape[-2:])
 
 
 def _mask(translation: Translation, node: fx.Node, data: Data, logits: Logits) -> str:
-    """A mask of the data in the form (from, n, to), heads left out."""
+    """Return the name of a mask of the data in the form (from, n, to), without the axis of heads."""
     shape = data.shape
     if len(shape) != len(logits.layout) + 1:
         raise translation.refuse(
             f"a mask from the inputs of shape (N, {str(shape)[1:]} on logits of "
             f"{len(logits.layout) + 2} axes",
             node,
-            "Give it an axis for each of theirs: keep[:, None, None, :]. ",
+            "Give it as many axes as the logits have: keep[:, None, None, :]. ",
         )
     if prod(shape[:-2]) != 1:
-        raise translation.refuse("a mask of its own for each head", node, PER_HEAD)
+        raise translation.refuse("a mask that differs between heads", node, PER_HEAD)
     wide = shape[-2:]
 
     def extract(t: Tensor) -> Tensor:

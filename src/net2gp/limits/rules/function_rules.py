@@ -58,7 +58,11 @@ _STAIRS = {
 
 
 def translate_call(translation: Translation, node: fx.Node) -> Any:
-    """The value of a function's result."""
+    """Return the value of a function's result.
+
+    The ways are tried in order of how much they know: functions of one signal, rules by name, known
+    activations, and last of all probing, which runs the function and sees what it does.
+    """
     args, kwargs = positional(translation.value(node.args), translation.value(node.kwargs))
     name = name_of(node.target)
     composed = composed_call(translation, node, args, kwargs)
@@ -104,7 +108,7 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
 
 
 def _reason(name: str) -> str:
-    """Why a function has no rule: what is said of the layer of that name."""
+    """Return why a function has no rule: the hint for the layer of that name."""
     layer = name.replace("_", "")
     if name in ("amax", "max"):
         layer = "maxpool"
@@ -112,7 +116,7 @@ def _reason(name: str) -> str:
 
 
 def positional(args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Arguments of a call with those that functions are told by name in their places."""
+    """Move arguments that were passed by name to the places where rules expect them."""
     named = dict(kwargs)
     if not args:
         first = next((name for name in ("input", "tensors", "self") if name in named), None)
@@ -195,7 +199,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     if not isinstance(args[0], Signal):
         return None
     raise translation.refuse(
-        "detach", node, "The tangent kernel is that of all weights; leave it out for the NNGP. "
+        "detach", node, "The tangent kernel takes in all weights; leave it out for the NNGP. "
     )
 
 
@@ -226,7 +230,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
     shape, axis = signal.layout.shape, signal.layout.channel_axis()
     grown = [number for number, size in enumerate(found[1:]) if (*shape, 0)[number] != size]
     if len(found) != len(shape) + 1 or found[0] != BATCH or any(shape[n] != 1 for n in grown):
-        raise translation.refuse("an expansion by other than axes of one position", node)
+        raise translation.refuse("an expansion of axes that have more than one position", node)
     if axis in grown:
         raise translation.refuse("an expansion of one channel to many", node)
     layout = Layout.of(found[1:], axis)
@@ -256,7 +260,7 @@ def _(layer: nn.GLU, translation: Translation, node: fx.Node, value: Any) -> Any
 
 
 def gated(signal: Signal, dim: int, translation: Translation, node: fx.Node) -> Signal:
-    """The first half of the channels times the sigmoid of the second."""
+    """Return the first half of the channels times the sigmoid of the second."""
     half = signal.layout.width // 2
     first, second = parts_of(signal, dim, [half, half], translation, node)
     gate = activated(second, activation_of(nn.Sigmoid()), translation, node)
@@ -277,7 +281,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 def parts_of(
     signal: Signal, dim: int, sizes: list[int], translation: Translation, node: fx.Node
 ) -> list[Signal]:
-    """Parts of a signal along its channels."""
+    """Split a signal along its channels into parts of these sizes."""
     axis = dim % (len(signal.layout.groups) + 1) - 1
     if axis != signal.layout.channel_axis() or not signal.layout.is_plain():
         raise translation.refuse("splitting along positions", node, "Index them: x[:, a:b]. ")
@@ -330,7 +334,7 @@ def _(translation: Translation, node: fx.Node, args: tuple, kwargs: dict) -> Any
 
 
 def _like(value: Any, first: Signal, axis: int, translation: Translation, node: fx.Node) -> Signal:
-    """A part of a concatenation as a signal with plain axes."""
+    """Return a part of a concatenation as a signal with plain axes."""
     if isinstance(value, Signal):
         return plain(value, translation, node)
     if isinstance(value, Data):

@@ -68,7 +68,7 @@ def rule(layer: nn.Module, translation: Translation, node: fx.Node, *values: Any
         The value of the output, mostly a `Signal`.
 
     Raises:
-        UnsupportedLayer: If the layer has no rule and needs one.
+        NetworkError: An `UnsupportedLayer`, if the layer has no rule and needs one.
     """
     kind = type(layer).__name__
     if is_activation(layer):

@@ -34,7 +34,13 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Names:
-    """The name of the weights, of the biases' variance (None: there are none), and of the biases."""
+    """The names under which a layer's weights and biases are known.
+
+    Args:
+        weight: The name of the weights, and of their variance.
+        bias: The name of the biases' variance; None without biases.
+        shift: The name of the biases themselves, which layers may share; None without biases.
+    """
 
     weight: str
     bias: str | None
@@ -44,7 +50,7 @@ class Names:
 def names_of(
     layer: nn.Module, translation: Translation, node: fx.Node, suffix: str = "", path: str = ""
 ) -> Names:
-    """The names of a layer's weights and biases: those of the first layer that has them."""
+    """Return the names of a layer's weights and biases; shared ones are named after the first layer."""
     forms: Any = getattr(layer, "parametrizations", {})
     foreign = [one for form in forms.values() for one in form if not is_scale(one)]
     kind, target = kind_name(layer), str(node.target)
@@ -62,14 +68,14 @@ def names_of(
 
 
 def kind_name(layer: nn.Module) -> str:
-    """The name of the layer of torch, or of this library, that a layer is or extends."""
+    """Return the name of the layer of torch, or of this library, that a layer is or extends."""
     homes = ("torch.nn.modules", "net2gp")
     bases = [base.__name__ for base in type(layer).__mro__ if base.__module__.startswith(homes)]
     return bases[0] if bases else type(layer).__name__
 
 
 def with_bias(translation: Translation, name: str, bias: Tensor | None, path: str) -> Names:
-    """Names of weights and of biases, which may be those of a layer that came before."""
+    """Return the names of weights and biases; biases may be shared with a layer that came before."""
     if bias is None:
         return Names(name, None, None)
     shift = translation.owner(bias, path)
@@ -77,12 +83,12 @@ def with_bias(translation: Translation, name: str, bias: Tensor | None, path: st
 
 
 def is_scale(parametrization: nn.Module) -> bool:
-    """Whether weights are a multiple of others, as those of a twin are."""
+    """Whether weights are a fixed multiple of parameters, as in a twin."""
     return hasattr(parametrization, "scale") and not any(True for _ in parametrization.parameters())
 
 
 def fractions(blocks: tuple[tuple[int, Expression], ...]) -> tuple[tuple[float, Expression], ...]:
-    """Blocks with their share of the channels instead of their number."""
+    """Return the blocks with their share of the channels instead of their number."""
     total = sum(width for width, _ in blocks)
     return tuple((width / total, e) for width, e in blocks)
 
@@ -95,7 +101,7 @@ def _(layer: nn.Linear, translation: Translation, node: fx.Node, value: Any) -> 
 def linear(
     into: int, out: int, translation: Translation, node: fx.Node, value: Any, named: Any
 ) -> Signal:
-    """W u + b over the last axis; `named` is the layer, or the names of its weights."""
+    """Return W u + b over the last axis; `named` is the layer, or the names of its weights."""
     signal = translation.raw(value, -1) if isinstance(value, Data) else value
     last = len(signal.layout.groups) - 1
     if signal.layout.channel_axis() != last:
@@ -122,7 +128,14 @@ def linear(
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution does to channels and positions."""
+    """What a convolution does to channels and positions.
+
+    Args:
+        in_channels: The number of channels before it.
+        out_channels: The number of channels after it.
+        groups: The number of groups of channels that do not mix.
+        window: The window over the positions.
+    """
 
     in_channels: int
     out_channels: int
@@ -131,7 +144,7 @@ class Geometry:
 
     @property
     def fan_in(self) -> int:
-        """The number of terms of one output."""
+        """Return the number of terms that are summed into one output."""
         return self.in_channels // self.groups * prod(self.window.kernel)
 
 
@@ -143,7 +156,7 @@ def _convolution(layer: Any, translation: Translation, node: fx.Node, value: Any
 def convolution(
     geometry: Geometry, translation: Translation, node: fx.Node, value: Any, named: Any
 ) -> Signal:
-    """A convolution; `named` is the layer, or the names of its weights."""
+    """Return a convolution; `named` is the layer, or the names of its weights."""
     signal = translation.raw(value, 0) if isinstance(value, Data) else value
     signal = plain(signal, translation, node)
     window = geometry.window
@@ -178,7 +191,7 @@ for _kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
 
 
 def window_of(layer: Any) -> Window:
-    """The window of a convolution layer."""
+    """Return the window of a convolution layer."""
     reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
     if layer.padding == "same":
         padding = tuple((r // 2, r - r // 2) for r in reach)
@@ -268,7 +281,7 @@ def embedding(
     value: Any,
     name: str,
 ) -> Signal:
-    """A random vector for each token; that of the index `unused` is zero."""
+    """Return a random vector per token, and zero for the token `unused`."""
     if not isinstance(value, Data) or value.floating:
         raise translation.refuse("Embedding of anything but whole numbers from the inputs", node)
 
@@ -279,10 +292,10 @@ def embedding(
                 f"{int(t.min())} … {int(t.max())}."
             )
         tokens = t.reshape(t.shape[0], -1).T[..., None].double()
-        # NaN differs from itself: the vector of the padding index is zero
+        # moments compare tokens for equality, and NaN equals nothing: the padding's vector acts as zero
         return tokens if unused is None else tokens.masked_fill(tokens == unused, float("nan"))
 
-    # each layer has a padding index of its own
+    # the padding index is part of the name, since layers that share tokens may have different ones
     reference = translation.reference(value, f"tokens {unused}", extract)
     raw = ex.Raw(reference, -1, 0, 1, value.shape, tokens=True)
     e = ex.Weighted(name, ((1.0, raw),), value.shape, 1)

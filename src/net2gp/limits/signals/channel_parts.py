@@ -7,7 +7,10 @@ from net2gp.limits.signals.expressions import Expression
 
 
 def rows(e: Expression, first: int, last: int) -> Expression:
-    """Channels `first` to `last` of a signal: other channels are independent of these."""
+    """Return the channels from `first` to before `last` of a signal.
+
+    Weights get `rows`, so that other channels of the same signal come out independent of these.
+    """
     match e:
         case ex.Weighted() | ex.Parameter():
             start = e.rows[0] if e.rows else 0
@@ -37,5 +40,6 @@ def _part(e: ex.Attended | ex.RandomlyAttended | ex.Normalized, first: int, last
 
 
 def _changed(e: Expression, **fields: object) -> Expression:
+    # a new expression gets an order of its own, which must be larger than the orders of its parts
     values = {name: getattr(e, name) for name in e.__dataclass_fields__ if name != "order"}
     return type(e)(**{**values, **fields})

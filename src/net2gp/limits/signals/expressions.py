@@ -1,9 +1,12 @@
 """Signals of an infinitely wide network as expressions: what each depends on, and how.
 
 A signal is a vector of infinitely many channels, at each position of each input. Its channels are
-independent copies of one random variable, a function of Gaussian ones; an expression says which
-function. Two signals that share weights are dependent, and their joint moments follow from the
+independent copies of one random variable, which is a function of Gaussian variables; an expression says
+which function. Two signals that share weights are dependent, and their joint moments follow from the
 expressions, so that sums and products of dependent branches come out right.
+
+Every expression has the shape of its `positions` and an `order`, a number that is larger than the orders of
+its parts. It identifies the expression (two equal-looking ones are different signals) and sorts a program.
 
 Reference: Yang, Tensor Programs I–III, 2019–2020.
 """
@@ -25,6 +28,7 @@ from net2gp.limits.signals.positions import PositionMap, Window
 _ORDER = count()
 
 Root = tuple[str, tuple[int, int] | None]
+"""What channels depend on: the name of weights, biases or data, and which rows of them (None: all)."""
 
 
 def _next() -> int:
@@ -33,9 +37,10 @@ def _next() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """Channels `first` to `last` of a tensor of the data: deterministic, finitely many channels.
+    """Channels `first` to `last` of a tensor of the data, which are deterministic and finitely many.
 
-    Its moments are means over those channels, x·x'/C. `tokens`: integers, equal or not.
+    The moments are means over these channels, x·x'/C. If `tokens`, the data are integers, and the moments
+    say whether two of them are equal.
     """
 
     reference: str
@@ -49,14 +54,22 @@ class Raw:
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """Weights times a signal: W u, Gaussian by the central limit theorem.
+    """Weights times a signal, W u, which is Gaussian by the central limit theorem.
 
-    `inputs` are the blocks of channels that the weights see, with their fractions. The window averages
-    positions; the axes `averaged` were flattened into the channels, in the order of `axis`. Expressions
-    with the same `weight` (and `rows`) share their weights, those with the same `shift` their biases,
-    whose variance the prior has under the name `bias`. `local`: weights of their own at each position.
-    `fan_in` is the module's own, for the standard parameterization. `finite`: each channel sees finitely
-    many others (depthwise), so the result has these moments but is not Gaussian.
+    Expressions with the same `weight` (and `rows`) share their weights, and expressions with the same
+    `shift` share their biases.
+
+    Args:
+        weight: The name of the weights.
+        inputs: The blocks of channels that the weights see, each with its fraction of the channels.
+        fan_in: The module's own fan-in, for the standard parameterization.
+        bias: The name of the biases' variance in the prior; None without biases.
+        window: The window of a convolution, which averages positions.
+        averaged: The axes of positions that were flattened into the channels, in the order of `axis`.
+        rows: Which rows of the weights count, from first to before last; None for all.
+        local: Whether each position has weights of its own.
+        finite: Whether each channel sees finitely many others (depthwise); then it is not Gaussian.
+        shift: The name of the biases.
     """
 
     weight: str
@@ -76,9 +89,9 @@ class Weighted:
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter as a signal of its own (positional embedding, class token): one value a position.
+    """A parameter as a signal of its own (positional embedding, class token), with a value per position.
 
-    `shape` is the one it is used with, (1, ...), and `channel` its axis of channels.
+    `shape` is the shape with which it is used, (1, ...), and `channel` its axis of channels.
     """
 
     weight: str
@@ -91,7 +104,7 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Σ coefficient · term."""
+    """A sum Σ coefficient · term."""
 
     terms: tuple[tuple[float, Expression], ...]
     positions: tuple[int, ...]
@@ -100,7 +113,7 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """A linear map of the positions, the same for every input."""
+    """A linear map of the positions, which is the same for every input."""
 
     map: PositionMap
     input: Expression
@@ -110,7 +123,7 @@ class Mapped:
 
 @dataclass(frozen=True, eq=False)
 class Gained:
-    """A factor for each position of each input, computed from the data alone (a mask)."""
+    """A signal times a factor per position and input, which is computed from the data alone (a mask)."""
 
     reference: str
     input: Expression
@@ -120,7 +133,7 @@ class Gained:
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """A matrix over the positions for each input, from the data alone (the adjacency of a graph)."""
+    """A matrix over the positions per input, from the data alone (a graph's adjacency), times a signal."""
 
     reference: str
     input: Expression
@@ -130,7 +143,7 @@ class Routed:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Channels `first` to `last` of another expression, of which this one has the law."""
+    """The channels `first` to `last` of the expression `whole`; only a finite draw needs to know this."""
 
     whole: Expression
     first: int
@@ -139,9 +152,9 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """Attention whose logits become deterministic: A(x) v(x), A = f(gain · E[q kᵀ]).
+    """Attention whose logits become deterministic: A(x) v(x) with A = f(gain · E[q kᵀ]).
 
-    `mechanism` takes logits (..., from, to) to weights; `masks` name data that it needs.
+    `mechanism` maps logits (..., from, to) to weights; `masks` are the names of data that it needs.
     """
 
     query: Expression
@@ -158,7 +171,7 @@ class Attended:
 
 @dataclass(frozen=True, eq=False)
 class RandomlyAttended:
-    """Attention with Gaussian logits used as they are, gain · q kᵀ v, of independent q, k and v."""
+    """Attention gain · q kᵀ v with Gaussian logits and no softmax, for independent q, k and v."""
 
     query: Expression
     key: Expression
@@ -182,9 +195,9 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Normalized:
-    """A signal over its root mean square over channels and the axes `over`; centered first if asked.
+    """A signal, centered if `center`, divided by its root mean square over channels and the axes `over`.
 
-    The channels of each of the `groups` have statistics of their own, with the same limit.
+    All `groups` of channels have the same statistics in the limit.
     """
 
     input: Expression
@@ -199,9 +212,9 @@ class Normalized:
 
 @dataclass(frozen=True, eq=False)
 class Dropped:
-    """Dropout in training: each value kept with probability `keep` and divided by it.
+    """Dropout in training: each value is kept with probability `keep` and divided by it.
 
-    `mask` tells one dropout from another; parts of the same channels have the same mask.
+    `mask` identifies the dropout, and `span` the part of its channels.
     """
 
     input: Expression
@@ -214,7 +227,7 @@ class Dropped:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Channel by channel, of two signals that are independent or jointly Gaussian."""
+    """The product, channel by channel, of two signals that are independent or jointly Gaussian."""
 
     left: Expression
     right: Expression
@@ -240,7 +253,7 @@ Expression = (
 
 
 def children(e: Expression) -> tuple[Expression, ...]:
-    """The expressions that `e` is made of."""
+    """Return the expressions that `e` is made of."""
     match e:
         case Raw() | Parameter():
             return ()
@@ -257,7 +270,10 @@ def children(e: Expression) -> tuple[Expression, ...]:
 
 
 def inherits(e: Expression) -> tuple[Expression, ...]:
-    """The expressions whose channels `e` takes over one by one: it depends on what they depend on."""
+    """Return the expressions on whose channels `e` depends one by one.
+
+    Weights mix infinitely many channels, so their output depends on the weights and on no single channel.
+    """
     match e:
         case Raw() | Parameter() | Weighted():
             return ()
@@ -268,7 +284,7 @@ def inherits(e: Expression) -> tuple[Expression, ...]:
 
 
 def ordered(root: Expression) -> list[Expression]:
-    """All expressions below and with `root`, each after what it is made of."""
+    """Return `root` and all expressions below it, each after its parts."""
     found: dict[int, Expression] = {}
     stack = [root]
     while stack:
@@ -280,7 +296,7 @@ def ordered(root: Expression) -> list[Expression]:
 
 
 def roots(e: Expression) -> frozenset[Root]:
-    """The weights and data that the channels of `e` depend on, one by one."""
+    """Return the weights and data that the channels of `e` depend on, one by one."""
     return frozenset(root for leaf in _closure(e) if not inherits(leaf) for root in _roots(leaf))
 
 
@@ -297,9 +313,8 @@ def _closure(e: Expression) -> list[Expression]:
 
 def _roots(leaf: Expression) -> tuple[Root, ...]:
     if isinstance(leaf, Raw):
-        return (
-            ("data", None),
-        )  # all of the data is given: no part of it is independent of another
+        # all of the data is given, so no part of it counts as independent of another
+        return (("data", None),)
     assert isinstance(leaf, Weighted | Parameter)
     weights = (leaf.weight, leaf.rows)
     if isinstance(leaf, Parameter) or leaf.shift is None:
@@ -322,7 +337,7 @@ def moves_positions(e: Expression) -> bool:
 
 
 def is_gaussian(e: Expression) -> bool:
-    """Whether the signal is Gaussian given the data, jointly with every other that is."""
+    """Whether the signal is Gaussian given the data, jointly with every other Gaussian signal."""
     match e:
         case Weighted():
             return not e.finite
@@ -337,7 +352,7 @@ def is_gaussian(e: Expression) -> bool:
 
 
 def is_centered(e: Expression) -> bool:
-    """Whether the mean over channels is zero for certain."""
+    """Whether the mean over channels is known to be zero."""
     if is_gaussian(e):
         return True
     match e:
@@ -356,7 +371,7 @@ def is_centered(e: Expression) -> bool:
 
 
 def as_function(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression] | None:
-    """`e` as a function of one Gaussian signal, channel by channel, if it is one."""
+    """Return `e` as a function of one Gaussian signal, channel by channel, or None if it is not one."""
     if is_gaussian(e):
         return _multiple(e)
     match e:
@@ -385,7 +400,7 @@ def as_function(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression] 
 
 
 def _multiple(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression]:
-    """A Gaussian signal as a number times another that is not itself such a multiple."""
+    """Return a Gaussian signal as a multiple of another, so that φ(u) and ψ(2u) are functions of one u."""
     factor, base = 1.0, e
     while isinstance(base, Sum) and len(base.terms) == 1:
         factor, base = factor * base.terms[0][0], base.terms[0][1]
@@ -393,10 +408,10 @@ def _multiple(e: Expression) -> tuple[Callable[[Tensor], Tensor], Expression]:
 
 
 def sum_of(functions: list[tuple[float, Callable[[Tensor], Tensor]]], u: Tensor) -> Tensor:
-    """Σ c f(u)."""
+    """Compute Σ c f(u)."""
     return torch.stack([c * f(u) for c, f in functions]).sum(0)
 
 
 def size(e: Expression) -> int:
-    """The number of positions."""
+    """Return the number of positions."""
     return prod(e.positions)

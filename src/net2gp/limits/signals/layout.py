@@ -1,11 +1,11 @@
 """Which axes of a hidden tensor are channels (infinitely many) and which are positions.
 
 A layout lists, for every axis of the tensor after the batch axis, the factors that were merged into
-it, outermost first: `channel` (the infinite one), `copy` (a piece split off the channels: heads,
-groups; independent and identically distributed) and `position`. Flattening an image of C channels
-gives one axis with the factors channel, position, position. Channels and copies keep their stride, the
-distance between neighbors in the signal's own numbering of channels, so that an order that was changed
-is noticed where they are merged again.
+it, outermost first. There are three kinds: `channel` (the infinite one), `copy` (a piece split off the
+channels, such as heads or groups, which are independent and identically distributed) and `position`.
+Flattening an image of C channels gives one axis with the factors channel, position, position. Channels and
+copies keep their stride, the distance between neighbors in the signal's own numbering of channels, so that
+a changed order is noticed when they are merged again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """The factors of each axis after the batch axis."""
+    """The factors of each axis after the batch axis.
+
+    Args:
+        groups: The factors per axis, outermost first.
+    """
 
     groups: tuple[tuple[Factor, ...], ...]
 
     @staticmethod
     def of(shape: Sequence[int], channel: int) -> Layout:
-        """Axes of sizes `shape` (without the batch), of which number `channel` holds the channels."""
+        """Return the layout of axes with these sizes (without the batch); axis `channel` has the channels."""
         return Layout(
             tuple(
                 (Factor(CHANNEL, size, 1) if axis == channel else Factor(POSITION, size),)
@@ -50,26 +54,26 @@ class Layout:
 
     @property
     def factors(self) -> tuple[Factor, ...]:
-        """All factors, in order."""
+        """Return all factors, in order."""
         return tuple(factor for group in self.groups for factor in group)
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Sizes of the position factors, in order: the shape of the positions of the moments."""
+        """Return the sizes of the position factors in order, which is the shape of positions in moments."""
         return tuple(f.size for f in self.factors if f.kind == POSITION)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Return the sizes of the axes."""
         return tuple(prod(f.size for f in group) for group in self.groups)
 
     @property
     def width(self) -> int:
-        """The number of channels, with all pieces split off them."""
+        """Return the number of channels, including all pieces that were split off them."""
         return prod(f.size for f in self.factors if f.kind != POSITION)
 
     def channel_axis(self) -> int:
-        """The axis (after the batch) with the channel factor."""
+        """Return the axis with the channel factor, counted without the batch."""
         for axis, group in enumerate(self.groups):
             if any(f.kind == CHANNEL for f in group):
                 return axis
@@ -84,21 +88,21 @@ class Layout:
         )
 
     def position_numbers(self, axis: int) -> tuple[int, ...]:
-        """Which of the positions' axes (counted among positions only) lie in this axis."""
+        """Return which position factors, numbered among positions only, lie in this axis."""
         before = sum(f.kind == POSITION for group in self.groups[:axis] for f in group)
         here = sum(f.kind == POSITION for f in self.groups[axis])
         return tuple(range(before, before + here))
 
     def permuted(self, order: Sequence[int]) -> Layout:
-        """The axes in another order."""
+        """Return the axes in another order."""
         return Layout(tuple(self.groups[axis] for axis in order))
 
     def position_order(self, order: Sequence[int]) -> tuple[int, ...]:
-        """Where the positions' axes come from after `permuted(order)`."""
+        """Return where the positions' axes come from after `permuted(order)`."""
         return tuple(number for axis in order for number in self.position_numbers(axis))
 
     def regrouped(self, shape: Sequence[int]) -> Layout:
-        """The same factors on axes of other sizes (reshape); a factor is split where it must be.
+        """Return the same factors on axes of other sizes, as in a reshape; factors are split if necessary.
 
         >>> [tuple(f) for f in Layout.of((4, 6, 5), 0).regrouped((120,)).factors]
         [('channel', 4, 1), ('position', 6, 0), ('position', 5, 0)]
@@ -128,7 +132,7 @@ class Layout:
         return Layout(_settle(groups, pending))
 
     def merged(self) -> Layout:
-        """One position factor for each axis without channels (a factor of size one where there is none)."""
+        """Return the layout with one position factor per axis without channels, if only of size one."""
         axis = self.channel_axis()
         return Layout(
             tuple(
@@ -140,7 +144,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Heads:
-    """The axes of queries, keys, values and of the result of attention, and the size of a head."""
+    """The layouts of queries, keys, values and the result of attention, and the size of a head."""
 
     query: Layout
     key: Layout
@@ -152,7 +156,10 @@ class Heads:
 def _settle(
     groups: list[tuple[Factor, ...]], pending: list[Factor]
 ) -> tuple[tuple[Factor, ...], ...]:
-    """Put what is left (factors of size one) where it is found again, and join split channels."""
+    """Put leftover factors of size one on the last axis, and join split channels.
+
+    The channel factor may have size one and must not get lost.
+    """
     if any(factor.size != 1 for factor in pending):
         raise LayoutError("elements are left over")
     if pending:
@@ -173,7 +180,7 @@ def _joined(group: tuple[Factor, ...]) -> tuple[Factor, ...]:
 
 
 def _both(outer: Factor, inner: Factor) -> Factor:
-    """Two neighboring factors of the channels as one, if they are in the order they were split in."""
+    """Join two neighboring factors of the channels; raise unless they have the order of the split."""
     kind = CHANNEL if CHANNEL in (outer.kind, inner.kind) else COPY
     if outer.size == 1 or inner.size == 1:
         return Factor(kind, outer.size * inner.size, (inner if outer.size == 1 else outer).stride)
@@ -183,7 +190,7 @@ def _both(outer: Factor, inner: Factor) -> Factor:
 
 
 def arranged(t: Tensor, layout: Layout) -> Tensor:
-    """Values (n, *positions, channels) of a signal as the network's tensor (n, *shape)."""
+    """Arrange values (n, *positions, channels) of a signal as the network's tensor (n, *shape)."""
     places, sizes = _places(layout)
     t = t.reshape(t.shape[0], *sizes)
     order = [places.index(number) + 1 for number in range(len(places))]
@@ -191,7 +198,7 @@ def arranged(t: Tensor, layout: Layout) -> Tensor:
 
 
 def collected(t: Tensor, layout: Layout) -> Tensor:
-    """The inverse of `arranged`: (n, *shape) → (n, *positions, channels)."""
+    """Invert `arranged`: (n, *shape) → (n, *positions, channels)."""
     places, _ = _places(layout)
     t = t.reshape(t.shape[0], *(factor.size for factor in layout.factors))
     t = t.permute(0, *(place + 1 for place in places))
@@ -199,7 +206,7 @@ def collected(t: Tensor, layout: Layout) -> Tensor:
 
 
 def _places(layout: Layout) -> tuple[list[int], list[int]]:
-    """The numbers of the factors, positions first, then channels from the largest stride on; their sizes."""
+    """Return the numbers and the sizes of the factors: positions first, then channels by falling stride."""
     factors = layout.factors
     channels = [number for number, factor in enumerate(factors) if factor.kind != POSITION]
     channels.sort(key=lambda number: (-factors[number].stride, factors[number].size))

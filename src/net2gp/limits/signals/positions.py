@@ -1,7 +1,7 @@
-"""What networks do to positions: fixed linear maps of them, and the windows of convolutions.
+"""What networks do to positions: fixed linear maps, and the windows of convolutions.
 
 Moments are tensors (*positions of x, *positions of x', *pairs) or, where only equal positions matter,
-(*positions, *pairs). The pairs come last, so that a shift of positions moves contiguous blocks.
+(*positions, *pairs). The pairs come last, so that a shift of positions moves contiguous blocks of memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _functional: ContextVar[bool] = ContextVar("functional", default=False)
 
 @contextmanager
 def functional_windows() -> Iterator[None]:
-    """Sums over windows without writing in place, which compilers fuse better."""
+    """Within this context, sums over windows do not write in place, so that compilers can fuse them."""
     token = _functional.set(True)
     try:
         yield
@@ -32,12 +32,20 @@ def functional_windows() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class PositionMap:
-    """A linear map of positions, the same for every input and channel.
+    """A linear map of positions, which is the same for every input and channel.
 
-    One of five forms, cheapest first: a change of shape alone, an `order` of axes, an `index` (each new
-    position is an old one, or zero where it is −1), `blocks` of neighbors along each axis that are added
-    up and multiplied with `factor` (pooling), `matrices` (one for each axis, or a single one for all
-    positions together).
+    It has one of five forms, here from the cheapest on: a change of shape alone, an `order` of axes, an
+    `index`, `blocks`, or `matrices`.
+
+    Args:
+        before: The shape of the positions before the map.
+        after: The shape after it.
+        order: The old axis of each new axis.
+        index: The old position of each new one, or −1 where the new one is zero.
+        matrices: One matrix per axis, or a single one for all positions.
+        together: Whether there is a single matrix for all positions.
+        blocks: How many neighbors along each axis are added up (pooling).
+        factor: What the sums of neighbors are multiplied by.
     """
 
     before: tuple[int, ...]
@@ -51,7 +59,7 @@ class PositionMap:
 
     @property
     def selects(self) -> bool:
-        """Whether every new position is an old one or zero, so that equal positions suffice."""
+        """Whether every new position is an old one or zero, so that moments at equal positions suffice."""
         return not self.matrices and not self.blocks
 
     @property
@@ -60,7 +68,7 @@ class PositionMap:
         return self.order is None and self.index is None and self.selects
 
     def __call__(self, t: Tensor, axis: int = 0) -> Tensor:
-        """The map on the positions that begin at `axis` of t."""
+        """Apply the map to the positions that begin at `axis` of t."""
         rank = len(self.before)
         head, tail = t.shape[:axis], t.shape[axis + rank :]
         if self.order is not None:
@@ -86,8 +94,9 @@ class PositionMap:
         return t.reshape(*head, *self.after, *tail)
 
     def on_both(self, t: Tensor) -> Tensor:
-        """The map on the positions of both sides of (*before, *before, *pairs)."""
+        """Apply the map to the positions of both sides of (*before, *before, *pairs)."""
         rank = len(self.before)
+        # a global pool is a single sum over all pairs of positions, without an intermediate tensor
         if self.blocks and self.blocks == self.before:
             total = t.sum(tuple(range(2 * rank))) * self.factor**2
             return total.reshape(*self.after, *self.after, *total.shape)
@@ -108,22 +117,23 @@ class PositionMap:
 
 
 def reshaping(before: Sequence[int], after: Sequence[int]) -> PositionMap:
-    """The same positions under other axes."""
+    """Return the map that keeps positions and changes the sizes of axes."""
     return PositionMap(tuple(before), tuple(after))
 
 
 def reordering(before: Sequence[int], order: Sequence[int]) -> PositionMap:
-    """The axes of the positions in another order."""
+    """Return the map that puts the axes of positions in another order."""
     return PositionMap(tuple(before), tuple(before[number] for number in order), tuple(order))
 
 
 def probed(
     before: tuple[int, ...], after: tuple[int, ...], apply: Callable[[Tensor], Tensor]
 ) -> PositionMap:
-    """The matrix of `apply`, which takes (K, *before) to (K, *after), read off unit vectors.
+    """Return the matrix of `apply`, which takes (K, *before) to (K, *after), found with unit vectors.
 
-    Whatever torch does at borders, with padding, strides or interpolation is in it. A matrix that
-    selects becomes an index; one that is a Kronecker product of one matrix an axis is taken apart.
+    The matrix contains whatever torch does at borders, with padding, strides or interpolation. A matrix
+    that selects positions becomes an index, and a Kronecker product is split into one matrix per axis,
+    since both are much cheaper to apply.
     """
     size = prod(before)
     matrix = apply(torch.eye(size, dtype=torch.float64).reshape(size, *before))
@@ -141,7 +151,7 @@ def probed(
 def _pooling(
     before: tuple[int, ...], after: tuple[int, ...], matrices: tuple[Tensor, ...]
 ) -> PositionMap | None:
-    """The map as sums over blocks of neighbors, if its matrices are."""
+    """Return the map as sums over blocks of neighbors, or None if its matrices are something else."""
     blocks, factor = [], 1.0
     for matrix in matrices:
         size = matrix.shape[1] // matrix.shape[0]
@@ -158,7 +168,7 @@ def _pooling(
 
 
 def _block_sums(t: Tensor, axis: int, block: int) -> Tensor:
-    """Sums of `block` neighbors along an axis."""
+    """Sum every `block` neighbors along an axis."""
     if block == 1:
         return t
     if block > 4:
@@ -177,7 +187,10 @@ def _block_sums(t: Tensor, axis: int, block: int) -> Tensor:
 def _separated(
     matrix: Tensor, before: tuple[int, ...], after: tuple[int, ...]
 ) -> tuple[Tensor, ...] | None:
-    """Factors of a Kronecker product, one for each axis, or None if it is not one."""
+    """Return the factors of a Kronecker product, one per axis, or None if the matrix is not one.
+
+    The factors are the rows and columns through the largest entry, where rounding counts least.
+    """
     if len(before) != len(after) or len(before) < 2:
         return (matrix,) if len(before) == len(after) == 1 else None
     factors = []
@@ -201,10 +214,16 @@ def _separated(
 
 @dataclass(frozen=True)
 class Window:
-    """A convolution's window: kernel size, stride, dilation and padding (before, after) of each axis.
+    """The window of a convolution.
 
-    `fill` says what lies outside: zeros, or circular, reflect and replicate as in torch. `insert`
-    zeros between neighbors first make a transposed convolution of an ordinary one.
+    Args:
+        kernel: The size of the kernel, per axis.
+        stride: The stride, per axis.
+        dilation: The dilation, per axis.
+        padding: How many positions are added before and after, per axis.
+        fill: What lies outside: "zeros", or "circular", "reflect" and "replicate" as in torch.
+        insert: How many zeros are inserted between neighbors first, per axis; this makes a transposed
+            convolution out of an ordinary one.
     """
 
     kernel: tuple[int, ...]
@@ -215,7 +234,7 @@ class Window:
     insert: tuple[int, ...] = ()
 
     def size(self, before: Sequence[int]) -> tuple[int, ...]:
-        """The number of windows along each axis."""
+        """Return the number of windows along each axis."""
         return tuple(
             (self._stretched(number, length) + sum(self.padding[number]) - self._reach(number))
             // self.stride[number]
@@ -225,13 +244,14 @@ class Window:
 
     @property
     def total(self) -> int:
-        """The number of positions in the window."""
+        """Return the number of positions in the window."""
         return prod(self.kernel)
 
     def sum(self, t: Tensor, full: bool) -> Tensor:
-        """t summed over the window, both positions of a pair moving together.
+        """Sum t over the window, where both positions of a pair move together.
 
-        (A t)(p, p') = Σ_{w ∈ W} t(p + w, p' + w), where outside is as `fill` says.
+        (A t)(p, p') = Σ_{w ∈ W} t(p + w, p' + w), with values outside as `fill` says. A sum over a box is
+        done axis by axis, so that it costs the sum of the kernel's sizes and not their product.
         """
         rank = len(self.kernel)
         for number in range(rank):
@@ -261,7 +281,9 @@ class Window:
             if result is None:
                 result = piece
             elif step == 1 or recorded:
-                result = result + piece
+                result = (
+                    result + piece
+                )  # the first result is a view of t, which must not be changed
             else:
                 result += piece
         assert result is not None
@@ -269,11 +291,11 @@ class Window:
 
     @property
     def keeps_size(self) -> bool:
-        """Whether there are as many windows as positions: stride one, zeros around the input."""
+        """Whether there are as many windows as positions, with stride one and zeros around the input."""
         return all(self._keeps_size(number) for number in range(len(self.kernel)))
 
     def _keeps_size(self, number: int) -> bool:
-        """Whether the window, zeros around the input, gives as many positions as it gets."""
+        """Whether one axis keeps its size, with stride one and zeros around the input."""
         return (
             self.fill == "zeros"
             and self.stride[number] == 1
@@ -283,7 +305,7 @@ class Window:
         )
 
     def _summed_in_place(self, t: Tensor, number: int, axes: tuple[int, ...]) -> Tensor:
-        """Shifted copies added up where they overlap: no padding is stored."""
+        """Add up shifted copies where they overlap, so that no padding is stored."""
         length, low = t.shape[axes[0]], self.padding[number][0]
         shifts = [step * self.dilation[number] - low for step in range(self.kernel[number])]
         if shifts == [0]:
@@ -300,7 +322,7 @@ class Window:
         return result
 
     def padded(self, t: Tensor, number: int, axis: int) -> Tensor:
-        """t with what lies outside along one of the window's axes, which is `axis` of t."""
+        """Pad t along one of the window's axes, which is `axis` of t."""
         if self.insert and self.insert[number]:
             t = _with_zeros_between(t, axis, self.insert[number])
         low, high = self.padding[number]
@@ -333,7 +355,7 @@ def _with_zeros_between(t: Tensor, axis: int, count: int) -> Tensor:
 
 
 def _outside(length: int, low: int, high: int, fill: str) -> Tensor:
-    """Where the padded positions come from."""
+    """Return the position inside that each padded position copies."""
     places = torch.arange(-low, length + high)
     if fill == "circular":
         return places % length

@@ -1,10 +1,10 @@
-"""Networks whose kernels depend on the angle between two inputs alone: one polynomial for all layers.
+"""One polynomial for all layers of a network whose kernels depend only on the angle between two inputs.
 
 Without positions, and with inputs of equal norm, all inputs have the same variance in every layer, so both
-kernels are functions g(θ) of the angle between two inputs; without biases, and with ReLU-like functions
-only, they are |x||x'| g(θ) for inputs of any norm. g is smooth in the angle, and a polynomial in
-π/2 − θ = asin(ρ) of degree 12 gives it to about 1e-7, of degree 24 to 1e-13, whatever the depth. It is
-fitted to the values that the program itself gives at Chebyshev nodes.
+kernels are functions g(θ) of the angle between two inputs. Without biases, and with ReLU-like functions
+only, they are |x||x'| g(θ) for inputs of any norm. g is smooth in the angle: a polynomial in
+π/2 − θ = asin(ρ) of degree 12 approximates it to about 1e-7, and of degree 24 to 1e-13, at any depth. It is
+fitted to the values of the program at Chebyshev nodes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,28 @@ from net2gp.limits.prior import Prior
 from net2gp.limits.signals import expressions as ex
 
 DEGREES = (8, 12, 16, 24, 32, 48)
+"""The degrees that are tried in turn."""
+
 NODES = 1024
-"""Angles at which the program is run: enough for activations without closed form to use their tables."""
+"""The number of angles at which the program is run, enough for activations to use tables of quadrature."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnglePolynomial:
-    """g(ρ) = Σ_k coefficients[k] asin(ρ)^k for both kernels, times the norms' product if `scaled`."""
+    """The function g(ρ) = Σ_k coefficients[k] asin(ρ)^k.
+
+    Args:
+        coefficients: The coefficients of each kernel, lowest power first.
+        error: The largest error at the nodes, relative to the largest value.
+        scaled: Whether the kernels are g times the product of the inputs' norms.
+    """
 
     coefficients: tuple[tuple[float, ...], ...]
     error: float
     scaled: bool
 
     def __call__(self, rho: Tensor) -> list[Tensor]:
-        """The kernels at these cosines, which are overwritten."""
+        """Return the kernels at these cosines, and overwrite the cosines."""
         u = rho.clamp_(-1.0, 1.0).asin_()
         results = []
         for row in self.coefficients:
@@ -51,7 +59,7 @@ class AnglePolynomial:
 
 
 def only_data(program: Program) -> ex.Raw | None:
-    """The one tensor of the data that a program without positions reads, or None."""
+    """Return the one tensor of the data that a program without positions reads, or None if there is none."""
     raws = [e for e in program.nodes if isinstance(e, ex.Raw)]
     if len({(e.reference, e.first, e.last) for e in raws}) != 1 or raws[0].tokens or raws[0].first:
         return None
@@ -63,7 +71,7 @@ def only_data(program: Program) -> ex.Raw | None:
 
 
 def is_short(program: Program) -> bool:
-    """Whether there are few activations."""
+    """Whether the program has few activations."""
     return sum(isinstance(e, ex.Point) for e in program.nodes) < 20
 
 
@@ -74,7 +82,7 @@ def has_closed_forms(program: Program) -> bool:
 
 
 def is_homogeneous(program: Program, prior: Prior) -> bool:
-    """Whether scaling the input scales the output: no biases, ReLU-like functions, sums and maps only."""
+    """Whether scaling the input scales the output, since there are no biases and only ReLU-like functions."""
     for e in program.nodes:
         match e:
             case ex.Point():
@@ -97,17 +105,17 @@ def _is_zero(value: float | Tensor) -> bool:
 def fitted(
     program: Program, prior: Prior, tangent: bool, square: float, scaled: bool, tolerance: float
 ) -> AnglePolynomial | None:
-    """The polynomial for inputs of mean square `square`, or None if no degree reaches the tolerance.
+    """Return the polynomial for inputs of mean square `square`, or None if no degree reaches the tolerance.
 
-    It is a Chebyshev series fitted to the values at many nodes, and its error the largest at those nodes,
-    relative to the largest value.
+    It is a Chebyshev series that is fitted to the values at many nodes. Its error is the largest error at
+    these nodes, relative to the largest value.
     """
     raw = only_data(program)
     assert raw is not None
     exact = prior.to("cpu", torch.float64)
     turns = (2 * np.arange(NODES) + 1) * math.pi / (2 * NODES)
     nodes = np.cos(turns) * math.pi / 2
-    # next to equal and opposite vectors acos blows up the program's own rounding
+    # near equal and opposite vectors acos magnifies the rounding of the program, which must not be fitted
     judged = np.abs(nodes) < 0.999 * math.pi / 2
     values = [value[judged] for value in _values(program, exact, raw, tangent, square, nodes)]
     top = max(np.abs(value).max() for value in values)
@@ -122,13 +130,14 @@ def fitted(
         spread = max(
             float(np.polynomial.polynomial.polyval(math.pi / 2, np.abs(row))) for row in rows
         )
+        # a sum whose terms are much larger than its value would lose digits
         if max(errors) <= tolerance and spread < 100 * top:
             return AnglePolynomial(tuple(tuple(row.tolist()) for row in rows), max(errors), scaled)
     return None
 
 
 def _in_powers(series: np.ndarray) -> np.ndarray:
-    """A Chebyshev series on [−π/2, π/2] as coefficients of powers."""
+    """Convert a Chebyshev series on [−π/2, π/2] to coefficients of powers."""
     domain = [-math.pi / 2, math.pi / 2]
     chebyshev = np.polynomial.Chebyshev(series, domain)
     return chebyshev.convert(kind=np.polynomial.Polynomial, domain=domain, window=domain).coef
@@ -137,7 +146,10 @@ def _in_powers(series: np.ndarray) -> np.ndarray:
 def _values(
     program: Program, prior: Prior, raw: ex.Raw, tangent: bool, square: float, angles: np.ndarray
 ) -> list[np.ndarray]:
-    """Both kernels between one vector and others at ρ = sin(angle), two channels of mean square `square`."""
+    """Return both kernels between one vector and others at ρ = sin(angle).
+
+    The vectors have two channels and the mean square `square`.
+    """
     size = math.sqrt(2 * square)
     u = torch.from_numpy(np.ascontiguousarray(angles))
     one = {raw.reference: torch.tensor([[[0.0, size]]], dtype=torch.float64)}

@@ -1,4 +1,4 @@
-"""A batch as a program sees it: its data with all that a single point needs, in rows that can be cut."""
+"""A batch as a program sees it: its data, and what is known of each point, in rows that can be cut."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ from net2gp.limits.plan import Plan
 from net2gp.limits.prior import Prior
 
 TILE_BYTES = 2**21
-"""Size of one tile of moments in single precision; one in double precision has half of it."""
+"""The size of a tile of moments in single precision; a tile in double precision takes half of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """A batch as a program sees it: its data, profile and diagonal, in rows that can be cut."""
+    """A batch as a program sees it, in rows that can be cut.
+
+    Args:
+        plan: The plan for inputs of this shape.
+        prior: The variances of the weights.
+        data: The tensors that the program reads, each (positions, points, channels).
+        tangent: Whether the tangent kernel is computed too.
+        profile: What the program needs of single points, such as variances; points lie on the last axis.
+        own: The moments of the output of each point with itself, and their tangent kernel.
+    """
 
     plan: Plan
     prior: Prior
@@ -30,7 +39,7 @@ class Tiles:
 
     @staticmethod
     def of(plan: Plan, prior: Prior, data: dict[str, Tensor], tangent: bool) -> Tiles:
-        """Run the program over each point with itself."""
+        """Run the program over each point with itself, which gives profile and diagonal."""
         n = next(iter(data.values())).shape[1]
         entries = positions(plan)
         on_gpu = next(iter(data.values())).is_cuda
@@ -51,16 +60,16 @@ class Tiles:
 
     @property
     def device(self) -> torch.device:
-        """Where the data lies."""
+        """Return the device of the data."""
         return next(iter(self.data.values())).device
 
     @property
     def count(self) -> int:
-        """The number of points."""
+        """Return the number of points."""
         return next(iter(self.data.values())).shape[1]
 
     def rows(self, start: int, stop: int) -> Tiles:
-        """Points `start` to `stop`."""
+        """Return the points from `start` to before `stop`."""
         return replace(
             self,
             data={name: t[:, start:stop] for name, t in self.data.items()},
@@ -69,23 +78,23 @@ class Tiles:
 
 
 def positions(plan: Plan) -> int:
-    """The largest number of entries that one pair of points has in any signal."""
+    """Return the largest number of entries that one pair of points has in any signal."""
     full = plan.program.full
     return max(prod(e.positions) ** (2 if full[e.order] else 1) for e in plan.program.nodes)
 
 
 def large_tile(entries: int) -> int:
-    """Entries of a tile on a GPU: many, but fewer where layers are read again and again."""
+    """Return the number of entries of a tile on a GPU, which is smaller for signals with positions."""
     return 2**29 if entries == 1 else 2**28
 
 
 def small_tile(dtype: torch.dtype) -> int:
-    """Entries of a tile that a core's cache holds together with what is computed from it."""
+    """Return the number of entries of a tile that fits into a core's cache with all intermediate results."""
     return TILE_BYTES // 4 if dtype.itemsize <= 4 else TILE_BYTES // 2 // dtype.itemsize
 
 
 def pairs(left: Tiles, right: Tiles) -> Pair:
-    """Moments of the output between all points of two batches."""
+    """Return the moments of the output between all points of two batches."""
     evaluation = Evaluation(
         left.plan.program,
         left.prior,

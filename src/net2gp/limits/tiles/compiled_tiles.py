@@ -1,8 +1,8 @@
-"""A tile's program as one compiled function, for devices where memory traffic is what it costs.
+"""A tile's program as one compiled function, for devices where memory traffic dominates the cost.
 
-The program is recorded once, for tiles of one size, and handed to `torch.compile`, which fuses each
-layer's elementwise work. Variances are inputs of the compiled function, so that other values need no
-new compilation. Where compilation fails, the same program runs as it is.
+The program is recorded once for tiles of one size, and passed to `torch.compile`, which fuses each layer's
+elementwise work. Variances are inputs of the compiled function, so that other values need no new
+compilation. If compilation fails, the program runs uncompiled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Flat = tuple[list[Tensor], ...]
 
 
 def flat(left: Tiles, right: Tiles) -> Flat:
-    """All tensors that a tile depends on."""
+    """Return all tensors that a tile depends on, as lists in a fixed order."""
     prior = left.prior
     return (
         [left.data[name] for name in sorted(left.data)],
@@ -41,7 +41,7 @@ def _tensor(value: float | Tensor, like: Tiles) -> Tensor:
 
 
 def program(left: Tiles) -> Callable[..., Pair]:
-    """The moments of the output as a function of lists of tensors."""
+    """Return the moments of the output as a function of the lists that `flat` returns."""
     names, keys = sorted(left.data), sorted(left.profile)
     weights, biases = sorted(left.prior.weight_vars), sorted(left.prior.bias_vars)
 
@@ -60,7 +60,7 @@ def program(left: Tiles) -> Callable[..., Pair]:
 
 
 def compiled(left: Tiles, right: Tiles) -> Callable[..., Any]:
-    """The program for tiles of these sizes, compiled; the same function as it is if that fails."""
+    """Return the program for tiles of these sizes, compiled if that works."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     example = flat(left, right)
@@ -72,8 +72,8 @@ def compiled(left: Tiles, right: Tiles) -> Callable[..., Any]:
             with torch.no_grad(), functional_windows():
                 graph = make_fx(function)(*example)
                 found: Callable[..., Any] = torch.compile(graph, dynamic=False)
-                found(*example)
-        except Exception:
+                found(*example)  # compiles, so that a failure shows here
+        except Exception:  # compilers fail in many ways, and none of them matters for the result
             found = function
         known[key] = found
     return known[key]

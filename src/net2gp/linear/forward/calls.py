@@ -1,4 +1,4 @@
-"""One forward pass of a network, and what its layers were called with."""
+"""One forward pass of a network, and a record of the calls of its layers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 Key = tuple[str, ...]
-"""A layer by its kind and the network's names of its chosen parameters."""
+"""A layer, given by its kind and the network's names of its chosen parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of one layer: its input as the rule needs it, and its output's place in the graph.
+    """One call of one layer.
 
-    `names` maps the layer's own parameter names to the network's.
+    Args:
+        module: The layer.
+        rule: The rule for its gradients.
+        names: The network's name of each parameter, by the layer's own name of it.
+        a: The layer's input, prepared as the rule needs it.
+        version: The version of `a` at the call; a later one means that it was changed in place.
+        shape: The shape of the layer's output.
+        edge: The place of the output in the autograd graph; None if it has no gradient.
     """
 
     module: nn.Module
@@ -42,21 +49,21 @@ class Call:
 
     @property
     def key(self) -> Key:
-        """Which layer was called."""
+        """Return the key of the layer that was called."""
         return (type(self.module).__name__, *self.names.values())
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Within it autograd records, whatever the caller switched off."""
+    """Let autograd record within this context, even if the caller switched it off."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 def recordable(x: Inputs, *, follow: bool = False) -> Inputs:
-    """`x` as constants that autograd can save, which tensors made in inference mode are not.
+    """Return `x` as constants that autograd can save; tensors made in inference mode are copied.
 
-    With `follow` what requires a gradient keeps it.
+    With `follow`, tensors that require a gradient keep requiring it.
     """
 
     def one(value: Tensor) -> Tensor:
@@ -68,7 +75,7 @@ def recordable(x: Inputs, *, follow: bool = False) -> Inputs:
 
 
 def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
-    """The parameters, with those named `names` as fresh leaves of the autograd graph."""
+    """Return the parameters, with those named `names` as fresh leaves of the autograd graph."""
     with recording():
         return {
             name: value.detach().requires_grad_() if name in names else value
@@ -84,9 +91,9 @@ def forward(
     *,
     follow: bool = False,
 ) -> tuple[list[Call], Tensor]:
-    """The calls of all layers that have a rule and chosen parameters, and the outputs with a graph.
+    """Return the calls of all layers that have a rule and chosen parameters, and the outputs with a graph.
 
-    With `follow` the graph goes back to `x`, through the layers' inputs too.
+    With `follow` the graph goes back to `x`, also through the layers' inputs.
     """
     calls: list[Call] = []
     covered: set[str] = set()
@@ -100,12 +107,12 @@ def forward(
                 if suffix in ("weight", "bias") and canonical[id(value)] in leaves
             }
             if rule is not None and names:
-                # in front of the network's own hooks, which may replace the output
+                # before the network's own hooks, which may replace the output
                 hook = _recorder(calls, names, follow)
                 handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
                 stack.callback(handle.remove)
                 covered.update(names.values())
-        # a compiled network runs without Python functions to look at
+        # a compiled network calls no Python functions that could be recorded
         kinds = {type(module).__name__ for module in linearized.network.modules()}
         if "OptimizedModule" not in kinds:
             free = {n: value for n, value in leaves.items() if n not in covered}
@@ -122,7 +129,7 @@ def run(
     *,
     follow: bool = False,
 ) -> Tensor:
-    """f(x; θ) with a graph of plain autograd; what the network raises comes with what was `given`."""
+    """Compute f(x; θ) with a graph of plain autograd; errors describe the inputs `given`, or `x`."""
     with recording(), accepts(x if given is None else given):
         return linearized.evaluate(params, recordable(x, follow=follow))
 
@@ -147,11 +154,11 @@ def _record(
     assert rule is not None
     prepared = rule.prepare(module, a if follow else a.detach())
     if follow and not out.requires_grad:
-        # such as an embedding's: not a function of what is differentiated, but on the way to the output
+        # an embedding's output depends on nothing that is differentiated, but its gradient is needed
         out = out + torch.zeros_like(out).requires_grad_()
-    # an in-place operation on a view writes a new history, without this output
+    # an in-place operation on a view rewrites its history, and the new one lacks this output
     out = out.clone() if out._is_view() else out
-    # the edge names this output even if an in-place operation overwrites the tensor later
+    # the edge still points to this output if an in-place operation overwrites the tensor later
     edge = get_gradient_edge(out) if out.requires_grad else None
     calls.append(Call(module, rule, names, prepared, prepared._version, out.shape, edge))
     return out

@@ -20,7 +20,7 @@ from net2gp.linear.forward.norms import PlainNorms
 from net2gp.types import Inputs, Params
 
 LOCK = threading.RLock()
-"""Held while a network runs with other parameters and hooks: two threads may share one network."""
+"""Held while a network runs with other parameters and hooks, since two threads may share one network."""
 
 Function = Callable[[Params], Tensor]
 
@@ -42,7 +42,7 @@ def check_eval_mode(network: nn.Module) -> None:
 
 @contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within it the network is in eval mode, as it was linearized, even while it is being trained further."""
+    """Keep the network in eval mode within this context, even while it is being trained further."""
     with LOCK:
         active = [module for module in network.modules() if module.training]
         for module in active:
@@ -56,12 +56,12 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None]:
-    """Within it, the network runs on kernels that every kind of differentiation supports, in full precision.
+    """Run the network within this context on kernels that every kind of differentiation supports.
 
     Fused attention and recurrent kernels have no forward mode or no double backward, and TensorFloat32
-    would cost three digits of the kernel. A checkpoint would recompute with the network's own
-    parameters in place of the given ones, and torch.func has no place for it. With `follow`, for results that
-    are differentiated in the inputs too, norms run in plain arithmetic.
+    would cost three digits of the kernel. A checkpoint would recompute with the network's own parameters
+    instead of the given ones, and torch.func does not support it. With `follow`, for results that are
+    differentiated in the inputs too, norms run in plain arithmetic.
     """
     with LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -88,7 +88,7 @@ def _plain_recurrence(network: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
         if recurrent:
             with warnings.catch_warnings():
-                # it warns of Intel GPUs, whatever is asked of it
+                # it warns of Intel GPUs on every call
                 warnings.simplefilter("ignore")
                 stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         yield
@@ -115,7 +115,10 @@ def _without_checkpoints() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _full_precision() -> Iterator[None]:
-    """Without autocast, whether the network or the caller switched it on: 8 bits are no derivatives."""
+    """Switch autocast off within this context, whether the network or the caller switched it on.
+
+    Derivatives in half precision have too few digits.
+    """
     kind: Any = torch.amp.autocast_mode.autocast
     enter, leave, kept = kind.__enter__, kind.__exit__, {}
 
@@ -141,7 +144,7 @@ def _full_precision() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_lookup(module: nn.Embedding | nn.EmbeddingBag) -> Iterator[None]:
-    """Dense gradients that do not depend on the batch, and none for padding in any mode."""
+    """Give an embedding dense gradients that do not depend on the batch, and no gradient for padding."""
     before = module.sparse, module.scale_grad_by_freq
     module.sparse = module.scale_grad_by_freq = False
     hold = isinstance(module, nn.Embedding) and module.padding_idx is not None
@@ -166,17 +169,20 @@ def _hold_padding(
 
 @contextlib.contextmanager
 def without_vmap_warnings() -> Iterator[None]:
-    """Within it torch does not tell of operations that it vectorizes slowly, which no user can change."""
+    """Silence torch's warnings of operations that it vectorizes slowly, which no user can change."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         yield
 
 
 def pushforward(function: Function, at: Params, v: Params, *, forward: bool = True) -> Tensor:
-    """J v by forward mode; without it, or where an operation lacks it, the derivative of u ↦ Jᵀu along v."""
+    """Compute J v by forward mode.
+
+    If `forward` is false, or an operation has no forward mode, J v is the derivative of u ↦ Jᵀu along v.
+    """
     try:
         if forward:
-            with LOCK:  # the level of forward mode is one for all threads
+            with LOCK:  # all threads share one level of forward mode
                 return jvp(function, (at,), (v,))[1]
     except (NotImplementedError, RuntimeError) as error:
         if not _lacks_transform(error):
@@ -203,9 +209,9 @@ def pushforward(function: Function, at: Params, v: Params, *, forward: bool = Tr
 def pullback(
     function: Function, at: Params, *, twice: bool = False, follow: bool = False
 ) -> tuple[Tensor, Callable[[Tensor], Params]]:
-    """The value of `function`, and u ↦ Jᵀu; differentiable once more in u if `twice`.
+    """Return the value of `function`, and u ↦ Jᵀu, which is differentiable once more in u if `twice`.
 
-    With `follow` u ↦ Jᵀu is differentiable in what `function` holds, its inputs, by plain autograd.
+    With `follow`, u ↦ Jᵀu is differentiable by plain autograd in the inputs that `function` holds.
     """
     if not twice and not follow:
         try:
@@ -240,23 +246,23 @@ def is_wrapped(value: Tensor) -> bool:
 
 
 def _refuse_vmap(*values: Tensor) -> None:
-    # a vectorized tensor does not tell whether it requires a gradient; the caller then loops
+    # whether a vectorized tensor requires a gradient cannot be read off it; the caller loops instead
     if any(is_wrapped(value) for value in values):
         raise RuntimeError("plain autograd cannot be vectorized")
 
 
 def _lacks_transform(error: Exception) -> bool:
-    """Whether torch.func refused an operation, such as an autograd.Function written without it in mind."""
+    """Whether torch.func refused an operation, such as an autograd.Function without a rule for it."""
     return any(word in str(error).lower() for word in ("forward", "jvp", "functorch", "torch.func"))
 
 
 def call(
     network: nn.Module, values: Params, arguments: tuple[Tensor, ...], keywords: Params
 ) -> Any:
-    """What the network returns with the parameters and buffers `values` in place of its own.
+    """Return what the network returns with the parameters and buffers `values` in place of its own.
 
-    A network that differentiates inside its forward (forces, scores) needs a graph to do so, even where
-    the caller needs none.
+    A network that differentiates inside its forward (forces, scores) needs a graph to do so, even if the
+    caller needs none.
     """
     try:
         return functional_call(network, values, arguments, keywords)
@@ -275,7 +281,7 @@ def _usable(value: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def differentiates() -> Iterator[None]:
-    """Within it, derivatives have full precision, as in `differentiable`, and errors speak of the network."""
+    """Compute derivatives within this context in full precision, and raise errors that name the network."""
     cudnn = torch.backends.cudnn
     try:
         with cudnn.flags(enabled=cudnn.enabled, benchmark=cudnn.benchmark, allow_tf32=False):
@@ -291,7 +297,7 @@ def differentiates() -> Iterator[None]:
 
 @contextlib.contextmanager
 def accepts(x: Inputs) -> Iterator[None]:
-    """Within it, what a network says of inputs that it cannot take comes with what was given."""
+    """Raise errors of the network within this context together with a description of the inputs."""
     try:
         yield
     except (Net2GPError, torch.OutOfMemoryError):

@@ -1,6 +1,6 @@
 """Per-example parameter gradients in the form in which they are cheapest to multiply.
 
-B points, C outputs: rows of every matrix here run point by point, index b·C + c.
+There are B points and C outputs, and output c of point b has the row b·C + c in every matrix here.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ CHUNK_BYTES = 2**27
 """The largest piece of a Jacobian that a contraction holds at a time, per side."""
 
 TILE_ROWS = 400
-"""Rows of a tile: large enough for the matrix product, small enough for the cache and for symmetry."""
+"""The rows of a tile: many enough for an efficient matrix product, few enough to fit into the cache and to
+leave out most of the tiles below the diagonal of a symmetric matrix."""
 
 GPU_TILE_ROWS = 4096
-"""The same where there is no such cache, and each product must keep many cores busy."""
+"""The rows of a tile on a GPU, where each product must keep many cores busy."""
 
 AT_ONCE = 2**19
-"""Pairs of places up to which one product for all of them beats one product for each."""
+"""Up to this many pairs of places, one product for all of them is faster than one product per pair."""
 
 ELEMENTWISE = 24
-"""Cost of one broadcast multiply-add per matrix entry, in operations of a matrix product."""
+"""The cost of one broadcast multiply-add per matrix entry, in operations of a matrix product."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """∂f_c/∂W = Σ_t g_ct a_tᵀ, for a weight applied as W a_t at T places.
+    """The gradient ∂f_c/∂W = Σ_t g_ct a_tᵀ of a weight that is applied as W a_t at T places.
 
-    a: (B, S, T, I) inputs, g: (B, C, S, O, T) output gradients; S are the groups of a grouped layer.
-    `scale` multiplies the gradient: a number, or a tensor (S, O, I).
+    Args:
+        a: The inputs, (B, S, T, I), where S counts the groups of a grouped layer.
+        g: The gradients of the layer's outputs, (B, C, S, O, T).
+        scale: What multiplies the gradient: a number, or a tensor (S, O, I).
     """
 
     a: Tensor
@@ -40,7 +43,7 @@ class Outer:
     scale: Tensor
 
     def traced(self) -> Outer:
-        """Outputs moved into the features, so that products sum over them: C becomes 1."""
+        """Move outputs into the features, so that products sum over them; C becomes 1."""
         B, C, S, O, T = self.g.shape
         g = self.g.transpose(1, 2).reshape(B, 1, S, C * O, T)
         scale = self.scale.repeat(1, C, 1) if self.scale.dim() else self.scale
@@ -50,26 +53,26 @@ class Outer:
     def by_gram(self) -> bool:
         """Whether Σ_ts (a_t·a_s)(g_t·g_s) is cheaper than forming the gradients.
 
-        Never for several groups: each has weights of its own, few enough that one product of the
-        gradients of all groups is the fastest way.
+        It never is for several groups. Each has weights of its own, so few that one product of the gradients
+        of all groups is the fastest way.
         """
         S, O, T = self.g.shape[2:]
         I = self.a.shape[-1]
         return S == 1 and not self.scale.dim() and T * T * (2 * O + ELEMENTWISE) <= 2 * O * I
 
     def slices(self) -> list[tuple[Tensor, Tensor]]:
-        """For each place of a layer without groups: inputs (B, I) and output gradients (B·C, O)."""
+        """Return inputs (B, I) and output gradients (B·C, O) per place, for a layer without groups."""
         B, C, _, O, T = self.g.shape
         g = self.g[:, :, 0].permute(3, 0, 1, 2).reshape(T, B * C, O)
         return [(self.a[:, 0, t], g[t]) for t in range(T)]
 
     def gradients(self, step: int) -> Iterator[Tensor]:
-        """The gradients (B·C, p), for `step` outputs of the layer at a time."""
+        """Yield the gradients (B·C, p), for `step` outputs of the layer at a time."""
         B, C, S, O, T = self.g.shape
         for start in range(0, O, step):
             piece = self.g[:, :, :, start : start + step]
             width = piece.shape[3]
-            # outputs join the layer's own, so that one product per point serves all of them
+            # the network's outputs join the layer's, so that one product per point serves all of them
             stacked = piece.transpose(1, 2).reshape(B, S, C * width, T)
             product = (stacked @ self.a).reshape(B, S, C, width, -1).transpose(1, 2)
             if self.scale.dim():
@@ -77,16 +80,20 @@ class Outer:
             yield product.reshape(B * C, -1)
 
     def step(self) -> int:
-        """How many outputs of the layer fit into CHUNK_BYTES."""
+        """Return how many outputs of the layer fit into CHUNK_BYTES."""
         B, C, S = self.g.shape[:3]
         return max(1, CHUNK_BYTES // (B * C * S * self.a.shape[-1] * self.a.element_size()))
 
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """∂f_c/∂E[v] = Σ_t 1[token_t = v] g_ct, for an embedding: ids (B, T), g (B, C, T, O).
+    """The gradient ∂f_c/∂E[v] = Σ_t 1[token_t = v] g_ct of an embedding.
 
-    Negative ids mark places without a gradient (padding). `scale` is a number or a tensor (V, O).
+    Args:
+        ids: The tokens, (B, T); negative ones mark places without a gradient (padding).
+        g: The gradients of the layer's outputs, (B, C, T, O).
+        scale: What multiplies the gradient: a number, or a tensor (V, O).
+        num_embeddings: V, the number of rows of the table.
     """
 
     ids: Tensor
@@ -95,14 +102,14 @@ class Lookup:
     num_embeddings: int
 
     def traced(self) -> Lookup:
-        """Outputs moved into the features, so that products sum over them: C becomes 1."""
+        """Move outputs into the features, so that products sum over them; C becomes 1."""
         B, C, T, O = self.g.shape
         g = self.g.transpose(1, 2).reshape(B, 1, T, C * O)
         scale = self.scale.repeat(1, C) if self.scale.dim() else self.scale
         return replace(self, g=g, scale=scale)
 
     def gradients(self, vocabulary: Tensor) -> Tensor:
-        """The gradients (B·C, U·O) of the U embeddings in `vocabulary` (sorted ids)."""
+        """Return the gradients (B·C, U·O) of the U embeddings in `vocabulary` (sorted ids)."""
         B, C, _, O = self.g.shape
         U = len(vocabulary)
         if U == 0:  # all places are padding
@@ -118,19 +125,19 @@ class Lookup:
         )
 
     def step(self) -> int:
-        """How many embeddings fit into CHUNK_BYTES."""
+        """Return how many embeddings fit into CHUNK_BYTES."""
         B, C, _, O = self.g.shape
         return max(1, CHUNK_BYTES // (B * C * O * self.g.element_size()))
 
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """The gradients themselves, J: (B, C, p), already scaled."""
+    """The gradients themselves, J (B, C, p), already scaled."""
 
     J: Tensor
 
     def traced(self) -> Direct:
-        """Outputs moved into the features, so that products sum over them: C becomes 1."""
+        """Move outputs into the features, so that products sum over them; C becomes 1."""
         return Direct(self.J.reshape(self.J.shape[0], 1, -1))
 
 
@@ -138,7 +145,7 @@ Factor = Outer | Lookup | Direct
 
 
 def jacobian(factor: Factor) -> Tensor:
-    """The gradients (B, C, p), in the order of the parameter's own entries."""
+    """Return the gradients (B, C, p), in the order of the parameter's own entries."""
     if isinstance(factor, Direct):
         return factor.J
     B, C = factor.g.shape[:2]
@@ -149,7 +156,7 @@ def jacobian(factor: Factor) -> Tensor:
 
 
 def sum_of_squares(factor: Factor) -> Tensor:
-    """Σ over points and outputs of the squared gradients: (p,), never the whole Jacobian of an embedding."""
+    """Sum the squared gradients over points and outputs, (p,), without the whole Jacobian of an embedding."""
     if not isinstance(factor, Lookup):
         return jacobian(factor).square().sum((0, 1))
     total = factor.g.new_zeros(factor.num_embeddings, factor.g.shape[3])
@@ -165,7 +172,7 @@ def sum_of_squares(factor: Factor) -> Tensor:
 
 
 def in_dtype(factor: Factor, dtype: torch.dtype) -> Factor:
-    """`factor` with its floating tensors in another dtype."""
+    """Return `factor` with its floating-point tensors in another dtype."""
     if isinstance(factor, Direct):
         return Direct(factor.J.to(dtype))
     if isinstance(factor, Lookup):
@@ -174,7 +181,7 @@ def in_dtype(factor: Factor, dtype: torch.dtype) -> Factor:
 
 
 def scaled(factor: Factor, variance: Tensor) -> Factor:
-    """`factor` times the square root of a prior variance (a number, or of the parameter's shape)."""
+    """Multiply `factor` by the square root of a prior variance (a number, or of the parameter's shape)."""
     root = variance.sqrt()
     if isinstance(factor, Direct):
         return Direct(factor.J * (root.reshape(-1) if root.dim() else root))
@@ -187,13 +194,13 @@ def scaled(factor: Factor, variance: Tensor) -> Factor:
 
 
 def with_bias(weight: Outer, bias_variance: Tensor) -> Outer:
-    """A layer's weight and bias as one factor: the bias is the weight of a constant input."""
+    """Join a layer's weight and bias to one factor, where the bias is the weight of a constant input."""
     constant = bias_variance.sqrt().to(weight.a).expand(*weight.a.shape[:-1], 1)
     return replace(weight, a=torch.cat([weight.a, constant], -1))
 
 
 def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = None) -> None:
-    """K += J_left J_rightᵀ in place, K of shape (B·C, M·D), D = C unless said otherwise.
+    """Add J_left J_rightᵀ to K (B·C, M·D) in place, where D is C unless it is given.
 
     If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest.
     """
@@ -213,7 +220,7 @@ def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = N
 
 
 def _gram(left: Outer, right: Outer) -> Tensor:
-    """Σ_ts (a_t·b_s)(g_t·h_s) with the products of all places at once: (B·C, M·D)."""
+    """Compute Σ_ts (a_t·b_s)(g_t·h_s), (B·C, M·D), with the products of all places at once."""
     (B, C, _, O, T), (M, D, _, _, S) = left.g.shape, right.g.shape
     weights = left.a.flatten(0, 2) @ right.a.flatten(0, 2).mT
     g, h = (side.g[:, :, 0].mT.reshape(-1, O) for side in (left, right))
@@ -223,7 +230,7 @@ def _gram(left: Outer, right: Outer) -> Tensor:
 
 
 def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
-    """K += (a bᵀ ⊗ 1) ∘ (g hᵀ) for one tile: points' inner products times outputs' inner products."""
+    """Add (a bᵀ ⊗ 1) ∘ (g hᵀ) to one tile in place: inner products of inputs times those of gradients."""
     B, M = len(a), len(b)
     C, D = len(g) // B, len(h) // M
     weights = a @ b.mT
@@ -232,7 +239,7 @@ def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
 
 
 def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Matching pieces of the two sides' gradients, (B·C, p) and (M·C, p)."""
+    """Yield matching pieces of the two sides' gradients, (B·C, p) and (M·C, p)."""
     if isinstance(left, Direct) and isinstance(right, Direct):
         yield left.J.flatten(0, 1), right.J.flatten(0, 1)
     elif isinstance(left, Outer) and isinstance(right, Outer):
@@ -249,12 +256,12 @@ def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tenso
                 J = left.gradients(some)
                 yield J, J if left is right else right.gradients(some)
     else:
-        # rows of other lengths on the two sides: one may be cheaper in another form
+        # points of different lengths on the two sides may have their gradients in different forms
         yield jacobian(left).flatten(0, 1), jacobian(right).flatten(0, 1)
 
 
 def _tiles(K: Tensor, C: int, D: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
-    """Tiles of K as slices of points: one where autograd records, which would copy K for each."""
+    """Yield the tiles of K as slices of points; a single one if autograd records, which copies K per tile."""
     B, M = K.shape[0] // C, K.shape[1] // D
     rows = TILE_ROWS if K.device.type == "cpu" else GPU_TILE_ROWS
     rows = max(K.shape) if torch.is_grad_enabled() else rows
@@ -269,14 +276,14 @@ def _rows(points: slice, C: int) -> slice:
 
 
 def mirror(K: Tensor, C: int) -> None:
-    """Fill what is below the diagonal tiles of K (B·C, B·C) from what is above."""
+    """Fill K (B·C, B·C) below its diagonal tiles from above them."""
     for n, m in _tiles(K, C, C, symmetric=True):
         if m.start > n.start:
             K[_rows(m, C), _rows(n, C)] = K[_rows(n, C), _rows(m, C)].mT
 
 
 def pulled(factor: Factor, v: Tensor) -> Tensor:
-    """Jᵀv for v (B, C): (p,)."""
+    """Compute Jᵀv (p,) for v (B, C)."""
     if isinstance(factor, Direct):
         return factor.J.flatten(0, 1).mT @ v.flatten()
     if isinstance(factor, Lookup):
@@ -290,7 +297,7 @@ def pulled(factor: Factor, v: Tensor) -> Tensor:
 
 
 def pushed(factor: Factor, w: Tensor) -> Tensor:
-    """J w for w (p,): (B, C)."""
+    """Compute J w (B, C) for w (p,)."""
     if not isinstance(factor, Outer):
         return jacobian(factor) @ w
     weight = w.reshape(factor.g.shape[2], factor.g.shape[3], -1) * factor.scale
@@ -300,7 +307,7 @@ def pushed(factor: Factor, w: Tensor) -> Tensor:
 
 
 def mixed(factor: Factor, mix: Tensor) -> Factor:
-    """The gradients of Σ_c mix_bck f_c, for mix (B, C, K): a factor with K outputs."""
+    """Return the gradients of Σ_c mix_bck f_c for mix (B, C, K), a factor with K outputs."""
     if isinstance(factor, Direct):
         return Direct(mix.mT.to(factor.J) @ factor.J)
     g = mix.mT.to(factor.g) @ factor.g.flatten(2)
@@ -308,7 +315,7 @@ def mixed(factor: Factor, mix: Tensor) -> Factor:
 
 
 def picked(factor: Factor, points: Tensor, rows: Tensor) -> Factor:
-    """Some rows n·C + c of a factor, each as a point of one output; `points` are their n."""
+    """Return some rows n·C + c of a factor, each as a point with one output; `points` are their n."""
     if isinstance(factor, Direct):
         return Direct(factor.J.flatten(0, 1)[rows][:, None])
     g = factor.g.flatten(0, 1)[rows][:, None]
@@ -318,7 +325,7 @@ def picked(factor: Factor, points: Tensor, rows: Tensor) -> Factor:
 
 
 def add_blocks(blocks: Tensor, factor: Factor) -> None:
-    """blocks += J_b J_bᵀ for each point, blocks of shape (B, C, C)."""
+    """Add J_b J_bᵀ per point to `blocks` (B, C, C) in place."""
     if isinstance(factor, Outer) and factor.by_gram:
         mixed = factor.g @ (factor.a @ factor.a.mT)[:, None]  # (B, C, S, O, T)
         blocks += mixed.flatten(2) @ factor.g.flatten(2).mT

@@ -1,8 +1,8 @@
 """Layers that are called as functions, with a parameter of the network as their weight.
 
 Subclasses that add an activation to a norm, attention with its own projections and hand-written blocks
-call the functions behind the layers; the gradients are those of the layers. Products and sums with a
-parameter, such as layer scales and the positions of a transformer, are layers of their own.
+call the functions behind the layers, and have the same gradients. Products and sums with a parameter, such
+as layer scales and the positions of a transformer, count as layers of their own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from net2gp.linear.forward.layers import Scale, Shift
 from net2gp.types import Params
 
 Add = Callable[[nn.Module, dict[str, str], Tensor, Tensor], Tensor]
-"""From a layer, the names of its parameters, its input and its output to the output to go on with."""
+"""Records a call: from a layer, the names of its parameters, its input and its output to a new output."""
 
 
 class Functions(TorchFunctionMode):
-    """Within it, functions whose weight or bias is one of `leaves` (by identity) are recorded by `add`."""
+    """A context in which `add` records functions whose weight or bias is one of `leaves` (by identity)."""
 
     def __init__(self, leaves: Params, add: Add) -> None:
         super().__init__()
@@ -54,15 +54,14 @@ class Functions(TorchFunctionMode):
         return self.add(layer.eval(), own, given["input"], out)
 
     def _follow(self, value: Tensor, view: Tensor) -> None:
-        """Know a parameter by another shape of it as well, with its entries in the same order."""
+        """Remember a view of a parameter that has its entries in the same order under the same name."""
         name = self.names.get(id(value))
         if name is None or is_wrapped(view) or view.data_ptr() != value.data_ptr():
             return
         if view.numel() == value.numel() and view.is_contiguous():
             self.names[id(view)] = name
-            self.views.append(
-                view
-            )  # an id is that of no other tensor for as long as this one lives
+            # kept alive, so that no other tensor can get its id
+            self.views.append(view)
 
     def _elementwise(self, kind: type[Scale | Shift], arguments: Any, out: Any) -> Any:
         """Record a product or a sum of a parameter and a signal, in either order."""
@@ -70,7 +69,7 @@ class Functions(TorchFunctionMode):
             name = self.names.get(id(parameter))
             if name is None or not isinstance(signal, Tensor) or is_wrapped(signal):
                 continue
-            # the first axis is that of the points, along which the parameter has to be one and the same
+            # the first axis counts points, along which the parameter must not vary
             shared = [1] * (out.dim() - parameter.dim()) + [*parameter.shape]
             alike = signal.shape == out.shape and signal.dtype == parameter.dtype
             if alike and shared[:1] == [1]:
@@ -115,7 +114,7 @@ _LAYERS: dict[Any, tuple[tuple[str, ...], Callable[[dict[str, Any]], nn.Module |
     F.rms_norm: (("input", "normalized_shape", "weight", "eps"), _rms_norm),
     F.linear: (("input", "weight", "bias"), _linear),
 }
-"""For each function its arguments in order, and the layer that it is."""
+"""The arguments of each function in order, and how to make the layer that does the same."""
 
 _ELEMENTWISE: dict[Any, type[Scale | Shift]] = {
     **dict.fromkeys((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply), Scale),
@@ -126,4 +125,4 @@ _SHAPES = {torch.reshape, Tensor.reshape, Tensor.view, Tensor.__getitem__} | {
     torch.unsqueeze,
     Tensor.unsqueeze,
 }
-"""Functions that give the entries of a tensor another shape, or some of them."""
+"""Functions that give the entries of a tensor, or some of them, another shape."""

@@ -1,4 +1,4 @@
-"""Which modules can be linearized: wrapped, compiled, exported and quantized ones are refused by name."""
+"""Which modules can be linearized; wrapped, compiled, exported and quantized ones are refused by name."""
 
 from __future__ import annotations
 

@@ -23,7 +23,12 @@ Factors = Callable[[nn.Module, Tensor, Tensor], dict[str, Factor]]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a layer's parameters get their gradients."""
+    """How a layer's parameters get their gradients.
+
+    Args:
+        prepare: From the layer and its input to what `factors` needs.
+        factors: From the layer, the prepared input and the gradients of its output to factors by name.
+    """
 
     prepare: Prepare
     factors: Factors
@@ -72,7 +77,7 @@ def layer_rule(
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of a layer, or None; a subclass or an instance counts only if it kept the layer's forward."""
+    """Return the rule of a layer, or None if it has none or overrides the forward of the layer with one."""
     for kind in type(module).__mro__:
         if kind in RULES:
             methods = ("forward", "_conv_forward")
@@ -88,7 +93,7 @@ def _one(like: Tensor) -> Tensor:
 
 @layer_rule(nn.Linear)
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """W a_t + b at every place t before the last axis."""
+    """Return the factors of W a_t + b at every place t before the last axis."""
     B, C = g.shape[:2]
     g = g.reshape(B, C, 1, -1, g.shape[-1]).mT
     weight = Outer(a.reshape(B, 1, -1, a.shape[-1]), g, _one(g))
@@ -98,7 +103,7 @@ def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 def _patches(module: nn.Module, a: Tensor) -> Tensor:
-    """(B, groups, places, channels · kernel), in the order of the weight's own entries."""
+    """Return the patches (B, groups, places, channels · kernel), in the order of the weight's entries."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     a = a if a.dim() == 2 + len(module.kernel_size) else a[None]  # without a batch, as torch allows
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -115,7 +120,7 @@ def _patches(module: nn.Module, a: Tensor) -> Tensor:
 
 @layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, prepare=_patches)
 def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """A convolution is a linear map of the patch around every place."""
+    """Return the factors of a convolution, which is a linear map of the patch around every place."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     B, C, groups = g.shape[0], g.shape[1], module.groups
     g = g.reshape(B, C, groups, module.out_channels // groups, -1)
@@ -123,7 +128,7 @@ def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 def _real_ids(module: nn.Module, ids: Tensor) -> Tensor:
-    """Padding has no gradient: it gets the id −1."""
+    """Replace padding by the id −1, since it has no gradient."""
     assert isinstance(module, nn.Embedding)
     padding = module.padding_idx
     return ids if padding is None else torch.where(ids == padding, -1, ids)
@@ -131,7 +136,7 @@ def _real_ids(module: nn.Module, ids: Tensor) -> Tensor:
 
 @layer_rule(nn.Embedding, prepare=_real_ids)
 def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """A row of the table at every place."""
+    """Return the factor of a lookup of a row of the table at every place."""
     assert isinstance(module, nn.Embedding)
     B, C = g.shape[:2]
     g = g.reshape(B, C, -1, g.shape[-1])
@@ -139,7 +144,7 @@ def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 def _fixed_statistics(module: nn.Module, a: Tensor) -> Tensor:
-    """Normalized while the layer runs: only then does it hold the statistics of the linearization."""
+    """Normalize the input while the layer runs, when it holds the statistics of the linearization."""
     assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
     mean, var = module.running_mean, module.running_var
     return F.batch_norm(a, mean, var, training=mean is None, eps=module.eps)
@@ -153,7 +158,7 @@ def _group_statistics(module: nn.Module, a: Tensor) -> Tensor:
 @layer_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, prepare=_fixed_statistics)
 @layer_rule(nn.GroupNorm, prepare=_group_statistics)
 def _per_channel(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The affine part of a norm, per channel, from the normalized input."""
+    """Return the factors of the affine part of a norm, per channel, from the normalized input."""
     B, C, channels = g.shape[:3]
     g, a = g.reshape(B, C, channels, -1), a.reshape(B, 1, channels, -1)
     return {"weight": Direct((g * a).sum(-1)), "bias": Direct(g.sum(-1))}
@@ -172,7 +177,7 @@ def _root_mean_square(module: nn.Module, a: Tensor) -> Tensor:
 @layer_rule(nn.LayerNorm, prepare=_layer_statistics)
 @layer_rule(nn.RMSNorm, prepare=_root_mean_square)
 def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The affine part, over the normalized axes."""
+    """Return the factors of the affine part over the normalized axes."""
     assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
     size = torch.Size(module.normalized_shape).numel()
     B, C = g.shape[:2]
@@ -181,7 +186,7 @@ def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
 
 
 class Shift(nn.Module):
-    """x + p for a parameter p, seen in the shape in which it broadcasts over the signal x."""
+    """The layer x + p with a parameter p in the shape in which it broadcasts over the signal x."""
 
     suffix = "bias"
 
@@ -191,13 +196,13 @@ class Shift(nn.Module):
 
 
 class Scale(Shift):
-    """x · p for a parameter p, seen in the shape in which it broadcasts over the signal x."""
+    """The layer x · p with a parameter p in the shape in which it broadcasts over the signal x."""
 
     suffix = "weight"
 
 
 def _over_places(module: nn.Module, g: Tensor) -> Tensor:
-    """The sum of g (B, C, …) over the axes along which the parameter broadcasts: (B, C, p)."""
+    """Sum g (B, C, …) over the axes along which the parameter broadcasts: (B, C, p)."""
     assert isinstance(module, Shift)
     shape = module.shape[-(g.dim() - 2) :] if g.dim() > 2 else ()
     shape = (*[1] * (g.dim() - 2 - len(shape)), *shape)
@@ -207,11 +212,11 @@ def _over_places(module: nn.Module, g: Tensor) -> Tensor:
 
 @layer_rule(Scale)
 def _scale(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The signal times its gradient, at every place."""
+    """Return the factor of a scale: the signal times its gradient, at every place."""
     return {"weight": Direct(_over_places(module, g * a[:, None]))}
 
 
 @layer_rule(Shift)
 def _shift(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
-    """The gradient of the signal, at every place."""
+    """Return the factor of a shift: the gradient of the signal, at every place."""
     return {"bias": Direct(_over_places(module, g))}

@@ -1,7 +1,7 @@
 """Norm layers in plain arithmetic, whose derivatives of every order are right.
 
-torch's fused norms compute means and deviations beside their result, and derivatives beyond the second, or
-nested by torch.func, take these for constants of the input: they are wrong without a word.
+torch's fused norms compute means and deviations beside their result. Derivatives beyond the second, or
+nested by torch.func, treat these as constants, so that they are wrong without an error.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 
 class PlainNorms(TorchFunctionMode):
-    """Within it layer, group, instance and RMS norms are sums, products and roots."""
+    """A context in which layer, group, instance and RMS norms are sums, products and roots."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """The plain form of a norm, and everything else as it is."""
+        """Call the plain form of a norm, and every other function unchanged."""
         return _PLAIN.get(func, func)(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""Run a network once, backward once per output, and keep what its layers' gradients are made of."""
+"""One forward pass, one backward pass per output, and the parts of the gradients that layers leave."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Seeds = Callable[[Tensor], Tensor]
-"""From a network's outputs (B, C) to the K combinations of them (B, C, K) that are differentiated."""
+"""From a network's outputs (B, C) to K combinations of them (B, C, K), which are then differentiated."""
 
 
 def capture(
@@ -46,19 +46,27 @@ def capture(
     compress: bool = True,
     check: bool = True,
 ) -> dict[str, Factor]:
-    """The gradients of all outputs at `x` for each structured parameter, as unscaled factors.
+    """Return the gradients of all outputs at `x` for each structured parameter, as unscaled factors.
 
-    `seeds` asks for the gradients of combinations of the outputs instead. With `compress` a weight that
-    is used at many places comes as its gradient, where that is smaller than what it is made of. With
-    `check` the gradients are compared with plain reverse mode at these points, in one more pass. Where it
-    `follows(x)`, factors are differentiable in `x`, at the cost of one more forward pass.
+    The cost is one forward pass, and C (or K) backward passes that skip the weights. If `follows(x)`, factors
+    are differentiable in `x`, at the cost of one more forward pass.
 
-    Cost: one forward pass, and C (or K) backward passes that skip the weights.
+    Args:
+        linearized: The linearized network.
+        x: The inputs.
+        plan: The plan for them.
+        seeds: The combinations of outputs that are differentiated; None differentiates each output.
+        compress: Whether a weight that is used at many places comes as its gradient where that is smaller
+            than the factor.
+        check: Whether the gradients are compared with plain reverse mode at these points, in one more pass.
+
+    Returns:
+        The factors by parameter.
     """
     if not plan.structured:
         return {}
     taken, follow = _take(linearized, x, plan, seeds), follows(x)
-    if follow:  # compared before, in a pass that ends at the parameters
+    if follow:  # compared first, since the pass that follows x does not reach the parameters
         taken = taken.without(taken.uses.differing(taken.out, taken.leaves) if check else ())
         taken, check = taken.following(plan), False
     gradients = _Gradients(taken.count, compress, follow)
@@ -74,10 +82,10 @@ def capture(
 def each_output(
     linearized: Linearized, x: Inputs, plan: Plan, seeds: Seeds | None = None
 ) -> Iterator[dict[str, Factor]]:
-    """The gradients of output c alone, output by output: nothing is kept of those before.
+    """Yield the gradients of one output after the other, without keeping earlier ones.
 
-    Parameters that these points use in another way than the plan says come as their gradients, made in
-    the way that is right for any network; two more backward passes find them.
+    Parameters that these points use differently than planned come as their gradients, computed in the way
+    that is right for any network; two more backward passes find them.
     """
     if not plan.structured:
         return
@@ -91,7 +99,7 @@ def each_output(
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """A forward pass over the points `x`, and where it used the structured parameters."""
+    """A forward pass over the points `x`, and where it uses the structured parameters."""
 
     linearized: Linearized
     x: Inputs
@@ -104,11 +112,11 @@ class _Taken:
 
     @property
     def count(self) -> int:
-        """How many combinations of outputs are differentiated."""
+        """Return how many combinations of outputs are differentiated."""
         return self.out.shape[1] if self.mix is None else self.mix.shape[2]
 
     def gradients(self, c: int, keep: bool) -> dict[str, Factor]:
-        """Of one of the combinations, from one backward pass."""
+        """Return the gradients of one of the combinations, from one backward pass."""
         unit = self.out.new_zeros(len(self.out), self.count)
         unit[:, c] = 1.0
         if not self.uses.names:
@@ -116,29 +124,29 @@ class _Taken:
         return self.uses.factors(self.out, self.seed(unit), keep, self.follow)
 
     def seed(self, v: Tensor) -> Tensor:
-        """The combination Σ_k v_bk of the combinations, as one of outputs (B, C)."""
+        """Return the combination v (B, K) of the combinations as a combination of outputs (B, C)."""
         return v if self.mix is None else (self.mix @ v[..., None])[..., 0]
 
     def differing(self, factors: dict[str, Factor]) -> tuple[str, ...]:
-        """The parameters whose factors differ from plain reverse mode, all of them weighted at random."""
+        """Return the parameters whose factors differ from plain reverse mode, with random weights."""
         v = random_like(self.out.new_empty(len(self.out), self.count))
         own = {name: self.leaves[name] for name in self.uses.names}
         wanted = plain_gradients(self.out, own, self.seed(v))
         return differing({name: pulled(factors[name], v) for name in own}, wanted)
 
     def without(self, names: Sequence[str]) -> _Taken:
-        """The same, with these parameters' gradients made in the way that is right for any network."""
+        """Return the same pass without these parameters, whose gradients `apart` then computes."""
         return replace(self, uses=self.uses.without(names))
 
     def following(self, plan: Plan) -> _Taken:
-        """The same, with a graph that goes back to the points in place of the parameters."""
+        """Return a pass whose graph goes back to the points instead of the parameters."""
         calls, out = forward(self.linearized, self.linearized.params, self.x, follow=True)
         names = self.uses.names
         uses = find_uses(calls, plan.layers, plan.layouts, names, num_rows(self.x))
         return replace(self, uses=uses, out=out, follow=True)
 
     def apart(self) -> Params:
-        """The gradients of the parameters that these points do not use as planned: (B, C, p) each."""
+        """Return the gradients (B, C, p) of the parameters that these points do not use as planned."""
         other = tuple(name for name in self.names if name not in self.uses.names)
         demote(self.linearized, other)
         return gradients_apart(self.linearized, self.x, other, self.mix)
@@ -155,7 +163,7 @@ def _take(linearized: Linearized, x: Inputs, plan: Plan, seeds: Seeds | None) ->
 def gradients_apart(
     linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
 ) -> Params:
-    """The gradients (B, C, p) of each of the parameters `names`, or of the combinations `mix` (B, C, K)."""
+    """Return the gradients (B, C, p) of each parameter, of all outputs or of the combinations `mix`."""
     if not names:
         return {}
     J = leftover_jacobian(linearized, x, names, mix)
@@ -164,9 +172,9 @@ def gradients_apart(
 
 
 class _Gradients:
-    """Factors of all outputs, collected one output at a time into buffers of their final size.
+    """Factors of all outputs, collected output by output into buffers of their final size.
 
-    Where they are to be differentiated they are joined at the end: autograd would copy a buffer each time.
+    If they are to be differentiated they are joined at the end: autograd would copy a buffer at each write.
     """
 
     def __init__(self, num_outputs: int, compress: bool, follow: bool) -> None:
@@ -177,10 +185,10 @@ class _Gradients:
         self.parts: dict[str, list[Factor]] = {}
 
     def add(self, name: str, c: int, factor: Factor) -> None:
-        """Put the gradients of output `c`, a factor with one output, in their place."""
+        """Store the gradients of output `c`, a factor with one output."""
         wide = isinstance(factor, Outer) and factor.a.shape[-1] <= 2 * factor.a.shape[-2]
         if wide and self.compress:
-            # many places, few inputs: the weight's gradient is no larger than what it is made of
+            # with many places and few inputs the weight's gradient is no larger than the factor
             factor = Direct(jacobian(factor))
         if self.follow:
             self.parts.setdefault(name, []).append(factor)
@@ -193,7 +201,7 @@ class _Gradients:
 
     @property
     def factors(self) -> dict[str, Factor]:
-        """What was collected, by parameter."""
+        """Return the collected factors by parameter."""
         joined = {
             name: _with_outputs(parts[0], torch.cat([_outputs(part) for part in parts], 1))
             for name, parts in self.parts.items()
@@ -202,7 +210,7 @@ class _Gradients:
 
 
 def _outputs(factor: Factor) -> Tensor:
-    """The tensor of a factor that has the axis of outputs: (B, C, …)."""
+    """Return the tensor of a factor that has the axis of outputs: (B, C, …)."""
     return factor.J if isinstance(factor, Direct) else factor.g
 
 

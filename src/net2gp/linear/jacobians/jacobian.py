@@ -1,4 +1,4 @@
-"""The Jacobian itself, for when it fits."""
+"""The Jacobian itself, for networks and data where it fits into memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def jacobian(linearized: Linearized, x: Inputs, *, training: bool = True) -> Tensor:
-    """J(x): (N, C, P), from the same structured gradients as the kernel.
+    """Compute J(x) (N, C, P) from the same structured gradients as the kernel.
 
-    For points to be trained on, parameters that none of them uses are refused.
+    With `training`, parameters that no point uses are refused.
     """
     check_inputs(x)
     check_device(x, linearized)
@@ -34,7 +34,7 @@ def jacobian(linearized: Linearized, x: Inputs, *, training: bool = True) -> Ten
         f"a Jacobian of {N} × {C} × {P}",
         "use linearized.kernel(), jvp and vjp, which never store it, or fewer parameters with only=",
     )
-    # autograd would copy all of J for each write into it
+    # no buffer if autograd records, which would copy all of J for each write into it
     J = None if follows(x) else like.new_empty(N, C, P)
     sizes = [value.numel() for value in linearized.params.values()]
     parts = []

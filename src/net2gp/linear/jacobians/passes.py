@@ -40,20 +40,21 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 FEWEST_POINTS = 16
-"""Points of a pass, as far as the memory allows, before columns are taken one after the other."""
+"""The number of points that a pass takes, if memory allows, before it takes more than one column."""
 
 
 def points_at_once(num_points: int, num_columns: int, capacity: int) -> int:
-    """How many points a pass takes: all columns share the network's own activations at these."""
+    """Return how many points a pass takes; all columns share the network's activations at these."""
     return max(1, min(num_points, capacity, max(FEWEST_POINTS, capacity // max(1, num_columns))))
 
 
 @dataclass(frozen=True)
 class Ways:
-    """How J v and Jᵀu are to be had: what a random vector showed to agree with plain reverse mode.
+    """How J v and Jᵀu are computed: ways that agree with plain reverse mode for a random vector.
 
-    `push` is "forward" mode, "reverse" mode over reverse mode, or from the "rows" of J, for operations
-    that have neither; `functional` is whether torch.func gives Jᵀu, else plain autograd does.
+    Args:
+        push: "forward" mode, "reverse" mode over reverse mode, or "rows" of J if an operation has neither.
+        functional: Whether torch.func computes Jᵀu; otherwise plain autograd does.
     """
 
     push: str
@@ -61,8 +62,10 @@ class Ways:
 
 
 def ways(linearized: Linearized, x: Inputs) -> Ways:
-    """The fastest right ways at inputs such as `x`, which are also checked as `plan` checks them."""
-    if any(is_wrapped(value) for value in tensors(x)):  # a transform of the caller's has no values
+    """Return the fastest ways that are right at inputs such as `x`, which are also checked as in `plan`."""
+    if any(
+        is_wrapped(value) for value in tensors(x)
+    ):  # under a transform tensors have no values to check
         return Ways("forward", functional=True)
     plan(linearized, x, training=False)
     return once(linearized, x, _find_ways)
@@ -78,7 +81,7 @@ def _find_ways(linearized: Linearized, x: Inputs) -> Ways:
     def pushes(forward: bool) -> bool:
         with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
             out = pushforward(function, linearized.params, v, forward=forward)
-            # compared with the size of what is summed
+            # u · J v is a sum of these terms, so its error is compared with their sizes
             found, expected = terms.clone(), terms.clone()
             found[0] += (u * out).sum() - terms.sum()
             return not differing({"": found}, {"": expected}, slack=10.0)
@@ -92,13 +95,13 @@ def _find_ways(linearized: Linearized, x: Inputs) -> Ways:
 
 
 def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
-    """J(x) v: (N, C).
+    """Compute J(x) v: (N, C).
 
     Forward mode is 0 · ∞ at points where a function has no slope but backward passes take it as 0, such as
-    a root of a window of zeros. What is not finite is therefore computed from the rows of J.
+    a root of a window of zeros. Products that are not finite are therefore computed from the rows of J.
     """
     way = ways(linearized, x)
-    if way.push == "rows" or follows(x):  # what follows x does so through the rows of J
+    if way.push == "rows" or follows(x):  # the rows of J are differentiable in x
         product = _rows_times(linearized, x, linearized.flatten(v)[:, None])
         return product.reshape(num_rows(x), -1)
     function = partial(_evaluate, linearized, x)
@@ -109,7 +112,7 @@ def pushed(linearized: Linearized, x: Inputs, v: Params) -> Tensor:
 
 
 def pulling(linearized: Linearized, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params]]:
-    """f(x), and u ↦ J(x)ᵀu for u (N, C)."""
+    """Return f(x), and the function u ↦ J(x)ᵀu for u (N, C)."""
     function = partial(_evaluate, linearized, x)
     twice = not ways(linearized, x).functional
     return pullback(function, linearized.params, twice=twice, follow=follows(x))
@@ -123,7 +126,7 @@ def _rows_times(linearized: Linearized, x: Inputs, v: Tensor) -> Tensor:
 
 
 def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int) -> Tensor:
-    """J(x) v for the columns of v (P, k): (N·C, k), at most `capacity` points times columns at a time."""
+    """Compute J(x) v (N·C, k) for v (P, k), with at most `capacity` points times columns at a time."""
     check_height(v, linearized.num_params, "v", "parameters")
     if torch.is_inference_mode_enabled():
         return _ordinarily(column_products, linearized, x, v, capacity)
@@ -143,7 +146,7 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
 
 
 def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int) -> Tensor:
-    """J(x)ᵀ u for the columns of u (N·C, k): (P, k), at most `capacity` points times columns at a time."""
+    """Compute J(x)ᵀ u (P, k) for u (N·C, k), with at most `capacity` points times columns at a time."""
     if torch.is_inference_mode_enabled():
         return _ordinarily(column_pullbacks, linearized, x, u, capacity)
     size = points_at_once(num_rows(x), u.shape[-1], capacity)
@@ -167,7 +170,7 @@ def _ordinarily(
     columns: Tensor,
     capacity: int,
 ) -> Tensor:
-    """The products with copies that autograd can record, which torch.func before 2.12 falls back to."""
+    """Return the products with copies that autograd can record, which torch.func before 2.12 needs."""
     with ordinary_tensors():
         return products(linearized, map_inputs(x, torch.clone), columns.clone(), capacity)
 
@@ -197,9 +200,9 @@ def check_height(value: Tensor, height: int, name: str, meaning: str) -> None:
 
 
 def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -> Tensor:
-    """A linear function of each row of `columns`, vectorized where the network's operations allow it.
+    """Apply a linear function to each row of `columns`, vectorized if the network's operations allow it.
 
-    torch vectorizes some operations wrongly, for some sizes alone, so a random combination of the results
+    torch vectorizes some operations wrongly, and only for some sizes, so a random combination of the results
     is compared with the function of that combination.
     """
     if len(columns) > 1 and at_once > 1:
@@ -216,12 +219,12 @@ def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -
 
 
 def memory_budget(device: torch.device) -> int:
-    """Bytes for one pass: 1 GiB, or a quarter of what is free on a device that needs large passes."""
+    """Return the bytes for one pass: 1 GiB, or a quarter of the free memory on a GPU."""
     return 2**30 if device.type == "cpu" else available_memory(device) // 4
 
 
 def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
-    """How many points times columns fit into the memory budget in one forward-mode or backward pass."""
+    """Return how many points times columns one forward-mode or backward pass can take within the budget."""
     linearized.check(x)
     wrapped = any(is_wrapped(value) for value in tensors(x))
     kept = _kept_bytes(linearized, x) if wrapped else once(linearized, x, _kept_bytes)
@@ -229,7 +232,7 @@ def capacity(linearized: Linearized, x: Inputs, memory_budget: int) -> int:
 
 
 def _kept_bytes(linearized: Linearized, x: Inputs) -> int:
-    """What autograd keeps for one point, measured on the first of `x`."""
+    """Return the bytes that autograd keeps for one point, measured on the first point of `x`."""
     total = 0
 
     def count(saved: Tensor) -> Tensor:
@@ -247,7 +250,7 @@ def _kept_bytes(linearized: Linearized, x: Inputs) -> int:
     except NetworkError as error:
         if "saved tensor hooks" not in str(error):
             raise
-        # torch.func inside a network does not let them be counted: all that is computed, then
+        # torch.func inside a network forbids these hooks, so all computed tensors are counted instead
         with _Computed() as computed:
             run(linearized, leaves, point, x)
         total = own + computed.total
@@ -255,7 +258,7 @@ def _kept_bytes(linearized: Linearized, x: Inputs) -> int:
 
 
 class _Computed(TorchFunctionMode):
-    """Counts the bytes of all that torch functions return within it."""
+    """A context that counts the bytes of all tensors that torch functions return."""
 
     total = 0
 

@@ -1,4 +1,4 @@
-"""Scaled factors of a batch of points, and the kernel between two batches of them."""
+"""Scaled factors of a batch of points, and the kernel between two batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """The scaled factors of a batch of points, and the parameters whose Jacobian is made when needed."""
+    """The scaled factors of a batch of points, and the parameters whose Jacobian is computed when needed.
+
+    Args:
+        linearized: The linearized network.
+        x: The points.
+        captured: The unscaled factors of structured parameters.
+        prior: The prior variances, by parameter.
+        leftover: Groups of the other parameters whose Jacobians fit into memory together.
+        traced: Whether products sum over outputs.
+        join: Whether the bias of a dense layer is joined to its weight.
+    """
 
     linearized: Linearized
     x: Inputs
@@ -42,13 +52,13 @@ class Pieces:
     @cached_property
     @ordinary_tensors()
     def factors(self) -> dict[tuple[str, ...], Factor]:
-        """By the parameters that each is of."""
+        """Return the scaled factors by the parameters that each belongs to."""
         return self._scaled(self.join)
 
     @cached_property
     @ordinary_tensors()
     def apart(self) -> dict[tuple[str, ...], Factor]:
-        """The same with no parameter joined to another."""
+        """Return the scaled factors without joining biases to weights."""
         return self._scaled(join=False)
 
     def _scaled(self, join: bool) -> dict[tuple[str, ...], Factor]:
@@ -56,13 +66,13 @@ class Pieces:
         return {n: factor.traced() for n, factor in found.items()} if self.traced else found
 
     def all_factors(self) -> Iterator[Factor]:
-        """Those without structure too, a few parameters at a time."""
+        """Yield all factors, with those of leftover parameters at the end, a few parameters at a time."""
         yield from self.factors.values()
         for names in self.leftover:
             yield self.jacobian(names)
 
     def jacobian(self, names: list[str]) -> Direct:
-        """The scaled gradients of some of the leftover parameters."""
+        """Return the scaled gradients of some of the leftover parameters."""
         params, prior = self.linearized.params, self.prior
         J = leftover_jacobian(self.linearized, self.x, names)
         roots = torch.cat([prior[n].sqrt().expand(params[n].shape).reshape(-1) for n in names])
@@ -71,8 +81,8 @@ class Pieces:
 
 
 def add_tile(K: Tensor, left: Pieces, right: Pieces, C: int) -> None:
-    """K += the kernel between two batches of points, which may be one and the same."""
-    # points that use their parameters in another way have other factors, which may not be joined
+    """Add the kernel between two batches of points, which may be the same, to K in place."""
+    # a batch that uses parameters differently may have biases that cannot be joined to weights
     alike = left.factors.keys() == right.factors.keys()
     ours, theirs = (left.factors, right.factors) if alike else (left.apart, right.apart)
     for key, factor in ours.items():
@@ -85,12 +95,15 @@ def add_tile(K: Tensor, left: Pieces, right: Pieces, C: int) -> None:
 
 
 def row_shapes(x: Inputs) -> list[torch.Size]:
-    """The shapes of one point."""
+    """Return the shapes of one point."""
     return [value.shape[1:] for value in tensors(x)]
 
 
 def common_plans(one: Plan, other: Plan) -> tuple[Plan, Plan]:
-    """Both plans, with the parameters that are structured in both: the length of a row may decide that."""
+    """Return both plans, restricted to the parameters that are structured in both.
+
+    Which parameters are structured may depend on the length of a point.
+    """
     structured = tuple(name for name in one.structured if name in other.structured)
     leftover = tuple(sorted({*one.structured, *one.leftover} - set(structured)))
     return (
@@ -102,9 +115,10 @@ def common_plans(one: Plan, other: Plan) -> tuple[Plan, Plan]:
 def scaled_factors(
     factors: dict[str, Factor], prior_var: Params, join: bool = True
 ) -> dict[tuple[str, ...], Factor]:
-    """Factors times √prior_var, without those of zero variance, a dense layer's bias joined to its weight.
+    """Return factors times √prior_var, without parameters of zero variance.
 
-    The bias of a layer at one place is the weight of a constant input, so it needs no product of its own.
+    With `join`, the bias of a dense layer that is used at one place is joined to its weight: it is the weight
+    of a constant input, and so needs no product of its own.
     """
     done: dict[tuple[str, ...], Factor] = {}
     joined: set[str] = set()
@@ -131,5 +145,5 @@ def scaled_factors(
 
 
 def _belongs(bias: Factor, weight: Outer) -> bool:
-    """Whether a bias has no other gradient than through the layer of this weight."""
+    """Whether a bias has no gradient except through the layer of this weight."""
     return isinstance(bias, Direct) and torch.equal(bias.J, weight.g[:, :, 0, :, 0])

@@ -1,7 +1,7 @@
-"""Products of a Jacobian with vectors from its layers' factors, in float64 if need be.
+"""Products of a Jacobian with vectors, from the factors of its layers, in float64 if necessary.
 
-A pass through the network rounds as the network does. Where a kernel matrix was built from factors in
-one precision and multiplied in another, products with its features must come from the same factors.
+A pass through the network rounds as the network does. If a kernel matrix was built from factors in one
+precision and multiplied in another, products with its features must come from the same factors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def jacobian_times(
     linearized: Linearized, x: Inputs, layout: Plan, points: int, w: Tensor
 ) -> Tensor:
-    """J(x) w for w of shape (P, k), in the dtype of w: (N·C, k), `points` points at a time."""
+    """Compute J(x) w (N·C, k) for w (P, k), in the dtype of w, with `points` points at a time."""
     parts = []
     for part in chunks(x, points):
         factors = _factors(linearized, part, layout, w)
@@ -34,7 +34,7 @@ def jacobian_times(
 
 
 def factors_times(linearized: Linearized, factors: Sequence[Factor], w: Tensor) -> Tensor:
-    """J w for w of shape (P, k): (B, C, k), from a factor for each chosen parameter, in order."""
+    """Compute J w (B, C, k) for w (P, k), from one factor per chosen parameter, in order."""
     total: Tensor | None = None
     for factor, piece in zip(factors, _split(linearized, w), strict=True):
         product = _times(factor, piece)
@@ -46,7 +46,7 @@ def factors_times(linearized: Linearized, factors: Sequence[Factor], w: Tensor) 
 def jacobian_transposed_times(
     linearized: Linearized, x: Inputs, layout: Plan, points: int, u: Tensor
 ) -> Tensor:
-    """J(x)ᵀ u for u of shape (N·C, k), in the dtype of u: (P, k), `points` points at a time."""
+    """Compute J(x)ᵀ u (P, k) for u (N·C, k), in the dtype of u, with `points` points at a time."""
     C = layout.num_outputs
     total = u.new_zeros(linearized.num_params, u.shape[1])
     start = 0
@@ -62,7 +62,7 @@ def jacobian_transposed_times(
 
 
 def _factors(linearized: Linearized, x: Inputs, layout: Plan, like: Tensor) -> list[Factor]:
-    """A factor for each chosen parameter, in order."""
+    """Return one factor per chosen parameter, in order."""
     known = capture(linearized, x, layout)
     for names in _groups(linearized, layout.leftover, num_rows(x) * layout.num_outputs):
         apart = gradients_apart(linearized, x, names)
@@ -71,7 +71,7 @@ def _factors(linearized: Linearized, x: Inputs, layout: Plan, like: Tensor) -> l
 
 
 def _groups(linearized: Linearized, names: Sequence[str], num_rows: int) -> list[list[str]]:
-    """Parameters whose columns share the passes, in groups that fit into CHUNK_BYTES."""
+    """Group parameters whose columns share the passes, so that each group fits into CHUNK_BYTES."""
     groups: list[list[str]] = []
     room = 0
     for name in names:
@@ -89,7 +89,7 @@ def _split(linearized: Linearized, w: Tensor) -> tuple[Tensor, ...]:
 
 
 def _times(factor: Factor, w: Tensor) -> Tensor:
-    """J w: (B, C, k) for w of shape (p, k)."""
+    """Compute J w (B, C, k) for w (p, k)."""
     if isinstance(factor, Direct):
         return factor.J @ w
     if isinstance(factor, Lookup):
@@ -107,7 +107,7 @@ def _times(factor: Factor, w: Tensor) -> Tensor:
 
 
 def _transposed_times(factor: Factor, u: Tensor) -> Tensor:
-    """Jᵀ u: (p, k) for u of shape (B, C, k)."""
+    """Compute Jᵀ u (p, k) for u (B, C, k)."""
     if isinstance(factor, Direct):
         return factor.J.flatten(0, 1).mT @ u.flatten(0, 1)
     if isinstance(factor, Lookup):

@@ -1,4 +1,4 @@
-"""Where the layers of a network keep the points of a batch, found from gradients on a few of them."""
+"""Where the layers of a network keep the points of a batch, found from gradients at a few points."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from net2gp.linear.forward.evaluation import differentiates
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the points are in a layer's input: along `axis`, each taking `repeat` rows in a run."""
+    """Where the points are in a layer's input.
+
+    Args:
+        axis: The axis along which the points lie.
+        repeat: How many consecutive rows along it belong to each point.
+    """
 
     axis: int
     repeat: int
 
 
 def matched(keys: Sequence[Key], calls: Sequence[Call]) -> list[Call | None]:
-    """For each key, in order, the call of the same layer and turn; None where calls are more or fewer."""
+    """Return the call for each key: the n-th call of a layer for its n-th key.
+
+    A layer that is called more or less often than it has keys gets None for all of them.
+    """
     theirs: dict[Key, list[Call]] = {key: [] for key in keys}
     for call in calls:
         theirs.setdefault(call.key, []).append(call)
@@ -37,7 +45,7 @@ def matched(keys: Sequence[Key], calls: Sequence[Call]) -> list[Call | None]:
 def is_structured(
     name: str, calls: Sequence[Call | None], layouts: Sequence[Layout | None], edges: int
 ) -> bool:
-    """Whether `edges`, the operations that read a parameter, are the calls of layers with one rule."""
+    """Whether all `edges` operations that read a parameter are calls of layers with one and the same rule."""
     own = [
         (call, layout)
         for call, layout in zip(calls, layouts, strict=True)
@@ -58,11 +66,11 @@ def is_structured(
 def find_layouts(
     calls: Sequence[Call | None], short: Sequence[Call | None], turned: Tensor
 ) -> tuple[Layout | None, ...]:
-    """Where each call keeps its points: the axis that grows from two points to three.
+    """Return where each call keeps its points: on the axis that grows from two points to three.
 
-    The gradients of a point's outputs must then live on the point's own rows; a layer whose rows do
-    not grow with the batch, or that keeps two points in another order, has no layout. Three points are
-    left to the comparison with plain reverse mode.
+    The gradients of a point's outputs must also be zero outside the point's own rows. A layer whose rows do
+    not grow with the batch, or that keeps two points in another order, has no layout. The order of three
+    points is left to the comparison with plain reverse mode.
     """
     layouts = [
         None if b is None or a is None or a.edge is None else _layout(a, b)
@@ -94,24 +102,25 @@ def _layout(short: Call, call: Call) -> Layout | None:
 
 
 _ELEMENTWISE_IN_FRONT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
-"""Layers that treat all axes but the last alike, so that the points may stand on the second."""
+"""Layers that treat all axes but the last alike, so that the points may lie along the second axis."""
 
 
 def _gradients_of(out: Tensor, n: int, calls: Sequence[Call | None]) -> list[Tensor | None]:
-    """The gradient of a mixture of the outputs of point n at each call's output."""
+    """Return the gradient of a mixture of the outputs of point n at each call's output."""
     edges = [call.edge for call in calls if call is not None and call.edge is not None]
     if not edges:
         return []
     seed = torch.zeros_like(out)
+    # different weights, all nonzero, so that the gradients of several outputs do not cancel
     seed[n] = 1.5 + torch.arange(out.shape[1], device=out.device, dtype=out.dtype).cos()
     with differentiates():
         return list(torch.autograd.grad(out, edges, seed, retain_graph=True, allow_unused=True))
 
 
 def _confirmed(layout: Layout | None, g: Tensor | None, n: int) -> Layout | None:
-    """`layout` if the gradient of point n lives on the rows where it puts point n."""
+    """Return `layout` if the gradient of point n is zero outside the rows of point n, and None otherwise."""
     if layout is None or g is None or not bool(g.any()):
-        # nothing to see: rows that are as many as points are taken to be in order
+        # without a gradient nothing can be seen; one row per point is taken to be in order
         return layout if layout is not None and layout.repeat == 1 else None
     start, stop = n * layout.repeat, (n + 1) * layout.repeat
     before = g.narrow(layout.axis, 0, start)

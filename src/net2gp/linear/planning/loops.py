@@ -1,4 +1,4 @@
-"""Columns of a Jacobian for parameters without a layer rule: vectorized if that is right, else in a loop."""
+"""Columns of a Jacobian for parameters without a layer rule, vectorized if that is right, else in a loop."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def leftover_jacobian(
     linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
 ) -> Tensor:
-    """The gradients (B, C, p) of the parameters `names`, one example at a time: right for any network.
+    """Return the gradients (B, C, p) of the parameters `names`, one example at a time, for any network.
 
-    With `mix` (B, C, K) they are (B, K, p), of the combinations Σ_c mix_bck f_c. Vectorized over examples
-    where the network's operations allow it. torch batches some operations wrongly, for some sizes alone,
-    so the result is compared with plain reverse mode each time, and what differs is made anew, point by
-    point and output by output. So is what is to be differentiated in `x`: plain autograd does that right
-    for more operations than torch.func.
+    With `mix` (B, C, K) they are (B, K, p), the gradients of the combinations Σ_c mix_bck f_c. They are
+    vectorized over examples if the network's operations allow it. torch batches some operations wrongly, and
+    only for some sizes, so the result is compared with plain reverse mode each time, and gradients that
+    differ are computed again, point by point and output by output. So are gradients that are to be
+    differentiated in `x`, since plain autograd is right for more operations than torch.func.
 
-    Cost: C + 1 backward passes where it is vectorized, B·C passes of one point where it is not.
+    The cost is C + 1 backward passes if they are vectorized, and B·C passes of one point if not.
     """
     follow, wrong = follows(x), tuple(names)
     x = x if follow else map_inputs(x, lambda value: value.detach())
@@ -60,7 +60,7 @@ def _pulled(jacobians: Params, u: Tensor) -> Params:
 def _vectorized(
     linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None
 ) -> Params | None:
-    """(B, C, *shape) for each parameter, or None where the network cannot be vectorized."""
+    """Return the gradients (B, C, *shape) by parameter, or None if the network cannot be vectorized."""
     others = {name: value for name, value in linearized.params.items() if name not in names}
     chosen = {name: linearized.params[name] for name in names}
 
@@ -93,7 +93,7 @@ def _looped(linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor
 def _of_point(
     linearized: Linearized, point: Inputs, names: Sequence[str], columns: Tensor | None
 ) -> Params:
-    """(C, *shape) for each parameter: one torch.autograd.grad per output of one point."""
+    """Return the gradients (C, *shape) of one point by parameter, with one torch.autograd.grad per output."""
     leaves = fresh_leaves(linearized, names)
     values = [leaves[name] for name in names]
     follow = follows(point)
@@ -101,7 +101,7 @@ def _of_point(
     with recording():
         out = whole[0] if columns is None else whole[0] @ columns
         outputs = list(out)
-    if not out.requires_grad:  # none of these parameters has a part in this point
+    if not out.requires_grad:  # this point uses none of these parameters
         return {n: leaves[n].new_zeros(len(out), *leaves[n].shape) for n in names}
     with differentiates():
         gradients = [
@@ -114,9 +114,10 @@ def _of_point(
 
 
 def _check_alone(linearized: Linearized, x: Inputs, alone: Params, mix: Tensor | None) -> None:
-    """Raise unless points alone have the gradients that they have in their batch.
+    """Raise unless points have the same gradients alone as in their batch.
 
-    Rounding is judged by the gradients of all of the network's parameters, chosen or not.
+    Rounding errors are judged by the gradients of all of the network's parameters, chosen or not: a chosen
+    gradient may be small only because larger ones cancel in it.
     """
     own = dict(linearized.network.named_parameters())
     free = {n: v for n, v in linearized.frozen.items() if n in own and v.is_floating_point()}
@@ -133,7 +134,7 @@ def _check_alone(linearized: Linearized, x: Inputs, alone: Params, mix: Tensor |
 
 
 def leave_out(names: Sequence[str]) -> str:
-    """What to type so that the parameters `names` are not chosen.
+    """Return what to type so that the parameters `names` are not chosen.
 
     >>> print(leave_out(["a.bias"]))
     linearize(network, only=["*", "!a.bias"])

@@ -1,4 +1,4 @@
-"""What is known of a network for inputs of one shape: a value that its linearization holds."""
+"""What is known of a network for inputs of one shape, as a value that its linearization holds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ if TYPE_CHECKING:
     from net2gp.linear.planning.layouts import Layout
 
 NUM_KNOWN = 8
-"""Shapes of inputs, and inputs of each shape, that are remembered: training and test points in two dtypes."""
+"""How many shapes of inputs, and inputs of each shape, are remembered: enough for training and test points
+in two dtypes, each in two tensors."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """Which parameters have structured gradients, and how their layers lay out the points.
 
-    `layers` are the calls in order, and `unreached` the parameters that no point looked at so far uses.
+    Args:
+        num_outputs: C, the number of outputs.
+        layouts: Where each call of a layer keeps the points; None if that is not known.
+        structured: The parameters whose gradients come from the rules of their layers.
+        leftover: All other chosen parameters.
+        bytes_per_point: What gradients at one point take.
+        layers: The layers in the order of their calls.
+        unreached: The parameters that the points of the probe do not use.
     """
 
     num_outputs: int
@@ -38,7 +46,7 @@ class Plan:
     unreached: tuple[str, ...] = ()
 
     def without(self, names: set[str]) -> Plan:
-        """The same plan, with the parameters `names` among those that are left over."""
+        """Return the same plan, with the parameters `names` moved to the leftover ones."""
         if not names & set(self.structured):
             return self
         structured = tuple(name for name in self.structured if name not in names)
@@ -48,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """A part of a storage, at one version of its values: views of the same points are the same points."""
+    """A part of a storage, at one version of its values, by which views of the same points are recognized."""
 
     storage: weakref.ref[torch.UntypedStorage]
     version: int
@@ -57,7 +65,7 @@ class Span:
 
     @staticmethod
     def of(value: Tensor) -> Span:
-        """The part that a tensor is a view of."""
+        """Return the part of its storage that a tensor is a view of."""
         reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
         start, version = int(value.storage_offset()), -1 if value.is_inference() else value._version
         return Span(weakref.ref(value.untyped_storage()), version, start, start + reach + 1)
@@ -76,10 +84,15 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The plan for inputs of one shape, the points that were checked, and what else was found out there.
+    """What is known for inputs of one shape.
 
-    `values` are the parameters and buffers that it was found with: with others nothing of it counts.
-    `output` is held so that no other function takes its place in memory, by which it is known.
+    Args:
+        plan: The plan.
+        output: The function that picks the outputs. It is held because plans are looked up by its id, which
+            no other function can get while it lives.
+        values: The parameters and buffers at the time, with their versions; with others nothing here counts.
+        found: Other results by the name of the function that found them.
+        seen: The points that were checked most recently.
     """
 
     plan: Plan
@@ -90,36 +103,39 @@ class Known:
 
     @staticmethod
     def of(plan: Plan, output: Any, values: Iterable[Tensor]) -> Known:
-        """What is known where nothing but the plan is."""
+        """Return a value that knows nothing but the plan."""
         versions = tuple((weakref.ref(value), value._version) for value in values)
         return Known(plan, output, versions)
 
     def counts_for(self, values: Iterable[Tensor]) -> bool:
-        """Whether these are the very parameters and buffers of the plan, as they were."""
+        """Whether these are the same tensors that the plan was found with, and unchanged since."""
         return all(
             known() is value and version == value._version
             for (known, version), value in zip(self.values, values, strict=True)
         )
 
     def has_seen(self, x: Inputs) -> bool:
-        """Whether `x` are points, or a part of points, that were checked."""
+        """Whether `x` consists of points that were checked, or of a part of them."""
         spans = [Span.of(value) for value in tensors(x)]
-        # another thread may add to them meanwhile
+        # a copy, since another thread may add to the deque meanwhile
         old = tuple(self.seen)
         return any(all(o.covers(s) for o, s in zip(each, spans, strict=True)) for each in old)
 
     def see(self, x: Inputs) -> None:
-        """Remember that `x` was checked. A tensor of inference mode does not say when it is changed."""
+        """Remember that `x` was checked, unless it is of inference mode, where changes cannot be noticed."""
         if not any(value.is_inference() for value in tensors(x)):
             self.seen.append([Span.of(value) for value in tensors(x)])
 
 
 class Plans:
-    """All that was found out about a network: `Linearized.plans`, which copies by `replace` share.
+    """Everything that was found out about a network, which copies of a linearization by `replace` share.
 
-    A plan is found once for inputs of one shape. `demoted` are parameters that some points use in another
-    way than their layers' rules say, and `reached` those that some training point uses: facts about the
-    network, whatever the shape. A copy by pickle or `deepcopy` starts with no plans.
+    A plan is found once for inputs of one shape. A copy by pickle or `deepcopy` starts with no plans.
+
+    Args:
+        demoted: Parameters that some points use in another way than their layers' rules say.
+        reached: Parameters that some training point uses. Like `demoted`, this is a fact about the network
+            for inputs of every shape.
     """
 
     def __init__(self, demoted: Iterable[str] = (), reached: Iterable[str] = ()) -> None:
@@ -131,16 +147,16 @@ class Plans:
         return Plans, (sorted(self.demoted), sorted(self.reached))
 
     def __len__(self) -> int:
-        """How many shapes are known."""
+        """Return how many shapes are known."""
         return len(self._known)
 
     def __iter__(self) -> Iterator[Known]:
-        """What is known of each shape, the one that was asked for last at the end."""
+        """Yield what is known of each shape, with the most recently used one at the end."""
         return iter(list(self._known.values()))
 
     def get(self, key: tuple[Any, ...], values: Iterable[Tensor]) -> Known | None:
-        """What is known under `key` for these parameters and buffers."""
-        # taken out and put back at the end: another thread may have taken it out meanwhile
+        """Return what is known under `key` for these parameters and buffers."""
+        # taken out and put back at the end, as most recent; another thread may have taken it out meanwhile
         known = self._known.pop(key, None)
         if known is None or not known.counts_for(values):
             return None
@@ -148,7 +164,7 @@ class Plans:
         return known
 
     def remember(self, key: tuple[Any, ...], known: Known) -> None:
-        """Keep `known`, and of all others those that were asked for last."""
+        """Keep `known`, and the most recently used of the others."""
         self._known.pop(key, None)
         self._known[key] = known
         for old in list(self._known)[:-NUM_KNOWN]:

@@ -27,14 +27,26 @@ Found = TypeVar("Found")
 
 
 def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
-    """Run the network on the first, the middle and the last point of `x`, in batches of two and three.
+    """Return the plan for inputs such as `x`, found by running the network on three of the points.
 
-    A parameter is structured if every path from it to the output leads through a layer with a rule (the
-    edges that enter it in the autograd graph are as many as the calls of its layers), and if the rules
-    then give what plain reverse mode does. Raises `NetworkError` if the network acts at random, couples
-    the points of a batch, or is not finite; and, for points to be trained on, if it has chosen parameters
-    that none of them uses. `linearized.plans` holds the plan for inputs of the same shapes, until the network
-    or its parameters change; points that were not seen before are still looked at, in two passes over three.
+    The first, the middle and the last point run in batches of two and three. A parameter is structured if
+    every path from it to the output leads through a layer with a rule (as many edges enter it in the autograd
+    graph as its layers have calls), and if the rules agree with plain reverse mode. `linearized.plans` holds
+    the plan for inputs of the same shapes until the network or its parameters change. Points that were not
+    seen before are still checked, in two passes over at most three of them.
+
+    Args:
+        linearized: The linearized network.
+        x: The inputs.
+        training: Whether these points are trained on, so that they must use all chosen parameters.
+
+    Returns:
+        The plan.
+
+    Raises:
+        NetworkError: If the network acts at random, couples the points of a batch, has outputs that are not
+            finite, or if training points leave chosen parameters unused.
+        InputError: If autocast is on.
     """
     if torch.is_autocast_enabled(linearized.example.device.type):
         raise InputError(
@@ -58,7 +70,7 @@ def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
 
 
 def once(linearized: Linearized, x: Inputs, find: Callable[[Linearized, Inputs], Found]) -> Found:
-    """What `find` says of the first, the middle and the last point, remembered as the plan for `x` is."""
+    """Return what `find` finds at the first, the middle and the last point, and keep it with the plan."""
     values = _values_of(linearized)
     key = _key(linearized, x, values)
     known = None if key is None else linearized.plans.get(key, values)
@@ -70,13 +82,13 @@ def once(linearized: Linearized, x: Inputs, find: Callable[[Linearized, Inputs],
 
 
 def demote(linearized: Linearized, names: Sequence[str]) -> None:
-    """Take the parameters `names` from the structured ones in later plans: some points use them otherwise."""
+    """Let later plans treat `names` as leftover, since some points use them differently than planned."""
     linearized.plans.demoted.update(names)
 
 
 def _key(linearized: Linearized, x: Inputs, values: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """What a plan depends on beside numbers; None if that cannot be told."""
-    if any(value.is_inference() for value in values):  # it does not tell whether it was changed
+    """Return what a plan depends on besides the values of tensors, or None if changes cannot be noticed."""
+    if any(value.is_inference() for value in values):  # such a tensor has no version
         return None
     return (
         *_shapes(x),
@@ -97,7 +109,7 @@ def _shapes(x: Inputs) -> tuple[Any, ...]:
 
 
 def _signature(network: nn.Module) -> list[tuple[Any, ...]]:
-    """What the plan depends on beside tensors: which modules there are, their hooks, flags and numbers."""
+    """Return the modules with their hooks, flags and numbers, on which a plan depends besides tensors."""
     plain = (bool, int, float, str, type(None))
     return [
         (
@@ -115,13 +127,17 @@ def _probed(linearized: Linearized, x: Inputs) -> Plan:
     first, middle, last = _looked_at(x)
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     noise = _random_state(linearized.example.device)
+    # a second batch of another size and order shows where layers keep the points and whether points are
+    # coupled; a third one of two copies shows a network that treats equal points unequally
     calls, out = forward(linearized, leaves, _pick(x, first, middle, last), x)
     short, turned = forward(linearized, leaves, _pick(x, last, first), x)
     doubled = _values(linearized, _pick(x, middle, middle))
     _check_finite(out)
     _check_alike(linearized, x, out[[2, 0, 1, 1]], torch.cat([turned, doubled]))
+    # a network that drew random numbers may drop out so rarely that three batches do not show it
     if not torch.equal(noise, _random_state(linearized.example.device)):
         _check_repeats(linearized, x)
+    # calls whose output does not reach the network's output have no gradient and count for nothing
     edges, reached = _walk(out, leaves)
     used = [call if call.edge is not None and call.edge.node in reached else None for call in calls]
     layers = tuple(call.key for call in calls)
@@ -150,7 +166,7 @@ def _values(linearized: Linearized, x: Inputs) -> Tensor:
 
 
 def _check_points(linearized: Linearized, x: Inputs) -> None:
-    """Raise if points of a known kind have no finite outputs, or others in another batch."""
+    """Raise if points of a known shape have outputs that are not finite, or that differ between batches."""
     first, middle, last = _looked_at(x)
     out = _values(linearized, _pick(x, first, middle, last))
     _check_finite(out)
@@ -162,7 +178,7 @@ def _pick(x: Inputs, *index: int) -> Inputs:
 
 
 def _walk(out: Tensor, leaves: Params) -> tuple[Counter[str], set[Any]]:
-    """How many operations in the graph of `out` read each leaf directly, and all operations."""
+    """Return how many operations in the graph of `out` read each leaf directly, and all operations."""
     names = {id(value): name for name, value in leaves.items()}
     count: Counter[str] = Counter(dict.fromkeys(leaves, 0))
     stack: list[Any] = [out.grad_fn] if out.grad_fn is not None else []
@@ -185,7 +201,7 @@ def _random_state(device: torch.device) -> Tensor:
 
 
 def _check_repeats(linearized: Linearized, x: Inputs) -> None:
-    """Raise if copies of one point get different outputs: many copies, to see a rare dropout too."""
+    """Raise if copies of one point get different outputs; many copies show a rare dropout too."""
     out = _values(linearized, _pick(x, *[0] * 256))
     _check_alike(linearized, x, out, out[:1].expand_as(out))
 
@@ -197,6 +213,8 @@ def _check_finite(out: Tensor) -> None:
 
 def _check_alike(linearized: Linearized, x: Inputs, out: Tensor, again: Tensor) -> None:
     scale = float(out.detach().abs().max()) + 1e-30
+    # torch's kernels sum in another order for another batch size, which changes the last digits; noise and
+    # coupling change far more. Outputs near zero can be all rounding, which only `_rounding` can judge
     tolerance = 1e-6 if out.dtype == torch.float64 else 1e-3
     error = float((out - again).detach().abs().max())
     if not error <= tolerance * scale and not error <= _rounding(linearized, x):
@@ -208,7 +226,7 @@ def _check_alike(linearized: Linearized, x: Inputs, out: Tensor, again: Tensor) 
 
 
 def _rounding(linearized: Linearized, x: Inputs) -> float:
-    """What rounding may make of outputs near zero, from the sizes of what is summed: ε Σ |θ ∂f/∂θ|."""
+    """Return an estimate of rounding errors from the sizes of the summed terms, 30 ε Σ |θ ∂f/∂θ|."""
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     out = run(linearized, leaves, _pick(x, *_looked_at(x)))
     found = gradients(out, leaves, torch.ones_like(out))
@@ -225,14 +243,14 @@ def _check_reached(linearized: Linearized, x: Inputs, unreached: Sequence[str]) 
 
 
 def check_used(linearized: Linearized, x: Inputs) -> None:
-    """Raise if no point of `x` uses some of the chosen parameters, whatever points came before."""
+    """Raise if no point of `x` uses some of the chosen parameters, even if earlier points do."""
     reached: set[str] = set()
     _look(linearized, x, list(linearized.params), reached)
     linearized.plans.reached.update(reached)
 
 
 def _look(linearized: Linearized, x: Inputs, names: Sequence[str], reached: set[str]) -> None:
-    """Add to `reached` what the points of `x` use, until it has all `names`; raise if it never does."""
+    """Add the parameters that points of `x` use to `reached`, and raise if some of `names` are not used."""
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     for part in chunks(x, POINTS_PER_LOOK):
         edges, _ = _walk(run(linearized, leaves, part), leaves)
@@ -248,19 +266,19 @@ def _look(linearized: Linearized, x: Inputs, names: Sequence[str], reached: set[
 
 
 POINTS_PER_LOOK = 32
-"""Points of a pass that looks for the parameters that points use."""
+"""The number of points per pass when looking for the parameters that points use."""
 
 
 def _bytes_per_point(
     calls: Sequence[Call], layouts: Sequence[Layout | None], out: Tensor, leaves: Params
 ) -> int:
-    """What `capture` keeps for one point: prepared inputs, outputs, and C gradients in their final form."""
+    """Return the bytes that `capture` keeps per point: inputs, outputs, and C gradients in final form."""
     total, C = 0, out.shape[1]
     for call, layout in zip(calls, layouts, strict=True):
         if layout is None:
             continue
         inputs, outputs = call.a.numel() // 3, call.shape.numel() // 3
         own = sum(leaves[name].numel() for name in call.names.values())
-        # an output, its saved copy and one pass's gradient live beside the gradients that are kept
+        # an output, its saved copy and the gradient of one pass exist besides the gradients that are kept
         total += inputs + 3 * outputs + C * min(own, outputs)
     return total * out.element_size()

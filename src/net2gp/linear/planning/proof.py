@@ -1,7 +1,7 @@
-"""Gradients compared with plain reverse-mode autograd: one random vector shows whether any is wrong.
+"""Comparison of gradients with plain reverse-mode autograd, where one random vector reveals any error.
 
 A wrong Jacobian J̃ ≠ J has J̃ᵀu = Jᵀu for a random u with probability zero, and Jᵀu is one backward pass of
-torch.autograd through one ordinary forward pass: no torch.func, no vmap, no layer rules.
+torch.autograd through one ordinary forward pass, without torch.func, vmap or layer rules.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 1e-5)}
-"""Errors that rounding may cause, relative to the parameter's own gradient and to the largest of all."""
+"""Errors that rounding may cause, relative to the parameter's own gradient and to the largest gradient."""
 
 GPU_TOLERANCE = 2e-2, 1e-3
-"""The same in float32 on a GPU, where products have 10 bits (TF32) if the caller allows it."""
+"""The same errors in float32 on a GPU, where products have 10 bits (TF32) if the caller allows it."""
 
 COUPLED = {torch.float64: 1e3, torch.float32: 1e1}
-"""How many times that a point may differ alone from what it is in its batch."""
+"""How many times these errors the gradients of a point alone may differ from those in its batch."""
 
 
 def random_like(value: Tensor, seed: int = 0) -> Tensor:
-    """Standard normal numbers of the shape of `value`, the same at each call."""
+    """Return standard normal numbers of the shape of `value`, which are the same at each call."""
     generator = torch.Generator().manual_seed(7919 + seed)
     return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
 
@@ -38,9 +38,9 @@ def random_like(value: Tensor, seed: int = 0) -> Tensor:
 def plain_pullback(
     linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor | None = None
 ) -> tuple[Tensor, Params]:
-    """A random u (N, C), and Jᵀu of the parameters `names` by plain reverse mode.
+    """Return a random u (N, C), and Jᵀu of the parameters `names` by plain reverse mode.
 
-    With `mix` (N, C, K), the Jacobian is that of the combinations Σ_c mix_nck f_c of the outputs.
+    With `mix` (N, C, K), J is the Jacobian of the combinations Σ_c mix_nck f_c of the outputs.
     """
     leaves = fresh_leaves(linearized, names)
     out = run(linearized, leaves, x)
@@ -51,7 +51,7 @@ def plain_pullback(
 
 
 def gradients(out: Tensor, leaves: Params, u: Tensor, keep: bool = False) -> Params:
-    """Jᵀu of the leaves, zero where the output does not depend on them."""
+    """Compute Jᵀu of the leaves, which is zero where the output does not depend on them."""
     if not out.requires_grad:
         return {name: torch.zeros_like(value) for name, value in leaves.items()}
     values = list(leaves.values())
@@ -61,9 +61,9 @@ def gradients(out: Tensor, leaves: Params, u: Tensor, keep: bool = False) -> Par
 
 
 def differing(found: Params, wanted: Params, slack: float = 1.0) -> tuple[str, ...]:
-    """The parameters whose values are not those wanted, beyond `slack` times what rounding explains.
+    """Return the parameters whose values differ from `wanted` by more than `slack` times rounding errors.
 
-    A gradient that is zero but for rounding, such as that of a bias in front of a softmax, is compared
+    A gradient that is zero up to rounding, such as the gradient of a bias in front of a softmax, is compared
     with the largest of the others.
     """
     sizes = {name: _size(value) for name, value in wanted.items()}
@@ -72,7 +72,7 @@ def differing(found: Params, wanted: Params, slack: float = 1.0) -> tuple[str, .
     for name, value in wanted.items():
         own, overall = _tolerance(value)
         error = _size(found[name].reshape(-1) - value.reshape(-1))
-        # a comparison that NaN fails
+        # written so that NaN counts as a difference
         if not error <= slack * (own * sizes[name] + overall * largest):
             names.append(name)
     return tuple(names)

@@ -18,9 +18,11 @@ from net2gp.types import Params
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """The parameters `names`, and the calls that use them, each with where it keeps its points.
+    """Parameters and the calls that use them.
 
-    The last number of a call is how many of its rows belong to one point.
+    Args:
+        names: The parameters.
+        kept: The calls, each with where it keeps its points, and how many of its rows belong to one point.
     """
 
     names: tuple[str, ...]
@@ -29,9 +31,9 @@ class Uses:
     def factors(
         self, out: Tensor, seed: Tensor, keep: bool, follow: bool = False
     ) -> dict[str, Factor]:
-        """The gradients of the combination `seed` (B, C) of each point's outputs: factors with C = 1.
+        """Return the gradients of the combination `seed` (B, C) of each point's outputs, factors with C = 1.
 
-        With `follow` they have a graph of their own, as far as that of `out` goes.
+        With `follow` they have a graph, which reaches back as far as the graph of `out`.
         """
         edges = [call.edge for call, _, _ in self.kept]
         with differentiates():
@@ -53,7 +55,10 @@ class Uses:
         return {name: _merge(factors) for name, factors in uses.items()}
 
     def differing(self, out: Tensor, leaves: Params) -> tuple[str, ...]:
-        """The parameters whose factors differ from plain reverse mode, with each point weighted at random."""
+        """Return the parameters whose factors differ from plain reverse mode, with random weights per point.
+
+        Without the weights, gradients that are assigned to the wrong points would have the right sum.
+        """
         if not self.names:
             return ()
         seed, weights = random_like(out), random_like(out[:, :1], seed=1)
@@ -63,7 +68,7 @@ class Uses:
         return differing({n: pulled(factor, weights) for n, factor in found.items()}, wanted)
 
     def without(self, names: Sequence[str]) -> Uses:
-        """The same without some parameters."""
+        """Return the uses of all other parameters."""
         left = tuple(name for name in self.names if name not in names)
         return Uses(left, tuple(k for k in self.kept if set(k[0].names.values()) & set(left)))
 
@@ -75,7 +80,7 @@ def find_uses(
     names: Sequence[str],
     num_points: int,
 ) -> Uses:
-    """The uses of those of the parameters `names` that the calls treat as the plan says."""
+    """Return the uses of the parameters `names`, without those that the calls do not treat as planned."""
     kept: list[tuple[Call, Layout, int]] = []
     lost: set[str] = set()
     partners = matched(layers, calls)
@@ -95,9 +100,9 @@ def find_uses(
 
 
 def _rows_per_point(call: Call, layout: Layout, num_points: int) -> int:
-    """How many rows of a layer's input belong to one point, or 0 if they do not tell."""
+    """Return how many rows of a layer's input belong to one point, or 0 if that is not known."""
     if call.edge is None or call.a._version != call.version:
-        return 0  # without a gradient, or its input was changed in place after its use
+        return 0  # the call has no gradient, or its input was changed in place after its use
     repeat, rest = divmod(call.a.shape[layout.axis], num_points)
     return 0 if rest or (repeat == 1) != (layout.repeat == 1) else repeat
 
@@ -107,7 +112,7 @@ def _points_first(value: Tensor, layout: Layout) -> Tensor:
 
 
 def _regroup(factor: Factor, repeat: int) -> Factor:
-    """Factors of B·repeat rows as factors of B points with `repeat` times as many places."""
+    """Turn factors of B·repeat rows into factors of B points with `repeat` times as many places."""
     if repeat == 1:
         return factor
     if isinstance(factor, Direct):
@@ -121,7 +126,7 @@ def _regroup(factor: Factor, repeat: int) -> Factor:
 
 
 def _merge(parts: list[Factor]) -> Factor:
-    """One factor from a parameter's several uses: its gradient is the sum over all places of use."""
+    """Merge a parameter's several uses into one factor: its gradient is the sum over all places of use."""
     first = parts[0]
     if len(parts) == 1:
         return first
