@@ -413,7 +413,7 @@ def test_mistakes_say_what_to_pass():
         removal_effects(law(n2g.Gaussian(0.1), *random_law(1, 1.0)), NEW)
     with pytest.raises(InputError, match=r"points must hold indices of the 9 training points"):
         removal_effects(posterior, NEW, points=torch.tensor([9]))
-    with pytest.raises(InputError, match=r"contributions are those of a kernel.*removal_effects"):
+    with pytest.raises(InputError, match=r"contributions come from a kernel.*removal_effects"):
         contributions(replace(posterior, process=OnlyTheProtocol(posterior.process)), NEW)
     with pytest.raises(InputError, match=r"has no likelihood. Pass likelihood=Categorical\(\)"):
         split(law(None, *random_law(1, 1.0)), NEW)

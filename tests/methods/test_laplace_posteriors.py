@@ -160,7 +160,7 @@ def test_function_space_has_the_network_as_its_mean_and_no_representers():
         NotAvailable, match=r"update is for a Gaussian process.*dual\(\).condition\(\)"
     ):
         posterior.update((X, labels(likelihood)))
-    with pytest.raises(InputError, match=r"contributions are those of a kernel.*gaussian_process"):
+    with pytest.raises(InputError, match=r"contributions come from a kernel.*gaussian_process"):
         contributions(posterior, NEW)
     process = posterior.dual().gaussian_process()
     parts = contributions(process, NEW).sum(1)

@@ -125,7 +125,7 @@ def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
     if y.numel() and not y.is_floating_point() and int(y.min()) < 0:
         raise InputError(
             without_ignored(y)
-            or f"labels must be 0, 1, …, but the smallest is {int(y.min())}. Number them anew: "
+            or f"labels must be 0, 1, …, but the smallest is {int(y.min())}. Renumber them: "
             "torch.unique(y, return_inverse=True)[1]."
         )
     least = max(2, int(y.max()) + 1) if y.numel() and not y.is_floating_point() else 2

@@ -66,8 +66,8 @@ class Parts:
         """
         if not hasattr(self.process, "covariance"):
             raise NotAvailable(
-                "this posterior has no covariance of parameters around those of a network. Use joint(x) for "
-                "the covariance of its outputs, or laplace(network, data, likelihood)."
+                "this posterior is not a Gaussian around a network's parameters, so they have no covariance. "
+                "Use joint(x) for the covariance of its outputs, or laplace(network, data, likelihood)."
             )
         return cast(Covariance, self.process.covariance)
 
@@ -111,7 +111,7 @@ class Parts:
         """The method of the process that draws parameters of a network, or networks."""
         if not hasattr(self.process, name):
             raise NotAvailable(
-                "parameters are drawn from a Gaussian around those of a network, but this posterior is one "
+                "parameters are drawn from a Gaussian around a network's parameters, but this posterior is "
                 "of functions. Use sample_functions(num_samples), or laplace(network, data, likelihood)."
             )
         return getattr(self.process, name)

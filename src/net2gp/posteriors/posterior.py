@@ -114,7 +114,7 @@ class Posterior(Parts, Generic[Own]):
         """
         if not hasattr(self.process, "centered"):
             raise NotAvailable(
-                "the mean of this posterior is the network itself, of which no prior mean can be taken away. "
+                "the mean of this posterior is the network itself, without a prior mean to subtract. "
                 "Use posterior.dual().condition().centered(x), or posterior.mean(x)."
             )
         return cast(Tensor, self.process.centered(x))

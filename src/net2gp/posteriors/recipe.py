@@ -66,6 +66,6 @@ class Recipe:
         """Why there is no evidence, and what to do."""
         return (
             "this posterior was found by a method without an evidence, drawn by Sampled(num_probes=0), "
-            "or tempered. Call dual() for that of the linear model at its mean, or use "
+            "or tempered. Call dual() for the evidence of the linear model at its mean, or use "
             "laplace(network, data, likelihood) without these."
         )

@@ -53,7 +53,7 @@ def contributions(posterior: Posterior, x: Inputs) -> Tensor:
     _check(posterior)
     if not isinstance(posterior.process, Conditioned | Whitened):
         raise NotAvailable(
-            "contributions are those of a kernel, but the mean of this posterior is the network itself. Pass "
+            "contributions come from a kernel, but the mean of this posterior is the network itself. Pass "
             "what condition, adapt or dual(...).gaussian_process() return, or use removal_effects."
         )
     known, C = posterior.data[0], posterior.num_outputs

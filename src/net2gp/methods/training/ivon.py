@@ -153,7 +153,7 @@ class IVON(Optimizer):
         """
         if self.param_groups:
             raise InputError(
-                "IVON has one group of parameters, those of the network it was made with. Choose them with "
+                "IVON has one group of parameters, from the network that it was made with. Choose them with "
                 "requires_grad_(False) on the others."
             )
         super().add_param_group(param_group)
@@ -284,7 +284,7 @@ class IVON(Optimizer):
         """
         if "generator" not in state_dict:
             raise InputError(
-                "the state has no 'generator': it is not that of an IVON. "
+                "the state has no 'generator': it is not the state of an IVON. "
                 "Pass what its state_dict() returned."
             )
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "generator"})

@@ -199,7 +199,7 @@ def iteration_evidence(
     covariance = posterior.covariance
     if not isinstance(covariance, DiagonalCovariance):
         raise InputError(
-            "the evidence of an iteration is that of a diagonal posterior, but this one has a "
+            "the evidence of an iteration needs a posterior with a diagonal covariance, but this one has a "
             f"{type(covariance).__name__}. Pass what VOGN, VOGGN, OGGN or IVON return."
         )
     linearized = posterior.linearized.to(dtype=torch.float64)

@@ -110,8 +110,8 @@ class Swag:
             path = Path(shapes, 0, zeros, zeros, ())
         elif shapes != path.shapes:
             raise InputError(
-                f"this network's parameters are others than those collected so far ({len(path.shapes)} of "
-                f"them, from '{next(iter(path.shapes))}' on). Collect one network with one Swag."
+                f"this network's parameters differ from the {len(path.shapes)} that were collected so far, "
+                f"from '{next(iter(path.shapes))}' on. Collect one network with one Swag."
             )
         return replace(self, path=path.then(weights, self.rank))
 

@@ -356,7 +356,7 @@ def _check_networks(networks: Sequence[nn.Module]) -> list[nn.Module]:
             shapes, first = ({n: (*s, d) for n, s, d in one} for one in (kind, kinds[0]))
             raise NetworkError(
                 f"the networks must have one architecture, but the parameters of network {index} are "
-                f"{shapes} and those of the first {first}. Train the others apart."
+                f"{shapes} and the first network has {first}. Train the others apart."
             )
     return networks
 
@@ -393,5 +393,5 @@ def _check_pairs(pairs: list[Any]) -> None:
     if len(shapes) > 1 or not isinstance(pairs[0][0], Tensor):
         raise InputError(
             "the data sets must be pairs of tensors of one shape, so that they can be stacked, but are "
-            f"{', '.join(sorted(shapes))}. Train those of another shape apart."
+            f"{', '.join(sorted(shapes))}. Train networks with data of another shape apart."
         )

@@ -147,7 +147,7 @@ class NaturalGradient(Optimizer):
         """
         if self.param_groups:
             raise InputError(
-                f"{type(self).__name__} has one group of parameters, those of the network it was made "
+                f"{type(self).__name__} has one group of parameters, from the network that it was made "
                 "with. Choose them with linearize(network, only=...), and make a new optimizer for others."
             )
         super().add_param_group(param_group)
@@ -265,7 +265,7 @@ class NaturalGradient(Optimizer):
         """
         if "generator" not in state_dict:
             raise InputError(
-                f"the state has no 'generator': it is not that of a {type(self).__name__}. "
+                f"the state has no 'generator': it is not the state of a {type(self).__name__}. "
                 "Pass what its state_dict() returned."
             )
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "generator"})

@@ -71,9 +71,9 @@ def remedy(network: nn.Module) -> str:
     if not kinds:
         return "Train it further on these data."
     return (
-        f"It has {' and '.join(sorted(kinds))}: training minimizes another loss than that of the network in "
-        "eval mode, however long it is. A few more epochs with network.eval() called before them, where "
-        "gradients flow all the same, lead to the minimum of the latter."
+        f"It has {' and '.join(sorted(kinds))}: training minimizes another loss than the network has in "
+        "eval mode, however long it is. A few more epochs with network.eval() called before them, in which "
+        "gradients flow all the same, lead to the minimum of the loss in eval mode."
     )
 
 

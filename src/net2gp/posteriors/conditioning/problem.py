@@ -163,7 +163,7 @@ def predictive(
             )
         raise InputError(
             f"the likelihood has numbers for each of {points} points, the training data, not of these. Pass "
-            f"likelihood={type(own).__name__}(...) with those of the new points, or use marginal(x)."
+            f"likelihood={type(own).__name__}(...) with numbers for the new points, or use marginal(x)."
         )
     return own if likelihood is None else likelihood
 
