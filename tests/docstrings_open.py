@@ -65,7 +65,6 @@ OPEN = {
     "limits.MonteCarloKernel.scaled",
     "limits.MonteCarloKernel.stream",
     "limits.MonteCarloKernel.to",
-    "limits.as_built",
     "limits.infinite_width",
     "limits.monte_carlo_kernel",
     "limits.nngp",
