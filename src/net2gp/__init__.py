@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from net2gp.posteriors.posterior import Posterior
     from net2gp.posteriors.saving.save import load, save
     from net2gp.posteriors.tune import tune
-    from net2gp.posteriors.weights.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
+    from net2gp.posteriors.weights import Diagonal, Full, FunctionSpace, Kron, LastLayer
 
 __all__ = [
     "RBF",

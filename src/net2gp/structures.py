@@ -4,7 +4,7 @@ n2g.laplace(network, data, likelihood, structure=n2g.structures.Sampled())
 """
 
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher, MonteCarloFisher
-from net2gp.posteriors.weights.structures import (
+from net2gp.posteriors.weights import (
     Diagonal,
     Full,
     FunctionSpace,

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.errors import InputError, Net2GPWarning, NetworkError
-from net2gp.linear.curvatures import curvature, kron_blocks
-from net2gp.linear.curvatures.curvature import Source, diagonal_curvature, kron_curvature
+from net2gp.linear.curvatures import curvature
+from net2gp.linear.curvatures.curvature import Source, diagonal_curvature
 from net2gp.linear.forward.factors import Direct, Lookup, jacobian, sum_of_squares
 from net2gp.linear.jacobians.capture import capture
 from net2gp.linear.linearized import expand_prior
 from net2gp.linear.planning.probe import demote
-from net2gp.posteriors.weights.precision import log_det
+from net2gp.methods.laplace_approximation.task import make_task
+from net2gp.posteriors.weights import Task, kron_blocks
 
 N = 10
 
@@ -49,8 +50,9 @@ def fitted(network, data, likelihood=None, **settings):
 
 def reference(linearized, posterior, x: Tensor) -> Tensor:
     """Variances by the matrix of all parameters: Kronecker blocks as found, diagonals where asked for."""
-    source = Source(linearized, posterior.x, posterior.y, posterior.likelihood)
-    blocks = kron_curvature(source, diagonal_rest=True).blocks
+    f = linearized(posterior.x).double()
+    task = Task(linearized, posterior.x, posterior.y, posterior.likelihood, f)
+    blocks = n2g.Kron(rest=n2g.Diagonal()).curvature(task).blocks
     P, order = linearized.num_params, list(linearized.params)
     sizes = {name: value.numel() for name, value in linearized.params.items()}
     start = {name: sum(sizes[n] for n in order[:i]) for i, name in enumerate(order)}
@@ -155,7 +157,7 @@ def test_diagonals_of_embeddings_are_those_of_the_jacobian() -> None:
     network, x, y = case()
     linearized = n2g.linearize(network)
     likelihood = n2g.Categorical()
-    found = diagonal_curvature(Source(linearized, x, y, likelihood)).diagonal
+    found = diagonal_curvature(Source(linearized, x, y, likelihood))
     J, L = linearized.jacobian(x), likelihood.curvature(linearized(x))
     torch.testing.assert_close(found, torch.einsum("ncp,ncd,ndp->p", J, L, J))
 
@@ -163,21 +165,16 @@ def test_diagonals_of_embeddings_are_those_of_the_jacobian() -> None:
 @pytest.mark.parametrize("structure", [n2g.Kron(), n2g.structures.Subnetwork(20)])
 def test_determinants_by_eigenvalues_are_those_by_a_factor(structure) -> None:
     """A search takes eigenvalues once, and one evaluation a Cholesky factor."""
-    from net2gp.methods.laplace_approximation.laplace import curvature_of, make_task
-
     network, x, y = case()
-    task = make_task(network, (x, y), n2g.Categorical(), None, structure)
-    curvature = curvature_of(task)
-    once = log_det(curvature, expand_prior(0.7, task.params), task.params, 1.3)
+    task, _ = make_task(network, (x, y), n2g.Categorical(), structure)
+    curvature = structure.curvature(task)
+    once = curvature.log_det(expand_prior(0.7, task.params), 1.3)
     searched = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    found = log_det(curvature, dict.fromkeys(task.params, searched), task.params, 1.3)
+    found = curvature.log_det(dict.fromkeys(task.params, searched), 1.3)
     torch.testing.assert_close(found, once)
     (slope,) = torch.autograd.grad(found, searched)
     step = 1e-6
-    ends = [
-        log_det(curvature, expand_prior(0.7 + s, task.params), task.params, 1.3)
-        for s in (step, -step)
-    ]
+    ends = [curvature.log_det(expand_prior(0.7 + s, task.params), 1.3) for s in (step, -step)]
     torch.testing.assert_close(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-6)
 
 
@@ -187,7 +184,8 @@ def test_a_layer_that_loses_its_factors_on_the_way_loses_them_for_all_points(mon
     x, y = torch.randn(12, 2, dtype=torch.float64), torch.randn(12, 1, dtype=torch.float64)
 
     def found(linearized):
-        return kron_curvature(Source(linearized, x, y, n2g.Gaussian(1.0))).blocks
+        task = Task(linearized, x, y, n2g.Gaussian(1.0), linearized(x))
+        return n2g.Kron().curvature(task).blocks
 
     known = n2g.linearize(network)
     demote(known, ["0.weight"])

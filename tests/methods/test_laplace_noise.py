@@ -9,9 +9,9 @@ from torch.func import functional_call, jacrev
 import net2gp as n2g
 from methods.laplace_cases import NEW, X, labels, mlp, quietly
 from net2gp.linear.linearized import expand_prior
-from net2gp.methods.laplace_approximation.laplace import make_task
-from net2gp.methods.laplace_approximation.sampled import Precision
-from net2gp.posteriors.weights.precision import prior_vector
+from net2gp.methods.laplace_approximation.task import make_task
+from net2gp.posteriors.weights.sampled import Precision
+from net2gp.posteriors.weights.structure import prior_vector
 
 NOISES = {
     "of points": 0.1 + torch.rand(30, 1, generator=torch.Generator().manual_seed(3)).double(),
@@ -41,8 +41,8 @@ def found(noise, structure, prior_var=0.7):
 def in_small_chunks(monkeypatch) -> None:
     """Few points at a time: in curvatures, in products, and in tuning by Kronecker factors."""
     monkeypatch.setattr("net2gp.linear.curvatures.curvature.CHUNK_BYTES", 5000)
-    monkeypatch.setattr("net2gp.linear.curvatures.last_layer.CHUNK_NUMBERS", 200)
-    monkeypatch.setattr("net2gp.methods.laplace_approximation.functions.SPECTRUM_ROWS", 1)
+    monkeypatch.setattr("net2gp.posteriors.weights.last_layer.CHUNK_NUMBERS", 200)
+    monkeypatch.setattr("net2gp.posteriors.weights.function_space.SPECTRUM_ROWS", 1)
 
 
 def curvature(noise):
@@ -71,7 +71,7 @@ def test_the_covariance_is_the_inverse_of_the_textbook_precision(name, structure
 @pytest.mark.parametrize("prior_var", [0.7, None])
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 def test_chunks_change_nothing(name, structure, prior_var, monkeypatch):
-    monkeypatch.setattr("net2gp.methods.laplace_approximation.functions.SPECTRUM_ROWS", 1)
+    monkeypatch.setattr("net2gp.posteriors.weights.function_space.SPECTRUM_ROWS", 1)
     whole = found(NOISES[name], structure, prior_var)
     in_small_chunks(monkeypatch)
     parts = found(NOISES[name], structure, prior_var)
@@ -100,12 +100,10 @@ def test_the_root_of_a_chunk_has_the_noise_of_its_points(name, fisher):
 @pytest.mark.parametrize("some", [None, torch.tensor([1, 4, 5, 17, 29])], ids=["all", "some"])
 def test_products_with_the_precision_take_the_noise_of_their_points(name, some, monkeypatch):
     monkeypatch.setattr("net2gp.linear.curvatures.ggn.memory_budget", lambda device: 50)
-    monkeypatch.setattr(
-        "net2gp.methods.laplace_approximation.sampled.memory_budget", lambda device: 50
-    )
+    monkeypatch.setattr("net2gp.posteriors.weights.sampled.memory_budget", lambda device: 50)
     noise = NOISES[name]
     data = (X, labels(n2g.Gaussian(), outputs=2))
-    task = make_task(mlp(2), data, n2g.Gaussian(noise), None, n2g.structures.Sampled())
+    task, _ = make_task(mlp(2), data, n2g.Gaussian(noise), n2g.structures.Sampled())
     root = prior_vector(expand_prior(0.7, task.params), task.params).sqrt()
     v = torch.randn(len(root), 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     product = Precision(task, root, 1.0).curvature(v, some)
@@ -120,9 +118,7 @@ def test_products_with_the_precision_take_the_noise_of_their_points(name, some, 
 def test_draws_have_the_covariance_of_the_whole_precision(name, monkeypatch):
     # so little that a pass with this many columns takes 16 of the 30 points
     monkeypatch.setattr("net2gp.linear.curvatures.ggn.memory_budget", lambda device: 2**16)
-    monkeypatch.setattr(
-        "net2gp.methods.laplace_approximation.sampled.memory_budget", lambda device: 2**16
-    )
+    monkeypatch.setattr("net2gp.posteriors.weights.sampled.memory_budget", lambda device: 2**16)
     in_small_chunks(monkeypatch)
     many = n2g.structures.Sampled(num_samples=2000, tol=1e-9, num_probes=0, rank=2, num_points=8)
     drawn, exact = (found(NOISES[name], structure) for structure in (many, n2g.Full()))

@@ -15,13 +15,13 @@ import net2gp as n2g
 from methods.laplace_cases import X, labels, mlp, quietly
 from net2gp import metrics
 from net2gp.errors import TuningAtEdge
-from net2gp.methods.laplace_approximation.laplace import make_task
 from net2gp.methods.laplace_approximation.regression import (
     Regression,
     likely_noise,
     regression,
     scale_of,
 )
+from net2gp.methods.laplace_approximation.task import make_task
 
 DOUBLE = torch.float64
 INEXACT = [
@@ -56,7 +56,8 @@ def trained(count=40, steps=300, decay=0.0):
 
 
 def model_of(network, x, y):
-    return regression(make_task(network, (x, y), n2g.Gaussian(), None, n2g.Full()), None)
+    task, structure = make_task(network, (x, y), n2g.Gaussian(), n2g.Full())
+    return regression(task, structure.traits())
 
 
 def own_targets(network, x, y):

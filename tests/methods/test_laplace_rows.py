@@ -10,11 +10,11 @@ import net2gp as n2g
 from methods.laplace_cases import NEW, Poisson, X, labels, mlp, quietly
 from net2gp.errors import InputError
 from net2gp.linalg import psd_root
-from net2gp.methods.laplace_approximation.functions import _Process
-from net2gp.methods.laplace_approximation.laplace import _sampled_trace, make_task
-from net2gp.methods.laplace_approximation.tuning import Tuned
+from net2gp.linear.linearized import expand_prior
+from net2gp.methods.laplace_approximation.task import make_task
 from net2gp.posteriors.weights import pivoted
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance
+from net2gp.posteriors.weights.function_space import sampled_trace
 from net2gp.posteriors.weights.pivoted import Pivoted, row_system
 
 LIKELIHOODS = [n2g.Categorical(), n2g.Bernoulli(), n2g.Gaussian(0.3), Poisson()]
@@ -362,7 +362,7 @@ def test_many_rows_that_tell_little_together_tell_much(logit):
 def test_rows_are_sought_once_for_a_posterior_whose_link_is_matched(monkeypatch):
     calls, seek = [], pivoted.row_system
     counted = lambda *arguments: calls.append(arguments[3]) or seek(*arguments)
-    monkeypatch.setattr("net2gp.methods.laplace_approximation.functions.row_system", counted)
+    monkeypatch.setattr("net2gp.posteriors.weights.function_space.row_system", counted)
     data = (X, labels(n2g.Categorical()))
     quietly(
         mlp(),
@@ -419,10 +419,11 @@ def test_rows_on_a_gpu_are_those_of_the_cpu():
 def test_the_covariance_at_the_data_is_read_from_the_gram_matrix(prior_var, scale):
     likelihood = n2g.Categorical()
     data = (X, labels(likelihood))
-    task = make_task(mlp(), data, likelihood, None, n2g.structures.FunctionSpace())
-    found = Tuned(prior_var, likelihood, scale, torch.zeros(()))
-    index = torch.tensor([3, 0, 7])
-    blocks = _Process(task, 0.0, None).at_data(found, index)
+    task, structure = make_task(mlp(), data, likelihood, n2g.structures.FunctionSpace())
+    curvature, index = structure.curvature(task), torch.tensor([3, 0, 7])
+    assert curvature.at_data(prior_var, scale, index) is None  # before a search has read the matrix
+    curvature.log_det(expand_prior(prior_var, task.params), scale)
+    blocks = curvature.at_data(prior_var, scale, index)
     exact = quietly(
         mlp(), data, likelihood, prior_var=prior_var, structure=n2g.Full(), temperature=1 / scale
     )
@@ -436,7 +437,7 @@ def test_the_trace_of_many_outputs_is_that_of_the_curvature():
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = torch.randint(0, 60, (30,), generator=torch.Generator().manual_seed(2))
     warnings.simplefilter("ignore", n2g.errors.EmptyClass)
-    task = make_task(network, (x, y), n2g.Categorical(), None, n2g.structures.FunctionSpace())
+    task, _ = make_task(network, (x, y), n2g.Categorical(), n2g.structures.FunctionSpace())
     J = n2g.linearize(network).jacobian(x)
     exact = float(torch.einsum("ncp,ncd,ndp->", J, n2g.Categorical().curvature(task.f), J))
-    assert _sampled_trace(task, task.likelihood) == pytest.approx(exact, rel=0.15)
+    assert sampled_trace(task) == pytest.approx(exact, rel=0.15)

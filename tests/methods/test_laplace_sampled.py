@@ -258,7 +258,7 @@ class Killed(Exception):
 
 def stop_after(monkeypatch, count: int) -> list[int]:
     """Raise at the product after so many; the list has how many there were."""
-    from net2gp.methods.laplace_approximation import sampled
+    from net2gp.posteriors.weights import sampled
 
     original, calls = sampled.Precision.matmul, [0]
 

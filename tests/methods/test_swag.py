@@ -12,7 +12,7 @@ from net2gp.errors import InputError
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import linearize
 from net2gp.methods.training.swag import Swag
-from net2gp.posteriors.weights.covariances import DiagonalCovariance, LowRankPlusDiagonal
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance, LowRankPlusDiagonal
 
 
 def set_weights(network: nn.Linear, weights: Tensor) -> None:

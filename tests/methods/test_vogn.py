@@ -28,7 +28,7 @@ from net2gp.methods.training.natural_gradient import (
 from net2gp.methods.training.vogn import OGGN, VOGGN, VOGN
 from net2gp.posteriors import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Params
 from shared_data import shared_reference
 

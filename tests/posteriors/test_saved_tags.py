@@ -27,32 +27,6 @@ TAGS = [
     "links.MonteCarlo",
     "links.LaplaceBridge",
     "links.Contrast",
-    "curvature.GGN",
-    "curvature.EmpiricalFisher",
-    "curvature.MonteCarloFisher",
-    "structures.Full",
-    "structures.Diagonal",
-    "structures.Kron",
-    "structures.LowRank",
-    "structures.Sampled",
-    "structures.LastLayer",
-    "structures.Subnetwork",
-    "structures.FunctionSpace",
-    "covariances.DiagonalCovariance",
-    "covariances.LowRankPlusDiagonal",
-    "covariances.Subtracted",
-    "covariances.FullCovariance",
-    "covariances.SubsetCovariance",
-    "kron.KronRoot",
-    "kron.DenseRoot",
-    "kron.DiagonalRoot",
-    "kron.KronCovariance",
-    "drawn.DrawnCovariance",
-    "covariances.ScaledCovariance",
-    "pivoted.Pivoted",
-    "last_layer.LastLayerFull",
-    "last_layer.LastLayerDiagonal",
-    "last_layer.LastLayerKron",
     "dual.AroundZero",
     "solvers.Exact",
     "solvers.Lanczos",
@@ -71,7 +45,6 @@ TAGS = [
     "function_space.SpectralFactor",
     "codes.Standardized",
     "codes.OneHotCodes",
-    "covariances.ConditionedCovariance",
     "process.Conditioned",
     "process.Whitened",
     "process.AroundNetwork",
@@ -113,6 +86,45 @@ def test_each_tag_means_one_class_of_its_name():
     names = {tag: RENAMED.get(tag, tag.split(".")[1]) for tag in TAGS}
     assert {tag: _CLASSES[tag].__name__ for tag in TAGS} == names
     assert len(set(_CLASSES.values())) == len(TAGS)
+
+
+OF_STRUCTURES = [
+    "curvature.GGN",
+    "curvature.EmpiricalFisher",
+    "curvature.MonteCarloFisher",
+    "structures.Full",
+    "structures.Diagonal",
+    "structures.Kron",
+    "structures.LowRank",
+    "structures.Sampled",
+    "structures.LastLayer",
+    "structures.Subnetwork",
+    "structures.FunctionSpace",
+    "covariances.DiagonalCovariance",
+    "covariances.LowRankPlusDiagonal",
+    "covariances.Subtracted",
+    "covariances.FullCovariance",
+    "covariances.SubsetCovariance",
+    "kron.KronRoot",
+    "kron.DenseRoot",
+    "kron.DiagonalRoot",
+    "kron.KronCovariance",
+    "drawn.DrawnCovariance",
+    "covariances.ScaledCovariance",
+    "pivoted.Pivoted",
+    "last_layer.LastLayerFull",
+    "last_layer.LastLayerDiagonal",
+    "last_layer.LastLayerKron",
+    "covariances.ConditionedCovariance",
+]
+"""Those of structures and covariances, which stand at the classes themselves."""
+
+
+def test_each_tag_of_a_structure_means_one_class_of_its_name():
+    names = {tag: RENAMED.get(tag, tag.split(".")[1]) for tag in OF_STRUCTURES}
+    assert {tag: class_of(tag).__name__ for tag in OF_STRUCTURES} == names
+    assert [tag_of(class_of(tag)) for tag in OF_STRUCTURES] == OF_STRUCTURES
+    assert not set(OF_STRUCTURES) & _CLASSES.keys()
 
 
 REGISTERED = {

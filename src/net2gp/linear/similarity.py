@@ -303,7 +303,7 @@ def _diagonal(linearized: Linearized, x: Inputs, likelihood: Likelihood) -> Tens
     linearized.check(x)
     unread = tensors(x)[0].new_zeros(num_rows(x))
     source = Source(linearized, x, unread, likelihood)
-    return diagonal_curvature(source).diagonal / num_rows(x)
+    return diagonal_curvature(source) / num_rows(x)
 
 
 def _pooled(parts: Params, per: Pooling) -> Params:

@@ -20,7 +20,7 @@ from net2gp.posteriors.rkhs import rkhs_norm
 from net2gp.posteriors.saving.save import load, save
 from net2gp.posteriors.spectrum import Spectrum, spectrum
 from net2gp.posteriors.tune import tune
-from net2gp.posteriors.weights.structures import (
+from net2gp.posteriors.weights import (
     Diagonal,
     Full,
     FunctionSpace,

@@ -11,7 +11,7 @@ from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.solvers import Inference, Solver
 from net2gp.posteriors.recipe import Recipe
-from net2gp.posteriors.weights.covariances import Covariance
+from net2gp.posteriors.weights.covariance import Covariance
 from net2gp.types import Inputs, Kernel
 
 

@@ -1,27 +1,26 @@
-"""The curvature H = Σ_n J_nᵀ Λ_n J_n of a network's log-likelihood in its parameters, in four structures.
+"""The curvature H = Σ_n J_nᵀ Λ_n J_n of a network's log-likelihood in its parameters, from gradients.
 
 Λ_n (C, C) is the likelihood's curvature in the outputs, and Λ_n = R_n R_nᵀ. All structures are made of
-the gradients of the columns of R_nᵀ f_n, K of them a point: H = Σ_n G_nᵀ G_n with G_n = R_nᵀ J_n (K, P).
+the gradients of the columns of R_nᵀ f_n, K of them per point: H = Σ_n G_nᵀ G_n with G_n = R_nᵀ J_n (K, P).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, available_memory, check_memory
+from net2gp.errors import InputError, available_memory
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import curvature_root, of_points
-from net2gp.linear.curvatures.ggn import GaussNewton
-from net2gp.linear.curvatures.kron_blocks import Block, check_factors, layers, make_block
-from net2gp.linear.forward.factors import Direct, Factor, Outer, jacobian, sum_of_squares
+from net2gp.linear.forward.factors import Direct, Factor, Outer, sum_of_squares
 from net2gp.linear.jacobians.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
 from net2gp.progress import progress
+from net2gp.tags import savable
 from net2gp.types import Inputs, Likelihood
 
 if TYPE_CHECKING:
@@ -30,16 +29,14 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 2**28
 """What the gradients of one chunk of points may take."""
 
-POWER_ITERATIONS = 12
-"""The most rounds of subspace iteration for the largest eigenvalues."""
 
-
+@savable("curvature.GGN")
 @dataclass(frozen=True)
 class ExactFisher:
     """Λ_n is the Fisher information of the likelihood at f_n, exactly: K = C backward passes.
 
-    The generalized Gauss–Newton matrix, which is the Fisher information of the network. For classes Λ_n has
-    the rank C − 1, and so many passes do.
+    The curvature is then the generalized Gauss–Newton matrix, which is the Fisher information of the network.
+    For classes Λ_n has the rank C − 1, and that many passes are enough.
 
     Reference: Martens, New insights and perspectives on the natural gradient method, JMLR 2020.
     """
@@ -49,11 +46,12 @@ class ExactFisher:
         return curvature_root(of_points(likelihood, slice(start, start + len(f))), f)
 
 
+@savable("curvature.EmpiricalFisher")
 @dataclass(frozen=True)
 class EmpiricalFisher:
     """Λ_n = r_n r_nᵀ with the residual of the label that was seen: outer products of gradients, K = 1.
 
-    Not an estimate of the Fisher information: it vanishes where the network fits its labels.
+    It is no estimate of the Fisher information: it vanishes where the network fits its labels.
 
     Reference: Kunstner, Balles, Hennig, Limitations of the empirical Fisher approximation, NeurIPS 2019.
     """
@@ -63,11 +61,19 @@ class EmpiricalFisher:
         return of_points(likelihood, slice(start, start + len(f))).residual(f, y)[..., None]
 
 
+@savable("curvature.MonteCarloFisher")
 @dataclass(frozen=True)
 class MonteCarloFisher:
     """Λ_n estimated with `num_samples` random combinations of the columns of its root: E = the GGN.
 
-    For many outputs, where C backward passes are too many.
+    It is for many outputs, where C backward passes are too many.
+
+    Args:
+        num_samples: How many combinations per point, each a backward pass.
+        seed: The seed of the random signs.
+
+    Raises:
+        InputError: `num_samples` is below 1.
     """
 
     num_samples: int = 1
@@ -87,56 +93,6 @@ class MonteCarloFisher:
 
 
 Fisher = ExactFisher | EmpiricalFisher | MonteCarloFisher
-
-
-@dataclass(frozen=True, eq=False)
-class FullCurvature:
-    """H itself: (P, P) in float64."""
-
-    H: Tensor
-
-    @cached_property
-    def eigenvalues(self) -> Tensor:
-        """Of H, none negative."""
-        return torch.linalg.eigvalsh(self.H).clamp(min=0)
-
-
-@dataclass(frozen=True, eq=False)
-class DiagonalCurvature:
-    """The diagonal of H: (P,) in float64."""
-
-    diagonal: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class KronCurvature:
-    """H block by block, one a layer, with nothing between layers; in float64."""
-
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class LowRankCurvature:
-    """H ≈ U diag(values) Uᵀ with the largest eigenvalues: U (P, k)."""
-
-    U: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class SubsetCurvature:
-    """H between the parameters `index` (k,) alone: (k, k) in float64."""
-
-    index: Tensor
-    H: Tensor
-
-    @cached_property
-    def eigenvalues(self) -> Tensor:
-        """Of H, none negative."""
-        return torch.linalg.eigvalsh(self.H).clamp(min=0)
-
-
-Curvature = FullCurvature | DiagonalCurvature | KronCurvature | LowRankCurvature | SubsetCurvature
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,36 +131,6 @@ class Source:
         return {name: Direct(J) for name, J in found.items()}
 
 
-def low_rank_curvature(source: Source, rank: int, seed: int = 0) -> LowRankCurvature:
-    """The `rank` largest eigenvalues of the GGN, by subspace iteration on products with it.
-
-    Cost: some ten products with rank + 10 vectors, each a forward-mode and a backward pass over the data;
-    memory P · (rank + 10).
-
-    Reference: Halko, Martinsson, Tropp, Finding structure with randomness, SIAM Review 2011.
-    """
-    if not isinstance(source.fisher, ExactFisher):
-        raise InputError("LowRank() is of the GGN: leave its fisher out.")
-    like = source.linearized.example
-    P = source.linearized.num_params
-    width = min(rank + 10, P, num_rows(source.x) * plan(source.linearized, source.x).num_outputs)
-    generator = torch.Generator().manual_seed(seed)
-    Q = torch.randn(P, width, generator=generator, dtype=torch.float64).to(like.device)
-    operator = GaussNewton(source.linearized, source.x, source.likelihood)
-    values = Q.new_zeros(width)
-    with progress("largest eigenvalues", POWER_ITERATIONS) as advance:
-        for _ in range(POWER_ITERATIONS):
-            Q = torch.linalg.qr(Q).Q
-            product = operator.matmul(Q.to(like)).double()
-            found, rotation = torch.linalg.eigh(Q.mT @ product)
-            change = (found - values).abs()[-rank:].max() / found.max().clamp(min=1e-300)
-            values, Q, basis = found, product, Q @ rotation
-            advance(note=f"change {float(change):.1e}")
-            if change < 1e-4:
-                break
-    return LowRankCurvature(basis[:, -rank:], values[-rank:].clamp(min=0))
-
-
 def chunk_size(linearized: Linearized, layout: Plan) -> int:
     """How many points' gradients are kept at a time."""
     left = sum(linearized.params[name].numel() for name in layout.leftover)
@@ -215,35 +141,11 @@ def chunk_size(linearized: Linearized, layout: Plan) -> int:
     return max(1, budget // max(1, 2 * each))
 
 
-def full_curvature(source: Source) -> FullCurvature:
-    """H by one matrix product a chunk, in float64. Cost N·K·P² operations, P² memory."""
-    P = source.linearized.num_params
-    check_memory(
-        2 * 8 * P**2,
-        source.linearized.example.device,
-        f"the curvature of {P} parameters as a matrix",
-        "structure=Kron(), Diagonal() or FunctionSpace(), or fewer parameters with only=",
-    )
-    H = source.linearized.example.new_zeros(P, P, dtype=torch.float64)
-    for found in source.gradients():
-        parts = [jacobian(found[name]).flatten(0, 1) for name in source.linearized.params]
-        G = torch.cat(parts, 1).double()
-        H.addmm_(G.mT, G)
-    return FullCurvature(H)
+def diagonal_curvature(source: Source) -> Tensor:
+    """The diagonal of H, Σ_n Σ_k G_nk²: (P,), in float64.
 
-
-def subset_curvature(source: Source, index: Tensor) -> SubsetCurvature:
-    """H between the parameters `index`, sorted, in the order of `Linearized.flatten`. Cost N·K·k²."""
-    H = source.linearized.example.new_zeros(len(index), len(index), dtype=torch.float64)
-    for found in source.gradients():
-        parts = [jacobian(found[name]).flatten(0, 1) for name in source.linearized.params]
-        G = torch.cat(parts, 1)[:, index].double()
-        H.addmm_(G.mT, G)
-    return SubsetCurvature(index, H)
-
-
-def diagonal_curvature(source: Source) -> DiagonalCurvature:
-    """Σ_n Σ_k G_nk², never storing a point's gradient of a weight that is used once. In float64."""
+    The gradient of a point in a weight that is used once is never stored.
+    """
     totals = {
         name: value.new_zeros(value.numel(), dtype=torch.float64)
         for name, value in source.linearized.params.items()
@@ -264,7 +166,7 @@ def diagonal_curvature(source: Source) -> DiagonalCurvature:
             totals[name] += _sum_of_squares(factor, squares).double()
         for name, factor in source.leftover(x, seeds, layout).items():
             totals[name] += sum_of_squares(factor).double()
-    return DiagonalCurvature(torch.cat(list(totals.values())))
+    return torch.cat(list(totals.values()))
 
 
 def _used_once(factor: Factor) -> bool:
@@ -282,42 +184,3 @@ def _sum_of_squares(factor: Factor, squares: Tensor) -> Tensor:
     inputs = factor.a[:, :, 0].square()  # (B, S, I)
     each = torch.einsum("bso,bsi->soi", squares[:, 0, :, :, 0], inputs).reshape(-1)
     return each * factor.scale**2
-
-
-def kron_curvature(source: Source, *, diagonal_rest: bool = False) -> KronCurvature:
-    """A = Σ a aᵀ and G = Σ g gᵀ over points and places, layer by layer; weight and bias together.
-
-    Exact for a layer that is used at one place, if the inputs and the output gradients of a point are
-    independent of each other over the data: always for one linear layer under Gaussian noise. Parameters
-    that are not weights of a linear map have a matrix each if they are small; others are refused, or with
-    `diagonal_rest` have the diagonal of theirs.
-
-    Reference: Martens, Grosse, Optimizing neural networks with Kronecker-factored approximate curvature,
-    ICML 2015; Eschenhagen et al., Kronecker-factored approximate curvature for modern neural network
-    architectures, NeurIPS 2023 (its "expand" setting for weights that are used at several places).
-    """
-    blocks = None
-    while blocks is None:
-        # each further turn knows of one more parameter that has no factors, so it ends
-        blocks = _kron_blocks(source, diagonal_rest)
-    return KronCurvature(tuple(blocks.values()))
-
-
-def _kron_blocks(source: Source, diagonal_rest: bool) -> dict[tuple[str, ...], Block] | None:
-    """The blocks summed over all points, or None where some points showed that a layer has no factors.
-
-    Sums of points before that would be of another kind, and of other parameters, than sums of those after.
-    """
-    blocks: dict[tuple[str, ...], Block] = {}
-    for found in source.gradients(compress=False):
-        if not diagonal_rest:
-            check_factors(found)
-        more = {names: make_block(names, found, diagonal_rest) for names in layers(found)}
-        if blocks and _kinds(blocks) != _kinds(more):
-            return None
-        blocks = {names: blocks[names].plus(more[names]) for names in blocks} if blocks else more
-    return blocks
-
-
-def _kinds(blocks: dict[tuple[str, ...], Block]) -> dict[tuple[str, ...], type[Block]]:
-    return {names: type(block) for names, block in blocks.items()}

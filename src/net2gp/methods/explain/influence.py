@@ -19,7 +19,7 @@ from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
-from net2gp.posteriors.weights.conditioned_covariance import ConditionedCovariance
+from net2gp.posteriors.weights.function_space import ConditionedCovariance
 from net2gp.types import FeatureKernel, Inputs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,8 +14,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import gather, rows
 from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_open_link
-from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_approximation.matching import AtData, Build, match, some_points
+from net2gp.methods.laplace_approximation.matching import linked, match, some_points
 from net2gp.methods.laplace_approximation.regression import (
     is_regression,
     likely_noise,
@@ -22,16 +22,9 @@ from net2gp.methods.laplace_approximation.regression import (
     warn_of_scales,
     with_variance,
 )
-from net2gp.methods.laplace_approximation.tuning import (
-    Evidence,
-    LogDet,
-    Matched,
-    Search,
-    Task,
-    Tuned,
-    Tuning,
-    Validation,
-)
+from net2gp.methods.laplace_approximation.search import Search, Tuned
+from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Tuning, Validation
+from net2gp.posteriors.weights import Task
 from net2gp.progress import progress
 
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
@@ -41,44 +34,47 @@ VARIANCE_POINTS = 500
 """Points at which the variance of a structure is compared with that of the whole linear model."""
 
 
-def tuned(
-    task: Task,
-    log_det: LogDet,
-    build: Build | None,
-    prior_var: PriorVar | None,
-    tuning: Tuning | None,
-    temperature: float,
-    at_data: AtData | None = None,
-) -> Tuned:
-    """Everything that is open chosen, and all with the evidence that it has."""
+def checked(task: Task, tuning: Tuning | None) -> Tuning:
+    """The tuning that was asked for, or the default; raise if it is none, or has nothing to choose."""
     chosen = Matched() if tuning is None else tuning
     if not isinstance(chosen, Evidence | Validation | Matched):
         raise InputError(
             f"tuning must be Matched(), Evidence() or Validation(data), but is {chosen!r}."
         )
-    if tuning is not None and prior_var is not None:
+    if tuning is not None and task.prior_var is not None:
         _check_used(task, tuning)
-    search = Search(task, log_det, prior_var, temperature, chosen)
-    if isinstance(chosen, Matched) and is_regression(task):
-        return _regressed(search, build)
-    assert build is not None
-    if isinstance(chosen, Validation) and prior_var is None:
-        return _validated(search, chosen, build)
-    best = search.at(search.maximize())
-    if isinstance(chosen, Matched) and has_open_link(task.likelihood):
-        return match(search, best, chosen, build, at_data)
-    return best
+    return chosen
 
 
-def _regressed(search: Search, build: Build | None) -> Tuned:
+def tuned(search: Search) -> Tuned:
+    """Everything that is open chosen: prior variances, noise, link."""
+    task, tuning = search.task, search.tuning
+    if isinstance(tuning, Matched) and is_regression(task):
+        return _regressed(search)
+    by = search.stand_in()
+    if isinstance(tuning, Validation) and task.prior_var is None:
+        return _validated(by, tuning)
+    best = by.at(by.maximize())
+    if not isinstance(tuning, Matched) or not has_open_link(task.likelihood):
+        return best
+    own = by.curvature is search.curvature
+    if task.prior_var is None and search.structure.traits().all_weights:
+        best = match(by, best, tuning)
+        if own:
+            return best
+    # the link belongs to the covariance that predicts, whatever chose the prior
+    return linked(replace(search, task=search.curvature.task), replace(best, solved=None), tuning)
+
+
+def _regressed(search: Search) -> Tuned:
     """Prior and noise of a regression: those of the linear model at its own mode."""
-    task, given = search.task, search.prior_var
+    task, given, traits = search.task, search.task.prior_var, search.structure.traits()
     noise = None if task.open_noise else float(task.likelihood.noise_var)  # type: ignore[attr-defined]
     if given is not None and noise is not None:
         return search.at(np.array([]))
     if task.open_noise:
-        warn_of_scales(shape_targets(task.f, task.y), stacklevel=6)
-    model = regression(task, given)
+        warn_of_scales(shape_targets(task.f, task.y), stacklevel=5)
+    model = regression(task, traits)
     noise, scale = model.best(noise, None if given is None else 1.0)
     model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)
 
@@ -94,12 +90,11 @@ def _regressed(search: Search, build: Build | None) -> Tuned:
     x = rows(task.x, index)
 
     def variances(noise: float, prior_var: float) -> Tensor:
-        assert build is not None
-        return build(at(noise, prior_var)).marginal(x).variance.double()
+        return search.posterior(at(noise, prior_var)).marginal(x).variance.double()
 
     mean = lambda noise, prior_var: float(variances(noise, prior_var).mean())
-    noise, scale = with_variance(task, model, (noise, scale), mean)
-    if build is not None and task.open_noise:
+    noise, scale = with_variance(task, traits, model, (noise, scale), mean)
+    if task.open_noise and not traits.solved_once:
         squares = (shape_targets(task.f, task.y).double() - task.f)[index].square()
         most = max(model.spread, model.error)
         noise = likely_noise(noise, variances(noise, scale), squares, most)
@@ -120,7 +115,8 @@ def _check_used(task: Task, tuning: Tuning) -> None:
         )
 
 
-def _validated(search: Search, validation: Validation, build: Build) -> Tuned:
+def _validated(search: Search, validation: Validation) -> Tuned:
+    """The prior variance of the grid, and an open noise, that predict the held-out data best."""
     x, y = gather(validation.data, search.task.linearized.example)
     if not len(validation.grid):
         raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
@@ -129,7 +125,7 @@ def _validated(search: Search, validation: Validation, build: Build) -> Tuned:
 
     def scored(logs: list[float]) -> tuple[float, Tuned]:
         one = search.at(np.array(logs))
-        law = build(one).predict(x)
+        law = search.posterior(one).predict(x)
         return float(law.log_prob(_targets(law, y)).double().mean()), one
 
     def chosen(log: float) -> tuple[float, Tuned]:

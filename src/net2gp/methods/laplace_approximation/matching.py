@@ -14,18 +14,13 @@ from torch import Tensor
 from net2gp.inputs import map_inputs, num_rows, rows
 from net2gp.likelihoods.traits import Linked
 from net2gp.linalg import psd_root
-from net2gp.linear.curvatures.curvature import ExactFisher
 from net2gp.linear.forward.evaluation import evaluating
-from net2gp.methods.laplace_approximation.tuning import Matched, Search, Tuned
+from net2gp.methods.laplace_approximation.search import Search, Tuned
+from net2gp.methods.laplace_approximation.tuning import Matched
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.weights.structures import Diagonal, Full, FunctionSpace, Kron, LastLayer
+from net2gp.posteriors.weights import Structure, Traits
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
-
-Build = Callable[[Tuned], Posterior]
-
-AtData = Callable[[Tuned, Tensor], Tensor]
-"""The exact covariance (n, C, C) of f at some rows of the data, where it is known without the network."""
 
 STEPS = 12
 """The most prior variances that are tried."""
@@ -42,51 +37,49 @@ LARGEST_LOG_SCALE = 40.0
 FEW_POINTS = 50
 """Up to so many points each keeps its own information: what so few others leave is nearly the prior."""
 
-FIXED_POINT = Full | Kron | Diagonal | FunctionSpace
-"""Structures over all weights, whose effective parameters say what the data determine."""
+
+def linked(search: Search, found: Tuned, matched: Matched) -> Tuned:
+    """What was chosen, with the link that is as sure as the network, at some of the points of the task."""
+    task, index = search.task, _some(len(search.task.f), matched.count(search.task.f.shape[1]))
+    covariance = search.curvature.at_data(found.prior_var, found.scale, index)
+    if covariance is None:
+        found = search.solve(found)
+        posterior = match_link(search.posterior(found), rows(task.x, index))
+        return replace(found, likelihood=posterior.likelihood)
+    mean = task.f[index].double()
+    if len(task.f) > FEW_POINTS:
+        covariance = without_own(covariance, found.likelihood.curvature(mean) * found.scale)
+    return replace(found, likelihood=_linked(found.likelihood, mean, covariance))
 
 
-def match(
-    search: Search, best: Tuned, matched: Matched, build: Build, at_data: AtData | None = None
-) -> Tuned:
+def match(search: Search, best: Tuned, matched: Matched) -> Tuned:
     """The prior variance and the link that belong together, from the one of the largest evidence.
 
     With t = log prior_var, the root of log(α(t)² ‖θ*‖²/γ(t)) − t by the secant method: the scaled
-    parameters αθ* have the size that the prior expects of those that the data determine. A prior variance
-    that was given stays; and a last layer keeps that of the evidence, as its variance often does not grow
-    away from the data, so that more of it only adds noise.
+    parameters αθ* have the size that the prior expects of those that the data determine. It is for structures
+    over all weights, whose effective parameters γ say what the data determine; the variance of a last layer
+    often does not grow away from the data, so that a wider prior would only add noise.
     """
-    task, index = search.task, _some(len(search.task.f), matched.count(search.task.f.shape[1]))
-
-    def linked(one: Tuned) -> Likelihood:
-        if at_data is None:
-            return match_link(build(one), rows(task.x, index)).likelihood
-        mean, covariance = task.f[index].double(), at_data(one, index)
-        if len(task.f) > FEW_POINTS:
-            covariance = without_own(covariance, one.likelihood.curvature(mean) * one.scale)
-        return _linked(one.likelihood, mean, covariance)
-
-    own = replace(best, likelihood=linked(best))
-    if search.prior_var is not None or not isinstance(search.task.structure, FIXED_POINT):
-        return own
     theta = search.task.linearized.flatten(search.task.params).double()
     size = float(theta @ theta)
     assert isinstance(best.prior_var, float)
 
     def excess(log: float) -> tuple[float, Tuned]:
-        one = search.at(np.array([log]))
-        likelihood = linked(one)
+        one = linked(search, search.at(np.array([log])), matched)
         gamma = search.effective_parameters(float(np.exp(log)), one.scale)
-        found = np.log(likelihood.link.scale**2 * size / max(gamma, 1e-12))  # type: ignore[attr-defined]
-        return float(found) - log, replace(one, likelihood=likelihood)
+        alpha = one.likelihood.link.scale  # type: ignore[attr-defined]
+        return float(np.log(alpha**2 * size / max(gamma, 1e-12))) - log, one
 
     start = before = float(np.log(best.prior_var))
     with progress("prior variance", STEPS) as advance:
-        value, result = excess(before)
+        value, own = excess(before)
+        # one Σ is kept at a time: it may be as large as the curvature
+        own = result = replace(own, solved=None)
         log, new = before + 1.5 * value, value
         for _ in range(STEPS):
             if abs(log - start) > 2 * LARGEST_MOVE:  # too far to come back, perhaps beyond float32
                 break
+            result = replace(result, solved=None)
             new, result = excess(log)
             advance(note=f"prior_var {np.exp(log):.3g}")
             if abs(new) < 0.02 or log == before:
@@ -109,7 +102,7 @@ def match_link(posterior: Posterior, x: Inputs) -> Posterior:
     """
     likelihood = posterior.likelihood
     assert isinstance(likelihood, Linked)
-    if likelihood.matched_link.needs == "contrasts" and not _is_exact(posterior):
+    if likelihood.matched_link.needs == "contrasts" and not _traits(posterior).exact:
         mean, variances = _contrasts(posterior, x)
         return replace(posterior, likelihood=_scaled(likelihood, mean, variances))
     return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
@@ -122,7 +115,7 @@ def _contrasts(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     each class would cost a backward pass for each prior variance that is tried.
     """
     linearized = posterior.linearized
-    if isinstance(posterior.structure, LastLayer) or posterior.num_outputs <= MANY_CLASSES:
+    if _traits(posterior).one_layer or posterior.num_outputs <= MANY_CLASSES:
         return linearized(x).double(), posterior.contrast(x).double()
     generator = torch.Generator().manual_seed(0)
     others = torch.randperm(posterior.num_outputs, generator=generator)[: MANY_CLASSES // 2]
@@ -155,14 +148,13 @@ def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
 
 
 def _moments(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
-    if _is_exact(
-        posterior
-    ):  # of what is left without a point's own information float32 keeps no digit
+    exact = _traits(posterior).exact
+    if exact:  # of what is left without a point's own information float32 keeps no digit
         posterior = posterior.to(dtype=torch.float64)
         x = map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
     law = posterior.marginal(x)
     mean, covariance = law.mean.double(), law.covariance_matrix.double()
-    if _is_exact(posterior) and num_rows(posterior.data[0]) > FEW_POINTS:
+    if exact and num_rows(posterior.data[0]) > FEW_POINTS:
         own = posterior.likelihood.curvature(mean) / posterior.temperature
         covariance = without_own(covariance, own)
     return mean, covariance
@@ -185,13 +177,10 @@ def without_own(covariance: Tensor, curvature: Tensor) -> Tensor:
     return S + (sides / (1 - own.clamp(0, 0.999))[:, None, :]) @ sides.mT
 
 
-def _is_exact(posterior: Posterior) -> bool:
-    structure = posterior.structure
-    if isinstance(structure, LastLayer):
-        structure = structure.structure
-    if isinstance(structure, Full):
-        return isinstance(structure.fisher, ExactFisher)
-    return isinstance(structure, FunctionSpace)
+def _traits(posterior: Posterior) -> Traits:
+    """Those of the structure of a posterior; the default ones if it has none."""
+    structure = getattr(posterior.recipe, "structure", None)
+    return structure.traits() if isinstance(structure, Structure) else Traits()
 
 
 def some_points(x: Inputs, count: int) -> Inputs:

@@ -16,12 +16,10 @@ from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linear import Linearized, TangentKernel
-from net2gp.linear.linearized import PriorVar
-from net2gp.methods.laplace_approximation.tuning import Task
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.spectrum import Spectrum, decompose
 from net2gp.posteriors.tune import NOISE_SPREAD, TYPICAL_NOISE
-from net2gp.posteriors.weights.structures import Diagonal, Kron, LastLayer, LowRank, Subnetwork
+from net2gp.posteriors.weights import Task, Traits
 
 NUM_ROWS = 1500
 """Rows N·C that prior and noise are tuned on; a fixed random choice of points, where there are more."""
@@ -172,18 +170,18 @@ def is_regression(task: Task) -> bool:
     return task.open_noise or not (isinstance(noise, Tensor) and noise.numel() > 1)
 
 
-def regression(task: Task, prior_var: PriorVar | None) -> Regression:
+def regression(task: Task, traits: Traits) -> Regression:
     """The linear model of a task, at the prior that was given or at prior variance 1.
 
-    A last layer whose noise and prior are open has those of the model of all layers: what the hidden ones
+    One layer whose noise and prior are open has those of the model of all layers: what the hidden ones
     leave open is an error, too. Cost: a Gram matrix of `NUM_ROWS` rows at most and its eigenvalues.
     """
-    if isinstance(task.structure, LastLayer) and task.open_noise and prior_var is None:
+    if traits.one_layer and task.open_noise and task.prior_var is None:
         try:
-            return _model(task, _all_layers(task.linearized), None, LAST_LAYER_ROWS)
+            return _model(task, _all_layers(task.linearized), LAST_LAYER_ROWS)
         except NetworkError:
-            return _model(task, task.linearized, None, NUM_ROWS)
-    return _model(task, task.linearized, prior_var, NUM_ROWS)
+            return _model(task, task.linearized, NUM_ROWS)
+    return _model(task, task.linearized, NUM_ROWS)
 
 
 def _all_layers(linearized: Linearized) -> Linearized:
@@ -194,9 +192,7 @@ def _all_layers(linearized: Linearized) -> Linearized:
     return replace(linearized, params={name: values[name] for name in names}, frozen=frozen)
 
 
-def _model(
-    task: Task, linearized: Linearized, prior_var: PriorVar | None, limit: int
-) -> Regression:
+def _model(task: Task, linearized: Linearized, limit: int) -> Regression:
     count, outputs = task.f.shape
     if linearized.num_params <= NUM_ROWS:
         limit = max(limit, FEATURE_NUMBERS // linearized.num_params)
@@ -204,7 +200,7 @@ def _model(
     chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size]
     chosen = chosen.sort().values.to(task.f.device)
     y = shape_targets(task.f, task.y).double()
-    kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
+    kernel = linearized.kernel(1.0 if task.prior_var is None else task.prior_var)
     part = rows(task.x, chosen) if size < count else task.x
     kernel.check(part)
     problem = Problem(kernel, None, Gaussian(1.0), part, y[chosen], task.f[chosen])
@@ -260,7 +256,7 @@ def around_zero(problem: Problem) -> Problem:
 
 
 def with_variance(
-    task: Task, model: Regression, found: tuple[float, float], variance: Variance
+    task: Task, traits: Traits, model: Regression, found: tuple[float, float], variance: Variance
 ) -> tuple[float, float]:
     """Noise and prior variance at which a structure is as unsure of left-out rows as the whole model.
 
@@ -270,17 +266,15 @@ def with_variance(
     explain, up to the variance of y. A structure that has the whole covariance keeps what was found.
     """
     noise, prior_var = found
-    left_out, structure = model.left_out(noise, prior_var), task.structure
-    inner = structure.structure if isinstance(structure, LastLayer) else structure
-    exact = not isinstance(inner, Kron | Diagonal | LowRank | Subnetwork)
-    if (exact and inner is structure) or left_out <= 0:
+    left_out = model.left_out(noise, prior_var)
+    if traits.whole or left_out <= 0:
         return noise, prior_var
     own = variance(noise, prior_var)
     if own > left_out:
         narrower = lambda log: variance(noise, math.exp(log)) - left_out
         log = _root(narrower, math.log(prior_var) - VARIANCE_RANGE, math.log(prior_var))
         return noise, math.exp(log)
-    if isinstance(inner, LowRank) or not task.open_noise:
+    if traits.keeps_prior or not task.open_noise:
         return noise, prior_var
     total = min(noise + left_out, max(model.spread, model.error, noise))
     louder = lambda log: math.exp(log) + variance(math.exp(log), prior_var) - total

@@ -17,7 +17,7 @@ from net2gp.methods.training.natural_gradient import NewtonState, newton_step
 from net2gp.methods.training.vogn import check_count, check_decays, check_known, lists
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Data, Likelihood
 
 

@@ -9,7 +9,7 @@ from net2gp.inputs import describe, gather
 from net2gp.linear.linearized import Linearized, PriorVar, linearize
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Data, Likelihood
 
 

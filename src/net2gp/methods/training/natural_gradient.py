@@ -19,7 +19,7 @@ from net2gp.inputs import describe, map_inputs
 from net2gp.linalg import cholesky
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Params
 
 

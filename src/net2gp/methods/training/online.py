@@ -14,11 +14,12 @@ from net2gp.errors import EmptyClass, InputError, check_count, check_positive
 from net2gp.inputs import gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_link, has_open_noise
 from net2gp.linear.linearized import expand_prior
-from net2gp.methods.laplace_approximation.laplace import curvature_of, laplace, make_task
-from net2gp.methods.laplace_approximation.tuning import Evidence, Search, Task, Tuned
+from net2gp.methods.laplace_approximation.laplace import laplace
+from net2gp.methods.laplace_approximation.search import Search, Tuned
+from net2gp.methods.laplace_approximation.task import make_task
+from net2gp.methods.laplace_approximation.tuning import Evidence
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.weights.precision import log_det
-from net2gp.posteriors.weights.structures import Diagonal, Full, Kron
+from net2gp.posteriors.weights import Kron, Structure
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Params
 
@@ -56,7 +57,7 @@ def train_by_evidence(
     data: Data,
     likelihood: Likelihood,
     *,
-    structure: Full | Diagonal | Kron | None = None,
+    structure: Structure | None = None,
     schedule: Schedule | None = None,
     tuning: Evidence | None = None,
 ) -> Posterior:
@@ -86,10 +87,7 @@ def train_by_evidence(
         raise InputError(f"tuning must be Evidence(), but is {how!r}.")
     if not isinstance(plan, Schedule):
         raise InputError(f"schedule must be Schedule(num_epochs=100) or None, but is {plan!r}.")
-    if not isinstance(chosen, Full | Diagonal | Kron):
-        raise InputError(
-            f"structure must be Kron(), Full(), Diagonal() or None, but is {chosen!r}."
-        )
+    _check_structure(chosen)
     x, y = gather(data)
     optimizer = torch.optim.Adam(network.parameters(), plan.learning_rate)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(
@@ -112,6 +110,16 @@ def train_by_evidence(
     final, prior = found.likelihood, found.prior_var
     left = Evidence() if has_open_link(final) else None  # which keeps the link, as training had it
     return laplace(network, (x, y), final, prior_var=prior, structure=chosen, tuning=left)
+
+
+def _check_structure(structure: object) -> None:
+    """Raise unless the evidence is of all weights, with a prior variance for each layer."""
+    traits = structure.traits() if isinstance(structure, Structure) else None
+    if traits is None or not (traits.all_weights and traits.any_prior):
+        raise InputError(
+            "structure must be Kron(), Full(), Diagonal(), one of your own over all weights, or None, but is "
+            f"{structure!r}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,16 +173,14 @@ def _search(
     network: nn.Module,
     data: tuple[Inputs, Tensor],
     likelihood: Likelihood,
-    structure: Full | Diagonal | Kron,
+    structure: Structure,
     tuning: Evidence,
 ) -> Search:
     network.eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmptyClass)  # said once, at the end
-        task: Task = make_task(network, data, likelihood, None, structure)
-    curvature = curvature_of(task)
-    determinant = lambda prior, scale: log_det(curvature, prior, task.params, scale)
-    return Search(task, determinant, None, 1.0, tuning)
+        task, chosen = make_task(network, data, likelihood, structure)
+    return Search(task, chosen.curvature(task), chosen, tuning)
 
 
 def _step(search: Search, logs: np.ndarray | None) -> tuple[np.ndarray, Tuned]:

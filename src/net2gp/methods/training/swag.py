@@ -12,7 +12,7 @@ from net2gp.inputs import gather
 from net2gp.linear.linearized import Output, Patterns, PriorVar, choose, linearize
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
-from net2gp.posteriors.weights.covariances import DiagonalCovariance, LowRankPlusDiagonal
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance, LowRankPlusDiagonal
 from net2gp.types import Data, Likelihood, Params
 
 

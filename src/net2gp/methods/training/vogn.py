@@ -26,7 +26,7 @@ from net2gp.methods.training.natural_gradient import (
 from net2gp.methods.training.per_example import BatchSums, batch_sums
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Data, Inputs, Likelihood, Params
 
 Made = TypeVar("Made", bound=Callable[..., None])

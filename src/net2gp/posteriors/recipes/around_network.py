@@ -19,8 +19,7 @@ from net2gp.posteriors.conditioning.samples import FunctionSamples
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
 from net2gp.posteriors.recipes.dual import Dual, make_dual
-from net2gp.posteriors.weights.covariances import Covariance, ScaledCovariance, SubsetCovariance
-from net2gp.posteriors.weights.last_layer import LastLayerKron
+from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
 from net2gp.show import number
 from net2gp.types import Inputs, Likelihood, Params
 
@@ -98,7 +97,7 @@ class AroundNetwork:
     @_evaluated
     def contrast(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and Var[f_c − f_t] for the class t of the largest mean: (N, C) each."""
-        if not isinstance(self.covariance, LastLayerKron):
+        if not hasattr(self.covariance, "differences"):
             return contrast_by_blocks(self, x)
         mean = self.linearized(x)
         return mean, self.covariance.differences(self.linearized, x, mean.argmax(-1))
@@ -112,12 +111,8 @@ class AroundNetwork:
     @_evaluated
     def prior_variances(self, x: Inputs) -> Tensor:
         """The diagonal of J diag(prior_var) Jᵀ, summed over the parameters that are not fixed: (N, C)."""
-        kernel, covariance = self.kernel, self.covariance
-        while isinstance(covariance, ScaledCovariance):
-            covariance = covariance.inner
-        if isinstance(covariance, SubsetCovariance):
-            free = torch.zeros(covariance.num_params).to(covariance.root)
-            free[covariance.index] = 1.0
+        kernel, free = self.kernel, self.covariance.mask()
+        if free is not None:
             masks = self.linearized.unflatten(free)
             kernel = self.linearized.kernel({n: v * masks[n] for n, v in kernel.prior_var.items()})
         return kernel.diag(x).reshape(-1, self.num_outputs)

@@ -19,7 +19,7 @@ from net2gp.posteriors.recipe import Recipe
 from net2gp.posteriors.recipes.around_network import ByLaplace, ByTraining, around_network
 from net2gp.posteriors.recipes.class_codes import ByCodes, OneHotCodes
 from net2gp.posteriors.recipes.dual import AroundZero, ByExpansion
-from net2gp.posteriors.weights.conditioned_covariance import ConditionedCovariance
+from net2gp.posteriors.weights.function_space import ConditionedCovariance
 
 
 @dataclass(frozen=True)

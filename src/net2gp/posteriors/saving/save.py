@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+import net2gp.posteriors.weights  # noqa: F401 (its structures and covariances have tags of their own)
 from net2gp import kernels, likelihoods
 from net2gp._version import __version__
 from net2gp.errors import FileFormatError, InputError, check_device
@@ -22,7 +23,6 @@ from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
-from net2gp.linear.curvatures import curvature
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.linear.linearized import Linearized, Output
@@ -32,19 +32,11 @@ from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes import around_network, class_codes, dual
 from net2gp.posteriors.saving.format1 import FORMAT_1
-from net2gp.posteriors.weights import (
-    covariances,
-    drawn,
-    kron,
-    last_layer,
-    pivoted,
-    structures,
-)
-from net2gp.posteriors.weights.conditioned_covariance import ConditionedCovariance
 from net2gp.posteriors.writing import FORMAT, KIND, NAMES, VALUE, digest, network_value
 from net2gp.tags import class_of
 
-# Files name classes by these tags: a class may move or change its name, its tag may not.
+# Files name classes by these tags, or by those of @savable: a class may move or change its name, its tag may
+# not.
 _CLASSES: dict[str, type] = {
     "linearized.Linearized": Linearized,
     "tangent.TangentKernel": TangentKernel,
@@ -67,32 +59,6 @@ _CLASSES: dict[str, type] = {
     "links.MonteCarlo": likelihoods.MonteCarlo,
     "links.LaplaceBridge": likelihoods.LaplaceBridge,
     "links.Contrast": likelihoods.Contrast,
-    "curvature.GGN": curvature.ExactFisher,
-    "curvature.EmpiricalFisher": curvature.EmpiricalFisher,
-    "curvature.MonteCarloFisher": curvature.MonteCarloFisher,
-    "structures.Full": structures.Full,
-    "structures.Diagonal": structures.Diagonal,
-    "structures.Kron": structures.Kron,
-    "structures.LowRank": structures.LowRank,
-    "structures.Sampled": structures.Sampled,
-    "structures.LastLayer": structures.LastLayer,
-    "structures.Subnetwork": structures.Subnetwork,
-    "structures.FunctionSpace": structures.FunctionSpace,
-    "covariances.DiagonalCovariance": covariances.DiagonalCovariance,
-    "covariances.LowRankPlusDiagonal": covariances.LowRankPlusDiagonal,
-    "covariances.Subtracted": covariances.Subtracted,
-    "covariances.FullCovariance": covariances.FullCovariance,
-    "covariances.SubsetCovariance": covariances.SubsetCovariance,
-    "kron.KronRoot": kron.KronRoot,
-    "kron.DenseRoot": kron.DenseRoot,
-    "kron.DiagonalRoot": kron.DiagonalRoot,
-    "kron.KronCovariance": kron.KronCovariance,
-    "drawn.DrawnCovariance": drawn.DrawnCovariance,
-    "covariances.ScaledCovariance": covariances.ScaledCovariance,
-    "pivoted.Pivoted": pivoted.Pivoted,
-    "last_layer.LastLayerFull": last_layer.LastLayerFull,
-    "last_layer.LastLayerDiagonal": last_layer.LastLayerDiagonal,
-    "last_layer.LastLayerKron": last_layer.LastLayerKron,
     "dual.AroundZero": dual.AroundZero,
     "solvers.Exact": solvers.Exact,
     "solvers.Lanczos": solvers.Lanczos,
@@ -111,7 +77,6 @@ _CLASSES: dict[str, type] = {
     "function_space.SpectralFactor": conditioned.SpectralFactor,
     "codes.Standardized": class_codes.Standardized,
     "codes.OneHotCodes": class_codes.OneHotCodes,
-    "covariances.ConditionedCovariance": ConditionedCovariance,
     "process.Conditioned": conditioned.Conditioned,
     "process.Whitened": Whitened,
     "process.AroundNetwork": around_network.AroundNetwork,

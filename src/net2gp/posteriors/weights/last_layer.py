@@ -1,27 +1,248 @@
-"""Covariances over the weights of a last linear layer: predictions from its inputs φ alone.
+"""`LastLayer()`: only the weights of the last linear layer, from its inputs φ alone.
 
-f(x) = W φ(x), so that the covariance of f(x) needs φ and Σ, and never the Jacobian φ ⊗ I. Entries are in the
-order (c, i), with the bias behind each class's weights.
+f(x) = W φ(x), so that neither the curvature nor the covariance of f(x) needs the Jacobian φ ⊗ I. Entries are
+in the order (c, i), with the bias behind each class's weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from net2gp.errors import InputError, check_memory
 from net2gp.inputs import num_rows, ordinary_tensors, rows
-from net2gp.linear.curvatures.head import features
+from net2gp.likelihoods.traits import of_points, summed_curvature
+from net2gp.linear.curvatures.curvature import ExactFisher, Fisher
+from net2gp.linear.curvatures.head import (
+    features,
+    features_and_outputs,
+    has_features,
+    last_linearized,
+    weights_of,
+)
 from net2gp.linear.linearized import Linearized
-from net2gp.posteriors.weights.kron import KronRoot
-from net2gp.posteriors.weights.rooted import normal
-from net2gp.types import Inputs
+from net2gp.posteriors.weights.covariance import Covariance, normal
+from net2gp.posteriors.weights.diagonal import Diagonal
+from net2gp.posteriors.weights.full import Dense, Full
+from net2gp.posteriors.weights.kron import Kron
+from net2gp.posteriors.weights.kron_blocks import KronBlock, KronRoot
+from net2gp.posteriors.weights.structure import Curvature, Structure, Task, Traits, shown
+from net2gp.tags import savable
+from net2gp.types import Inputs, Params
 
 CHUNK_NUMBERS = 2**24
-"""Numbers of one chunk of predictions."""
+"""Numbers of one chunk of predictions, outer products or curvatures."""
+
+SMALL = 4000
+"""Weights up to which the whole precision is the default."""
+
+
+@savable("structures.LastLayer")
+@dataclass(frozen=True)
+class LastLayer(Structure):
+    """Only the weights of the last linear layer, its inputs as they are.
+
+    The Jacobian φ ⊗ I of that layer is never built: N·(D² + C²) memory at most for D features and C outputs.
+
+    Args:
+        structure: What is kept of the precision of these weights: `Full()`, `Diagonal()` or `Kron()`. None
+            means `Full()` up to 4000 weights, else `Kron()`.
+
+    Raises:
+        InputError: `structure` is none of these.
+    """
+
+    structure: Full | Diagonal | Kron | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.structure, Full | Diagonal | Kron | None):
+            raise InputError(
+                "LastLayer takes the structure of its weights, Full(), Diagonal(), Kron() or None, but got "
+                f"{shown(self.structure)}. Pass for example LastLayer(Kron())."
+            )
+
+    def chosen(self, linearized: Linearized, x: Inputs) -> Linearized:
+        """The network with the parameters of its last layer as the chosen ones."""
+        return last_linearized(linearized, x)
+
+    def settled(self, linearized: Linearized) -> LastLayer:
+        """With a structure of its weights."""
+        inner = Full() if linearized.num_params <= SMALL else Kron()
+        return replace(self, structure=self.structure or inner)
+
+    def curvature(self, task: Task) -> Curvature:
+        """Σ_n Λ_n ⊗ φ_n φ_nᵀ, its diagonal, or its Kronecker factors Σ φφᵀ and Σ Λ."""
+        inner = self.settled(task.linearized).structure
+        assert inner is not None
+        if not has_features(task.linearized, task.x):
+            return inner.curvature(task)
+        if isinstance(inner, Full):
+            return LastFullCurvature(task, Dense(_full(task, inner.fisher)))
+        if isinstance(inner, Diagonal):
+            return LastDiagonalCurvature(task, _diagonal(task, inner.fisher))
+        return LastKronCurvature(task, _kron(task, inner.fisher))
+
+    def traits(self) -> Traits:
+        """Those of one layer, as exact as what is kept of it."""
+        exact = self.structure is not None and self.structure.traits().exact
+        return Traits(exact=exact, all_weights=False, one_layer=True)
+
+
+def _parts(task: Task) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The first point, features and outputs chunk by chunk."""
+    count = num_rows(task.x)
+    width = weights_of(task.params).shape[1]
+    size = max(1, CHUNK_NUMBERS // width**2)
+    for start in range(0, count, size):
+        part = rows(task.x, slice(start, start + size))
+        yield start, *features_and_outputs(task.linearized, part)
+
+
+def _curvatures(
+    task: Task, fisher: Fisher, first: int, f: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """Λ_n of some points at a time: (B, C, C); f are those from the point `first` on."""
+    size = max(1, CHUNK_NUMBERS // f.shape[1] ** 2)
+    for start in range(0, len(f), size):
+        some = slice(start, min(start + size, len(f)))
+        points = slice(first + some.start, first + some.stop)
+        if isinstance(fisher, ExactFisher):
+            # diag(p) − ppᵀ in float32 is indefinite by its rounding, which a wide prior brings out
+            yield some, of_points(task.likelihood, points).curvature(f[some].double())
+        else:
+            R = fisher.root(task.likelihood, f[some], task.y[points], points.start)
+            yield some, R @ R.mT
+
+
+def _full(task: Task, fisher: Fisher) -> Tensor:
+    """All (C·D')² entries, by one matrix product per chunk in float64: N·C²·D'²/2 operations.
+
+    Λ_n and φ_nφ_nᵀ are symmetric, so a triangle of each is enough.
+    """
+    C, D = weights_of(task.params).shape
+    check_memory(
+        3 * 8 * (C * D) ** 2,
+        task.linearized.example.device,
+        f"the curvature of a last layer of {C} × {D} weights",
+        "structure=LastLayer(Kron())",
+    )
+    like = task.linearized.example
+    (i, j), (k, l) = (torch.triu_indices(n, n, device=like.device) for n in (C, D))
+    triangle = like.new_zeros(len(i), len(k), dtype=torch.float64)
+    for first, phi, f in _parts(task):
+        for some, Lam in _curvatures(task, fisher, first, f):
+            # in float32 the sum would lose the small eigenvalues, which a wide prior brings out
+            part = phi[some].double()
+            triangle += Lam[:, i, j].double().mT @ (part[:, k] * part[:, l])
+    H = triangle[_mirrored(i, j, C)][:, _mirrored(k, l, D)]
+    return H.reshape(C, C, D, D).transpose(1, 2).reshape(C * D, C * D)
+
+
+def _mirrored(i: Tensor, j: Tensor, size: int) -> Tensor:
+    """Where each of the size² entries of a symmetric matrix is among those of its triangle."""
+    place = i.new_zeros(size, size)
+    place[i, j] = place[j, i] = torch.arange(len(i), device=i.device)
+    return place.reshape(-1)
+
+
+def _diagonal(task: Task, fisher: Fisher) -> Tensor:
+    """Σ_n Λ_ncc φ_ni²: (C·D',)."""
+    weights = weights_of(task.params)
+    total = weights.new_zeros(weights.shape, dtype=torch.float64)
+    for first, phi, f in _parts(task):
+        for some, Lam in _curvatures(task, fisher, first, f):
+            total += Lam.diagonal(dim1=1, dim2=2).mT @ phi[some].square().to(Lam.dtype)
+    return total.reshape(-1)
+
+
+def _kron(task: Task, fisher: Fisher) -> KronBlock:
+    """Σ φφᵀ ⊗ Σ Λ / N; never a curvature of its own for each point where the likelihood allows it."""
+    C, D = weights_of(task.params).shape
+    like = task.linearized.example
+    A = like.new_zeros(D, D, dtype=torch.float64)
+    G = like.new_zeros(C, C, dtype=torch.float64)
+    for first, phi, f in _parts(task):
+        A += phi.double().mT @ phi.double()
+        if isinstance(fisher, ExactFisher):
+            part = of_points(task.likelihood, slice(first, first + len(f)))
+            G += summed_curvature(part, f.double())
+        else:
+            G += sum(Lam.sum(0) for _, Lam in _curvatures(task, fisher, first, f))
+    return KronBlock(tuple(task.params), A[None], G[None], num_rows(task.x))
+
+
+def _by_class(task: Task, prior: Params) -> Tensor:
+    """Prior variances in the order (c, i), the bias behind each class's weights: (C·D',)."""
+    expanded = {n: prior[n].double().expand(value.shape) for n, value in task.params.items()}
+    return weights_of(expanded).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class LastFullCurvature(Curvature):
+    """Σ_n Λ_n ⊗ φ_n φ_nᵀ of the weights W (C, D) and bias: (C·D', C·D')."""
+
+    task: Task
+    dense: Dense
+
+    def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
+        """By eigenvalues within a search, else by a Cholesky factor."""
+        return self.dense.log_det(prior, _by_class(self.task, prior), scale)
+
+    def covariance(self, prior: Params, scale: float) -> LastLayerFull:
+        """By a Cholesky factor."""
+        v, params = _by_class(self.task, prior), self.task.params
+        C = len(next(iter(params.values())))
+        return LastLayerFull(self.dense.factor(v, scale), v.sqrt(), C, len(params) == 2)
+
+    def trace(self) -> float:
+        """tr H."""
+        return float(self.dense.H.trace())
+
+
+@dataclass(frozen=True, eq=False)
+class LastDiagonalCurvature(Curvature):
+    """The diagonal of Σ_n Λ_n ⊗ φ_n φ_nᵀ: (C·D',)."""
+
+    task: Task
+    diagonal: Tensor
+
+    def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
+        """Σ log(1 + scale·v·h)."""
+        return torch.log1p(scale * _by_class(self.task, prior) * self.diagonal).sum()
+
+    def covariance(self, prior: Params, scale: float) -> LastLayerDiagonal:
+        """v / (1 + scale·v·h)."""
+        v, shape = _by_class(self.task, prior), weights_of(self.task.params).shape
+        variance = (v / (1 + scale * v * self.diagonal)).reshape(shape)
+        return LastLayerDiagonal(variance, len(self.task.params) == 2)
+
+    def trace(self) -> float:
+        """tr H."""
+        return float(self.diagonal.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class LastKronCurvature(Curvature):
+    """Σ φφᵀ ⊗ Σ Λ / N."""
+
+    task: Task
+    block: KronBlock
+
+    def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
+        """By the products of the eigenvalues of both factors."""
+        return self.block.log_det(prior, self.task.params, scale)
+
+    def covariance(self, prior: Params, scale: float) -> LastLayerKron:
+        """In the eigenbasis of both factors."""
+        return LastLayerKron(self.block.root(prior, self.task.params, scale))
+
+    def trace(self) -> float:
+        """tr H."""
+        return self.block.trace()
 
 
 def _by_chunks(
@@ -43,8 +264,9 @@ def _flat(values: Tensor, bias: bool) -> Tensor:
     return torch.cat([values[:, :-1].flatten(0, 1), values[:, -1]])
 
 
+@savable("last_layer.LastLayerFull")
 @dataclass(frozen=True, eq=False)
-class LastLayerFull:
+class LastLayerFull(Covariance):
     """Σ = root rootᵀ with root = diag(deviations) L⁻ᵀ, (C·D', C·D'), made when it is first asked for."""
 
     L: Tensor
@@ -61,7 +283,7 @@ class LastLayerFull:
         return self.deviations[:, None] * inverse
 
     def _sides(self, phi: Tensor) -> Tensor:
-        """(I ⊗ φᵀ) root: (B, C, C·D'), by one matrix product a class."""
+        """(I ⊗ φᵀ) root: (B, C, C·D'), by one matrix product per class."""
         root = self.root.reshape(self.num_classes, -1, self.root.shape[1])
         return torch.einsum("bi,ciq->bcq", phi.double(), root)
 
@@ -91,8 +313,9 @@ class LastLayerFull:
         return _flat(values.reshape(self.num_classes, -1, num_samples), self.bias)
 
 
+@savable("last_layer.LastLayerDiagonal")
 @dataclass(frozen=True, eq=False)
-class LastLayerDiagonal:
+class LastLayerDiagonal(Covariance):
     """Independent weights with the variances `variance` (C, D'): outputs are independent too."""
 
     variance: Tensor
@@ -120,8 +343,9 @@ class LastLayerDiagonal:
         return _flat(values, self.bias)
 
 
+@savable("last_layer.LastLayerKron")
 @dataclass(frozen=True, eq=False)
-class LastLayerKron:
+class LastLayerKron(Covariance):
     """Σ in the eigenbasis of Σ φφᵀ and Σ Λ: P numbers, whatever C and D' are."""
 
     layer: KronRoot
@@ -141,13 +365,13 @@ class LastLayerKron:
         return _by_chunks(linearized, x, len(Q) ** 2, blocks)
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks: (N, C), in C² operations a point."""
+        """The diagonals of the blocks: (N, C), in C² operations per point."""
         squares = self.layer.QG[0].square().T
         function = lambda phi: (self._weights(phi) @ squares).to(phi.dtype)
         return _by_chunks(linearized, x, len(squares) + len(self.layer.scale), function)
 
     def differences(self, linearized: Linearized, x: Inputs, top: Tensor) -> Tensor:
-        """Var[f_c − f_top] for one output a point: (N, C), in C² operations a point."""
+        """Var[f_c − f_top] for one output of each point: (N, C), in C² operations per point."""
         Q = self.layer.QG[0]
         weights = _by_chunks(linearized, x, len(Q) + len(self.layer.scale), self._weights)
         own = weights @ Q.square().T

@@ -1,4 +1,4 @@
-"""The covariance of parameters from the rows of the data that tell something: the others are left out."""
+"""The covariance of parameters from the rows of the data that say something: the others are left out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from net2gp.linalg import block_matmul, cholesky, lanczos, pivots
 from net2gp.linear.forward.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
-from net2gp.posteriors.weights.precision import prior_vector
-from net2gp.posteriors.weights.rooted import normal
+from net2gp.posteriors.weights.covariance import Covariance, normal
+from net2gp.posteriors.weights.structure import prior_vector
+from net2gp.tags import savable
 from net2gp.types import Inputs
 
 BLOCK = 192
@@ -198,8 +199,9 @@ def _most_missed(matrix: _Gram | _Rows, system: RowSystem) -> float:
     return float(torch.linalg.eigvalsh(found.T)[-1])
 
 
+@savable("pivoted.Pivoted")
 @dataclass(frozen=True, eq=False)
-class Pivoted:
+class Pivoted(Covariance):
     """Σ = V − V^½ Φᵀ T⁻ᵀ (I − B⁻¹) T⁻¹ Φ V^½, Φ (r, P) being the whitened gradients of r rows of the data.
 
     T is the Cholesky factor of ΦΦᵀ, so T⁻¹Φ has orthonormal rows, along which B = I + LᵀL = RRᵀ is the
@@ -231,7 +233,7 @@ class Pivoted:
     def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J_n Σ J_nᵀ for each point: (N, C, C)."""
         parts = []
-        for prior, less in self._parts(x):
+        for prior, less in self._pieces(x):
             by_point = less.unflatten(1, prior.shape[:2])
             parts.append(prior - torch.einsum("rnc,rnd->ncd", by_point, by_point))
         found = torch.cat(parts)
@@ -241,14 +243,14 @@ class Pivoted:
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
         """The diagonals of the blocks: (N, C)."""
         parts = []
-        for prior, less in self._parts(x):
+        for prior, less in self._pieces(x):
             variances = prior.diagonal(dim1=1, dim2=2)
             parts.append(variances - less.square().sum(0).reshape(variances.shape))
         return torch.cat(parts).clamp(min=0.0).to(self.kernel.linearized.example.dtype)
 
     def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J Σ Jᵀ over all points: (N·C, N·C)."""
-        less = torch.cat([part for _, part in self._parts(x)], 1)
+        less = torch.cat([part for _, part in self._pieces(x)], 1)
         return self.kernel.precise()(x) - less.mT @ less
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
@@ -282,7 +284,7 @@ class Pivoted:
         root = cholesky(eye - torch.cholesky_inverse(self.R), what="I − B⁻¹").L
         return torch.linalg.solve_triangular(self.T.mT, root, upper=True).mT.contiguous()
 
-    def _parts(self, x: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pieces(self, x: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """For chunks of points the prior's blocks (n, C, C) and E k(rows, x), (r, n·C)."""
         kernel, C, r = self.kernel.precise(), self.mix.shape[1], len(self.T)
         size = min(kernel.points_at_once(x), max(1, TEST_BYTES // (8 * C * r)))

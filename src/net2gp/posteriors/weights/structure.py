@@ -1,0 +1,247 @@
+"""What a structure is: how Laplace's approximation represents the covariance of a network's parameters.
+
+A `Structure` is a value that a user chooses. Of a `Task`, a network with its data, it makes a `Curvature`:
+H = Σ_n J_nᵀ Λ_n J_n in the form that the structure keeps. A curvature and a prior N(0, V) give the
+determinant that the evidence needs, and Σ = (V⁻¹ + scale·H)⁻¹. `scale` is the inverse of the temperature, and
+of a noise variance that H was found without. Everything is in float64, whatever the dtype of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError
+from net2gp.inputs import describe, rows
+from net2gp.likelihoods import shape_targets
+from net2gp.likelihoods.traits import of_points
+from net2gp.linear.curvatures.curvature import ExactFisher, Fisher, Source
+from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
+from net2gp.posteriors.weights.covariance import Covariance
+from net2gp.types import Inputs, Likelihood, Params
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A network with checked data: what a structure takes the curvature of.
+
+    Args:
+        linearized: The network at its parameters θ*.
+        x: The inputs of the data.
+        y: The targets.
+        likelihood: How targets follow the outputs; its noise variance is 1 where it is open.
+        f: The outputs of the network at `x`, (N, C), in float64.
+        open_noise: Whether the noise variance is to be found.
+        prior_var: The prior variances that were given, or None if they are to be found.
+        temperature: What the curvature is divided by.
+        free: The indices of the parameters that vary, or None if all do.
+    """
+
+    linearized: Linearized
+    x: Inputs
+    y: Tensor
+    likelihood: Likelihood
+    f: Tensor
+    open_noise: bool = False
+    prior_var: PriorVar | None = None
+    temperature: float = 1.0
+    free: Tensor | None = None
+
+    @property
+    def params(self) -> Params:
+        """θ*."""
+        return self.linearized.params
+
+    def source(self, fisher: Fisher | None = None) -> Source:
+        """What gradients and diagonals are taken of; with None of the exact Fisher matrix."""
+        return Source(self.linearized, self.x, self.y, self.likelihood, fisher or ExactFisher())
+
+    def at(self, index: Tensor) -> Task:
+        """The task at some of its points."""
+        likelihood = of_points(self.likelihood, index)
+        x, y, f = rows(self.x, index), self.y[index], self.f[index]
+        return replace(self, x=x, y=y, f=f, likelihood=likelihood)
+
+    def prior(self, prior_var: PriorVar) -> Params:
+        """The variance of each parameter; one that was found is not rounded to the network's dtype."""
+        if self.prior_var is not None:
+            return expand_prior(prior_var, self.params)
+        precise = lambda value: torch.tensor(value, dtype=torch.float64, device=self.f.device)
+        if isinstance(prior_var, Mapping):
+            return {name: precise(prior_var[name]) for name in self.params}
+        return dict.fromkeys(self.params, precise(prior_var))
+
+    def noise(self, scale: float) -> Tensor | None:
+        """The open noise variance that a factor of the curvature stands for."""
+        if not self.open_noise:
+            return None
+        return torch.tensor(1.0 / (self.temperature * scale), dtype=torch.float64)
+
+    def log_likelihood(self, noise_var: Tensor | None) -> Tensor:
+        """log p(y | f(x; θ*)), at another noise if one is given."""
+        if noise_var is None:
+            return self.likelihood.log_prob(self.f, self.y).sum()
+        squares = (shape_targets(self.f, self.y).double() - self.f).square().sum()
+        count = self.f.numel()
+        return -0.5 * (squares / noise_var + count * (2 * torch.pi * noise_var).log())
+
+    def evidence(self, prior: Params, noise_var: Tensor | None, log_det: Tensor) -> Tensor:
+        """Laplace's evidence, log p(y | θ*) − ½ Σ θ*²/v − ½ log|I + scale·V^{1/2} H V^{1/2}|."""
+        squares = [
+            (value.double().square() / prior[name].double()).reshape(-1)
+            for name, value in self.params.items()
+        ]
+        each = torch.cat(squares)
+        distance = each.sum() if self.free is None else each[self.free].sum()
+        return self.log_likelihood(noise_var) - 0.5 * distance - 0.5 * log_det
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """What a curvature and a prior give.
+
+    Args:
+        covariance: Σ.
+        evidence: Laplace's evidence, or None where it was not asked for.
+        structure: The structure as it was used, where its options say more than what was asked for.
+        trace: tr H, where solving found it.
+    """
+
+    covariance: Covariance
+    evidence: Tensor | None
+    structure: Structure | None = None
+    trace: float | None = None
+
+
+class Curvature:
+    """H of a task in one structure.
+
+    A kind is a frozen dataclass with the field `task`, which writes `log_det`, `covariance` and `trace`; or
+    `solved`, where one solve gives all of them.
+    """
+
+    task: Task
+
+    def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
+        """log|I + scale·V^{1/2} H V^{1/2}|, differentiable in the prior and in `scale`.
+
+        Args:
+            prior: A variance for each parameter, as a scalar tensor or in the parameter's shape.
+            scale: The factor of H.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no log_det.")
+
+    def covariance(self, prior: Params, scale: float) -> Covariance:
+        """Σ = (V⁻¹ + scale·H)⁻¹; the arguments are those of `log_det`."""
+        raise NotImplementedError(f"{type(self).__name__} has no covariance.")
+
+    def trace(self) -> float:
+        """tr H."""
+        raise NotImplementedError(f"{type(self).__name__} has no trace.")
+
+    def variances(self, prior: Params) -> Tensor:
+        """V as a vector over all parameters: (P,), in float64."""
+        return prior_vector(prior, self.task.params)
+
+    def solved(self, prior_var: PriorVar, scale: float) -> Solved:
+        """Σ and the evidence at a prior."""
+        task, prior = self.task, self.task.prior(prior_var)
+        evidence = task.evidence(prior, task.noise(scale), self.log_det(prior, scale))
+        return Solved(self.covariance(expand_prior(prior_var, task.params), scale), evidence)
+
+    def searched(self, *, per_layer: bool, literal: bool) -> Curvature:
+        """The curvature whose evidence chooses what is open: this one, unless it costs or counts too little.
+
+        Args:
+            per_layer: Whether each layer has a prior variance of its own.
+            literal: Whether this very evidence was asked for, with `Evidence()` or `Validation(data)`.
+        """
+        return self
+
+    def at_data(self, prior_var: PriorVar, scale: float, index: Tensor) -> Tensor | None:
+        """The covariances (n, C, C) of f at some of the data, if they are known without the network."""
+        return None
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What `laplace` has to know of a structure to choose prior, noise and link. The defaults fit most.
+
+    Args:
+        whole: Σ has all directions of all parameters. Then a regression takes prior and noise of the linear
+            model as they are. Otherwise they are changed until the variances at the data are right.
+        exact: The variances at the data are those of the Gauss–Newton matrix, so that the information of a
+            point itself can be taken out of them.
+        all_weights: All parameters vary, and `log_det` says how many of them the data determine. Then the
+            prior variance of a classifier follows the certainty of the network.
+        any_prior: `log_det` takes a prior variance for each layer.
+        keeps_prior: Directions that are left out keep the prior, so that variances are never too small.
+        one_layer: The parameters are those of one layer, which the structure chooses itself.
+        solved_once: A solve costs so much that it is done once, at the end.
+    """
+
+    whole: bool = False
+    exact: bool = False
+    all_weights: bool = True
+    any_prior: bool = True
+    keeps_prior: bool = False
+    one_layer: bool = False
+    solved_once: bool = False
+
+
+class Structure:
+    """How the covariance of a network's parameters is represented.
+
+    A kind is a frozen dataclass of its options below `@savable("project.Name")`, which writes `curvature`.
+    `n2g.laplace(network, data, likelihood, structure=...)` takes it; CONTRIBUTING.md has a whole example.
+    """
+
+    def curvature(self, task: Task) -> Curvature:
+        """H of a task, in the form that the structure keeps."""
+        raise NotImplementedError(f"{type(self).__name__} has no curvature.")
+
+    def traits(self) -> Traits:
+        """What the choice of prior, noise and link has to know."""
+        return Traits()
+
+    def chosen(self, linearized: Linearized, x: Inputs) -> Linearized:
+        """The network with the parameters that the structure is of: all that were chosen."""
+        return linearized
+
+    def settled(self, linearized: Linearized) -> Structure:
+        """The structure with the options that depend on the size of the network filled in."""
+        return self
+
+
+def prior_vector(prior: Params, params: Params) -> Tensor:
+    """V as a vector over all parameters: (P,), in float64."""
+    parts = [prior[name].double().expand(value.shape).reshape(-1) for name, value in params.items()]
+    return torch.cat(parts)
+
+
+def common_variance(prior: Params) -> Tensor | None:
+    """The one variance that all parameters have, if it is one."""
+    values = list(prior.values())
+    first = values[0]
+    if any(v.dim() for v in values) or not all(v is first or bool(v == first) for v in values):
+        return None
+    return first.double()
+
+
+def check_fisher(structure: Structure, fisher: object) -> None:
+    """Raise if an option is no Fisher matrix."""
+    if not isinstance(fisher, Fisher):
+        name = type(structure).__name__
+        raise InputError(
+            f"{name} takes a Fisher matrix, ExactFisher(), EmpiricalFisher() or "
+            f"MonteCarloFisher(num_samples), but got {shown(fisher)}. Pass for example "
+            f"{name}(ExactFisher()), or {name}()."
+        )
+
+
+def shown(value: object) -> str:
+    """An option as an error shows it."""
+    return repr(value) if isinstance(value, str | int | float) else describe(value)
