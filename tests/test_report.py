@@ -121,7 +121,7 @@ def test_the_intervals_hold_in_the_gap_where_the_network_alone_does_not(made):
 
 
 def test_the_deviation_in_the_gap_exceeds_that_at_the_data(made):
-    text = " ".join(find(made, "Regression: unsure").text.split())
+    text = " ".join(find(made, "Regression: uncertain").text.split())
     at_data, inside = re.search(
         r"is (\d\.\d+) on average at the data and reaches (\d\.\d+)", text
     ).groups()

@@ -39,7 +39,7 @@ def net2gp(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write into.")] = Path("demo_output"),
 ) -> None:
-    """Train small networks, turn them into GPs, write figures and a page. Takes under a minute."""
+    """Train small networks, turn them into GPs, and write figures and a page. It takes under a minute."""
     from net2gp.report import demo as run
 
     try:

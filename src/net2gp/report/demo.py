@@ -24,9 +24,9 @@ SCENES: dict[str, Callable[[], list[Section]]] = {
 
 TITLE = "The Gaussian process in your network"
 
-LEAD = """Small networks are trained below, each within seconds. Each one is then read as the Gaussian
-process that it is around its parameters, and so says what it knows and what it does not. Nothing is
-trained a second time."""
+LEAD = """Small networks are trained below, each within seconds. Each one is then treated as the Gaussian
+process that it is around its parameters, which says what the network knows and what it does not. Nothing
+is trained a second time."""
 
 
 def demo(out: str | os.PathLike = "demo_output") -> Path:

@@ -71,10 +71,10 @@ def _calibration(probs: dict[str, Tensor], y: Tensor, posterior: Any, watch: Sto
         around it, without any further training, brings that to
         {confidence["GP around the network"]:.0%}; the table says how often each is right.
 
-        On the diagonal of the diagram, confidence equals accuracy; below it, predictions are too sure;
-        larger dots stand for more digits. The prior variance ({variance:g}) is the one of four with the
-        lowest loss on 200 held-out digits, which is a better judge than the evidence when the network was
-        trained on the same data.
+        On the diagonal of the diagram, confidence equals accuracy. Below it, predictions are overconfident.
+        Larger dots stand for more digits. The prior variance ({variance:g}) is the one of four with the
+        lowest loss on 200 held-out digits. Held-out data judge better than the evidence here, since the
+        network was trained on the same data.
         """
     note = (
         "ECE: expected calibration error, ten bins. Lower is better for NLL, ECE and Brier score."
@@ -116,16 +116,16 @@ def _detection(network: nn.Module, around: Any, known: Pair, x: Tensor) -> Secti
         areas = [metrics.auroc(found["test digits"], found[kind]) for kind in STRANGERS]
         rows.append((name, *(f"{area:.3f}" for area in areas)))
     text = f"""
-        What does each say about images that are no upright digits: test digits turned by 90° and uniform
-        noise? A network's entropy only knows how the ten classes compare. A process also has a variance of
-        f itself, which grows away from the data. Here the network gives nothing but the kernel
-        (`zero_mean=True`), so the prior variance is set by the evidence.
+        What does each of them say about images that are not upright digits: test digits turned by 90° and
+        uniform noise? The entropy of a network only compares the ten classes. A process also has a variance
+        of f itself, which grows away from the data. Here the network provides only the kernel
+        (`zero_mean=True`), so the evidence determines the prior variance.
 
-        The table has the area under the ROC curve: the chance that a stranger gets a higher score than a
-        test digit; 1 is perfect, 0.5 a coin flip. The price is shown too: with zero mean, the probabilities
-        themselves are far too careful
+        The table has the area under the ROC curve: the probability that such an image gets a higher score
+        than a test digit, where 1 is perfect and 0.5 is chance. There is a price: with zero mean, the
+        probabilities themselves are far too cautious
         (NLL {metrics.nll(posterior.predict(x), data.digits("test")[1]):.2f}, accuracy
-        {metrics.accuracy(posterior.predict(x).probs, data.digits("test")[1]):.1%}), so use that process to
+        {metrics.accuracy(posterior.predict(x).probs, data.digits("test")[1]):.1%}). Use this process to
         detect and the one above to predict.
         """
     return Section(
@@ -203,17 +203,17 @@ def _kernel(before: nn.Module, after: nn.Module, held_out: Pair) -> Section:
         pair = (values[same & ~own].mean(), values[~same].mean())
         rows.append((name, *(f"{value:.3f}" for value in (*pair, pair[0] - pair[1]))))
     text = """
-        What the network has learned, as a covariance: each entry says how much the outputs at two digits
-        move together when parameters change (the tangent kernel J Jᵀ, scaled to a diagonal of one). The 200
-        digits are sorted by class, and none of them was used in training. Blocks on the diagonal mean that
-        the network treats digits of a class alike.
+        This is what the network has learned, as a covariance. Each entry says how much the outputs at two
+        digits move together when parameters change (the tangent kernel J Jᵀ, scaled to a diagonal of one).
+        The 200 digits are sorted by class, and none of them was used in training. Blocks on the diagonal
+        mean that the network treats the digits of a class alike.
         """
     note = "Mean similarity of two different digits. The few values below zero are drawn as zero."
     picture = Figure.draw(
         "kernel", figure, "Heat maps of the tangent kernel before and after training"
     )
     return Section(
-        "The kernel: what the network holds to be similar",
+        "The kernel: what the network finds similar",
         text,
         (picture,),
         shown(_similarity),

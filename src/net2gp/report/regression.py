@@ -35,22 +35,22 @@ def scene() -> list[Section]:
     at_data = posterior.marginal(curve.x).variance.sqrt().mean()
     text = f"""
         A tanh network with {sum(p.numel() for p in network.parameters()):,} parameters was fitted to
-        150 noisy points; there are none between {curve.gap[0]:g} and {curve.gap[1]:g}. The network
+        150 noisy points, with none between {curve.gap[0]:g} and {curve.gap[1]:g}. The network
         alone gives one curve (dashed) and no warning. As a Gaussian process it gives a mean, a band of
         two standard deviations, and whole functions that agree with the data (thin lines).
 
         The band is wide where data are missing: the standard deviation of f is
         {float(at_data):.2f} on average at the data and reaches {float(deviation[inside].max()):.2f}
-        inside the gap. Prior variance and noise were set by the evidence: the noise variance came out as
-        {posterior.likelihood.noise_var:.3f}, where {curve.noise_var:.3f} made the data.
+        inside the gap. The evidence determined prior variance and noise: the noise variance is
+        {posterior.likelihood.noise_var:.3f}, and the data were made with {curve.noise_var:.3f}.
 
-        `zero_mean=True` says that the network gives the kernel alone, so that prior and noise have to
-        explain the data by themselves. Without it the network is the prior mean, too; having been fitted to
-        these very points, it leaves less to judge by, and the band comes out wider. The next section
+        `zero_mean=True` says that the network provides only the kernel, so prior and noise must explain the
+        data by themselves. Without it, the network is also the prior mean. Since it was fitted to the same
+        points, the residuals say less about prior and noise, and the band becomes wider. The next section
         compares both.
         """
     first = Section(
-        "Regression: unsure where there are no data",
+        "Regression: uncertain where there are no data",
         text,
         (_draw(curve, network, grid, f, curves),),
         shown(_uncertainty),
@@ -121,10 +121,10 @@ def _calibration(curve: data.Curve, network: nn.Module) -> Section:
         for name, parts in found.items()
     }
     text = f"""
-        Is the band honest? Over {REPEATS} data sets, each with a network of its own, fresh observations
-        over the whole range, the gap included, are compared with central intervals of every probability.
-        On the diagonal, an interval of 80% holds 80% of the observations; below it, a prediction is too
-        sure of itself, above it too careful.
+        Is the band honest? For {REPEATS} data sets, each with its own network, fresh observations over the
+        whole range, including the gap, are compared with central intervals of every probability. On the
+        diagonal, an interval of 80% holds 80% of the observations. Below it, a prediction is overconfident;
+        above it, underconfident.
         """
     figure = canvas(4.6, 4.4)
     plots.plot_coverage(figure.subplots(), pooled, y)

@@ -44,11 +44,11 @@ def scene() -> list[Section]:
         A tanh network learned one sinusoid from 200 points. Four new sinusoids, of other amplitude, phase
         and frequency, come with {POINTS} points each. The linearized network is conditioned on each of them
         in closed form: no training, no learning rate, all {sum(p.numel() for p in network.parameters()):,}
-        parameters. The tasks share one prior variance, set by the sum of their evidences; the noise is the
-        source network's own mean squared error.
+        parameters. The tasks share one prior variance, which maximizes the sum of their evidences. The
+        noise is the mean squared error of the source network.
 
-        The band widens between and beyond the points. Fine-tuning gives a curve, too, but does not say
-        where to doubt it.
+        The band widens between and beyond the points. Fine-tuning gives a curve too, but does not say where
+        it is uncertain.
         """
     picture = _draw(source, targets, grid, predictions, curves)
     return [
@@ -141,8 +141,8 @@ def _table(
     ]
     rows.append(_row("GP, closed form", errors, losses, f"{sum(inside) / len(inside):.1%}"))
     head = ("", *(f"RMSE {name}" for name in targets), "mean NLL", "95% interval")
-    note = """On 201 fresh observations of each task. A network has no variance of its own: for its NLL it
-        gets the best constant one in hindsight, its own squared error on these observations, which flatters
+    note = """Scores on 201 fresh observations of each task. A network has no variance of its own. For its NLL
+        it gets the best constant variance in hindsight, its squared error on these observations, which favors
         it. The last column is the share of observations inside the GP's 95% interval."""
     return Table(head, tuple(rows), note)
 
