@@ -16,9 +16,9 @@ from net2gp.limits.duals.activation_table import activation_table
 from net2gp.limits.duals.activations import (
     UnsupportedLayer,
     activation_of,
-    from_function,
 )
 from net2gp.limits.duals.quadrature import Quadrature, mixed_dual
+from net2gp.limits.duals.torch_functions import from_function
 from net2gp.limits.integrals.expectations import has_jumps
 from net2gp.limits.modules import pointwise as points
 

@@ -263,7 +263,7 @@ def _module_value(translation: Translation, node: fx.Node, data_only: bool) -> A
         )
     found = translation.found[node.name]
     if data_only and not isinstance(layer, WEIGHTED) and type(layer) not in _registered():
-        _refuse_activation(translation, node, layer)
+        _refuse_activation(node, layer)
         _check_fixed(translation, node, layer)
         return Data(node.name, tuple(found.shape[1:]), found.is_floating_point())
     args = translation.value(node.args)
@@ -318,7 +318,7 @@ def _check_no_activation(translation: Translation, node: fx.Node) -> None:
         node.target, translation.value(node.args), dict(translation.value(node.kwargs))
     )
     if layer is not None and type(layer).__name__ in _NAMED:
-        _refuse_activation(translation, node, layer)
+        _refuse_activation(node, layer)
 
 
 _NAMED = {
@@ -335,7 +335,7 @@ _NAMED = {
 }
 
 
-def _refuse_activation(translation: Translation, node: fx.Node, layer: nn.Module) -> None:
+def _refuse_activation(node: fx.Node, layer: nn.Module) -> None:
     if not is_activation(layer) or isinstance(layer, nn.Identity | pointwise.Pointwise):
         return
     name = node.target if node.op == "call_module" else node.name

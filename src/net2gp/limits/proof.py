@@ -43,7 +43,7 @@ def check(
     dtypes = [t.dtype for t in found if t.is_floating_point()]
     module = drawn(translation.graph, dtypes[-1] if dtypes else torch.float64)
     module = module.to(points[0].device)
-    runner = _Runner(module, points, translation, unchecked)
+    runner = _Runner(module, translation, unchecked)
     # cuDNN's recurrent layers have no gradients in eval mode
     plain = torch.backends.cudnn.flags(enabled=False)
     with ordinary_tensors(), torch.enable_grad(), torch.random.fork_rng(devices=[]), plain:
@@ -138,7 +138,6 @@ class _Runner(_Quiet):
     def __init__(
         self,
         module: fx.GraphModule,
-        points: tuple[Tensor, ...],
         translation: Translation,
         unchecked: tuple[type, ...],
     ) -> None:

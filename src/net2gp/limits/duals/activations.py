@@ -21,7 +21,6 @@ from net2gp.limits.duals import closed_forms as closed
 from net2gp.limits.duals import power_forms as powers
 from net2gp.limits.duals.piecewise_linear import PiecewiseLinear
 from net2gp.limits.duals.quadrature import Quadrature
-from net2gp.limits.duals.torch_functions import from_function as from_function
 from net2gp.limits.modules import pointwise as points
 
 

@@ -190,7 +190,7 @@ class Translation:
             return t.reshape(t.shape[0], -1, width).movedim(1, 0).contiguous()
 
         name = self.reference(data, f"channels {channel}", extract)
-        e = ex.Raw(name, channel, 0, width, layout.positions)
+        e = ex.Raw(name, 0, width, layout.positions)
         return Signal(((width, e),), layout)
 
     def constant(self, tensor: Tensor, like: Signal, node: fx.Node) -> Signal:
@@ -210,7 +210,7 @@ class Translation:
         # any data will do as a source: the extraction reads only its device and number of points
         source = next(name for name, value in self.values.items() if isinstance(value, Data))
         self.extract[key] = (source, extract)
-        return Signal(((width, ex.Raw(key, channel, 0, width, like.positions)),), like.layout)
+        return Signal(((width, ex.Raw(key, 0, width, like.positions)),), like.layout)
 
 
 def mapped(signal: Signal, map: PositionMap, layout: Layout) -> Signal:

@@ -131,8 +131,8 @@ def _expanded(run: Evaluation, a: Expression, b: Expression, full: bool, left: b
         return None
     other = b if left else a
     moved = both(found, lambda t: _one_side(run, e, t, other, wide, left))
-    if isinstance(e, ex.Normalized) and e.center and (m := mean(run, inner)) is not None:
-        moved = _recentered(run, e, moved, other, full, left, m)
+    if isinstance(e, ex.Normalized) and e.center and mean(run, inner) is not None:
+        moved = _recentered(run, e, moved, other, full, left)
     if wide and not full and a.positions:
         return both(moved, lambda t: run.equal_positions(t, a))
     return moved
@@ -197,14 +197,12 @@ def _matrix_on_side(
 ) -> Tensor:
     """Multiply the positions of one side by A(x), given as (to, from, n)."""
     pairs = t.shape[t.dim() - (1 if run.zipped else 2) :]
-    rank_inner = len(ex.inherits(e)[0].positions)
     matrix = matrix.movedim(-1, 0)
     if left:
         flat = t.reshape(matrix.shape[-1], ex.size(other), *pairs).movedim((0, 1), (-2, -1))
         moved = (matrix if run.zipped else matrix[:, None]) @ flat
         shape = (*e.positions, *other.positions)
     else:
-        assert rank_inner >= 0
         flat = t.reshape(ex.size(other), matrix.shape[-1], *pairs).movedim((0, 1), (-2, -1))
         moved = flat @ matrix.mT
         shape = (*other.positions, *e.positions)
@@ -218,7 +216,6 @@ def _recentered(
     other: Expression,
     full: bool,
     left: bool,
-    m: Means,
 ) -> Pair:
     """Compute E[(a − m) b] g = E[a b] g − m g E[b], where m is the mean and g the gain of a norm."""
     b = mean(run, other)

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from net2gp.limits.duals.activations import activation_of
 from net2gp.limits.graph.function_registry import name_of, run
-from net2gp.limits.graph.translate import Data, Logits, Parameter, Signal, Translation
+from net2gp.limits.graph.translate import Data, Logits, Parameter, Signal
 from net2gp.limits.modules.pointwise import Pointwise
 from net2gp.limits.signals import expressions as ex
 
@@ -37,9 +37,7 @@ class Condition:
 Part = Signal | Condition
 
 
-def composed_call(
-    translation: Translation, node: fx.Node, args: tuple, kwargs: dict
-) -> Signal | Condition | None:
+def composed_call(node: fx.Node, args: tuple, kwargs: dict) -> Signal | Condition | None:
     """Return the value of a call whose arguments are numbers and functions of one signal.
 
     All other calls give None. Sums and products of signals have rules of their own, and give None too.

@@ -65,7 +65,7 @@ def translate_call(translation: Translation, node: fx.Node) -> Any:
     """
     args, kwargs = positional(translation.value(node.args), translation.value(node.kwargs))
     name = name_of(node.target)
-    composed = composed_call(translation, node, args, kwargs)
+    composed = composed_call(node, args, kwargs)
     if composed is not None:
         return composed
     if name in FUNCTIONS:

@@ -297,7 +297,7 @@ def embedding(
 
     # the padding index is part of the name, since layers that share tokens may have different ones
     reference = translation.reference(value, f"tokens {unused}", extract)
-    raw = ex.Raw(reference, -1, 0, 1, value.shape, tokens=True)
+    raw = ex.Raw(reference, 0, 1, value.shape, tokens=True)
     e = ex.Weighted(name, ((1.0, raw),), value.shape, 1)
     layout = Layout.of((*value.shape, sizes[1]), len(value.shape))
     return Signal(((sizes[1], e),), layout)

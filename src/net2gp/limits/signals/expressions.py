@@ -44,7 +44,6 @@ class Raw:
     """
 
     reference: str
-    channel: int
     first: int
     last: int
     positions: tuple[int, ...]

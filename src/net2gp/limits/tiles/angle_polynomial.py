@@ -36,12 +36,10 @@ class AnglePolynomial:
 
     Args:
         coefficients: The coefficients of each kernel, lowest power first.
-        error: The largest error at the nodes, relative to the largest value.
         scaled: Whether the kernels are g times the product of the inputs' norms.
     """
 
     coefficients: tuple[tuple[float, ...], ...]
-    error: float
     scaled: bool
 
     def __call__(self, rho: Tensor) -> list[Tensor]:
@@ -107,8 +105,8 @@ def fitted(
 ) -> AnglePolynomial | None:
     """Return the polynomial for inputs of mean square `square`, or None if no degree reaches the tolerance.
 
-    It is a Chebyshev series that is fitted to the values at many nodes. Its error is the largest error at
-    these nodes, relative to the largest value.
+    It is a Chebyshev series that is fitted to the values at many nodes. The tolerance bounds the largest
+    error at these nodes, relative to the largest value.
     """
     raw = only_data(program)
     assert raw is not None
@@ -132,7 +130,7 @@ def fitted(
         )
         # a sum whose terms are much larger than its value would lose digits
         if max(errors) <= tolerance and spread < 100 * top:
-            return AnglePolynomial(tuple(tuple(row.tolist()) for row in rows), max(errors), scaled)
+            return AnglePolynomial(tuple(tuple(row.tolist()) for row in rows), scaled)
     return None
 
 
