@@ -24,14 +24,25 @@ from net2gp.types import Params
 
 
 class GaussianPrior(NamedTuple):
-    """The prior θ ~ N(mean, 1/precision), with independent entries."""
+    """The prior θ ~ N(mean, 1/precision), with independent entries.
+
+    Args:
+        mean: μ₀.
+        precision: δ, in the shape of the mean.
+    """
 
     mean: Tensor
     precision: Tensor
 
 
 class NaturalState(NamedTuple):
-    """The Gaussian q(θ) = N(mean, 1/precision), and the running average of gradients."""
+    """The Gaussian q(θ) = N(mean, 1/precision), and the running average of gradients.
+
+    Args:
+        mean: μ.
+        precision: s, in the shape of the mean.
+        momentum: m, the running average of gradients.
+    """
 
     mean: Tensor
     precision: Tensor
@@ -56,10 +67,9 @@ def natural_step(
     learning_rate: float | Tensor,
     decays: tuple[float, float],
 ) -> NaturalState:
-    """One step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ).
+    """Take one step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ).
 
-    Let `gradient` g estimate E_q ∇(−log p(y | θ)), and `curvature` h estimate the diagonal of
-    E_q ∇²(−log p(y | θ)), both as sums over all N points. Then
+    The step is
 
         s ← β₂ s + (1 − β₂)(h + δ),   m ← β₁ m + (1 − β₁) g,   μ ← μ − η (m + δ(μ − μ₀)) / s.
 
@@ -67,6 +77,17 @@ def natural_step(
     loss ℓ replaced by its second-order expansion. At a fixed point s = E h + δ and E g + δ(μ − μ₀) = 0, which
     is the mean-field optimum if h is the Hessian. The average m starts at zero without a correction, so the
     first steps are short; the fixed point is the same.
+
+    Args:
+        state: The present q and the average m.
+        gradient: An estimate g of E_q ∇(−log p(y | θ)), as a sum over all N points.
+        curvature: An estimate h of the diagonal of E_q ∇²(−log p(y | θ)), as a sum over all N points.
+        prior: The prior.
+        learning_rate: η.
+        decays: β₁ and β₂.
+
+    Returns:
+        The next state.
 
     Reference: Khan et al., Fast and scalable Bayesian deep learning by weight-perturbation in Adam,
     ICML 2018; Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
@@ -87,7 +108,14 @@ def natural_step(
 
 
 class NewtonState(NamedTuple):
-    """The Gaussian q(θ) = N(mean, 1/(λ(hessian + δ))), the average of gradients, and the number of steps."""
+    """The Gaussian q(θ) = N(mean, 1/(λ(hessian + δ))), the average of gradients, and the number of steps.
+
+    Args:
+        mean: μ.
+        hessian: h, the estimate of the diagonal Hessian of the mean loss.
+        momentum: g, the running average of gradients.
+        step: The number of steps t so far, a scalar.
+    """
 
     mean: Tensor
     hessian: Tensor
@@ -116,6 +144,18 @@ def newton_step(
 
     ĥ may be negative. The last term of h comes from moving along geodesics of the positive numbers, and keeps
     h + δ positive: it becomes ½(h + δ)(1 + (1 − x)²) for x = (1 − β₂)(h − ĥ)/(h + δ).
+
+    Args:
+        state: The present q, the average g and the number of steps.
+        gradient: The gradient ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q.
+        hessian: The estimate ĥ = ĝ (θ − μ)/σ², which has the same mean over draws as ∇²ℓ̄ (Stein's identity).
+        decay: δ, the precision of the prior divided by the number of points.
+        learning_rate: η.
+        decays: β₁ and β₂.
+        clip: The largest change of a parameter before it is multiplied by η.
+
+    Returns:
+        The next state.
 
     Reference: Shen et al., Variational learning is effective for large deep networks, ICML 2024; Lin et al.,
     Handling the positive-definite constraint in the Bayesian learning rule, ICML 2020.
