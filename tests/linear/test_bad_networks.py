@@ -25,16 +25,6 @@ def x(num_points: int = 5) -> torch.Tensor:
     return torch.randn(num_points, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_training_mode_is_refused() -> None:
-    message = (
-        r"is in training mode: the network, 0, 1, 2, … \(5 in all\)\. Call network\.eval\(\) first"
-    )
-    with pytest.raises(NetworkError, match=message):
-        linearize(mlp(nn.Tanh(), nn.Tanh()).train())
-    with pytest.raises(NetworkError, match=r"training mode: the network, 0, 1\. Call"):
-        linearize(mlp().train())
-
-
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(8)])
 def test_a_part_in_training_mode_is_named_with_its_reason(layer: nn.Module) -> None:
     network = mlp(layer)

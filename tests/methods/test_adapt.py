@@ -242,9 +242,15 @@ def test_all_parameters_know_more_than_the_head():
     assert float(whole) > float(head)
 
 
-def test_a_network_in_training_mode_is_refused():
+def test_a_network_in_training_mode_is_refused_if_the_mode_matters():
+    module, data = network(1), (points(3), real_targets(points(3), 1))
     with pytest.raises(n2g.errors.NetworkError, match=r"Call network.eval\(\) first"):
-        n2g.adapt(network(1).train(), (points(3), real_targets(points(3), 1)), n2g.Gaussian())
+        n2g.adapt(nn.Sequential(module, nn.Dropout(0.1)).train(), data, n2g.Gaussian())
+    expected = n2g.adapt(module, data, n2g.Gaussian()).predict(points(4))
+    found = n2g.adapt(module.train(), data, n2g.Gaussian()).predict(points(4))
+    assert module.training
+    assert torch.equal(found.mean, expected.mean)
+    assert torch.equal(found.variance, expected.variance)
 
 
 def test_adapting_leaves_the_network_as_it_was():

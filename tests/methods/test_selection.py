@@ -165,7 +165,7 @@ def test_training_says_what_is_wrong_with_its_arguments():
     with pytest.raises(InputError, match="must be pairs of tensors of one shape"):
         train_many([build(), build()], [points(0, 5), points(0, 6)], likelihood)
     with pytest.raises(NetworkError, match=r"Call network\.eval\(\) first"):
-        train_many([build().train()], data, likelihood)
+        train_many([nn.Sequential(build(), nn.Dropout()).train()], data, likelihood)
     with pytest.raises(InputError, match=r"factor must be in \(0, 1\].*, but they are 2"):
         AdamSettings(num_steps=10, factor=2.0)
     with pytest.raises(InputError, match="patience must be zero or a positive whole number"):

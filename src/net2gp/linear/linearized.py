@@ -12,14 +12,9 @@ from torch.func import jvp
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
 from net2gp.inputs import check_inputs, describe, follows, map_inputs, num_rows, tensors
-from net2gp.linear.forward.evaluation import (
-    accepts,
-    call,
-    check_eval_mode,
-    differentiable,
-    pushforward,
-)
+from net2gp.linear.forward.evaluation import accepts, call, differentiable, pushforward
 from net2gp.linear.forward.kinds import check_kind
+from net2gp.linear.forward.modes import check_layers, in_eval_mode
 from net2gp.linear.jacobians.jacobian import jacobian
 from net2gp.linear.jacobians.passes import pulling, pushed
 from net2gp.linear.jacobians.tangent import TangentKernel
@@ -125,7 +120,7 @@ class Linearized:
     def evaluate(self, params: Params, x: Inputs) -> Tensor:
         """Compute f(x; θ) of the network itself at other values of the chosen parameters.
 
-        The result is differentiable with torch.func and with autograd.
+        The result is differentiable with torch.func and with autograd. The network is evaluated in eval mode.
 
         Args:
             params: The values θ, by name.
@@ -135,9 +130,14 @@ class Linearized:
             The outputs, (N, C).
 
         Raises:
-            NetworkError: If the network does not return one real tensor whose rows are the points.
+            NetworkError: If the network does not return one real tensor whose rows are the points, or is in
+                training mode and does something else there.
         """
-        check_eval_mode(self.network)
+        with in_eval_mode(self, x):
+            return self.run(params, x)
+
+    def run(self, params: Params, x: Inputs) -> Tensor:
+        """Do what `evaluate` does, in the mode that the network is in."""
         own = map_inputs(x, torch.clone)  # a network may change its inputs in place
         keywords = dict(own) if isinstance(own, Mapping) else {}
         arguments: tuple[Tensor, ...] = () if isinstance(own, Mapping) else tuple(tensors(own))
@@ -344,7 +344,8 @@ def linearize(
 ) -> Linearized:
     """Linearize `network` in its parameters: f(x; θ) ≈ f(x; θ*) + J(x)(θ − θ*).
 
-    The network must be in eval mode: dropout and batch statistics have no single Jacobian.
+    The network is evaluated in eval mode. If it does something else in training mode, it must be in eval mode:
+    dropout and batch statistics have no single Jacobian.
     The cost is a copy of the parameters.
 
     Args:
@@ -360,7 +361,7 @@ def linearize(
 
     Raises:
         NetworkError: If the network has no parameters, or parameters that are not finite or of mixed
-            dtypes or devices, or if it is in training mode.
+            dtypes or devices, or a layer such as dropout that is in training mode.
         InputError: If `params` or `only` does not fit the network's parameters.
 
     >>> network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).eval()
@@ -370,7 +371,7 @@ def linearize(
     Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
     """
     check_kind(network)
-    check_eval_mode(network)
+    check_layers(network)
     named = dict(network.named_parameters())
     if not named:
         raise NetworkError(

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from net2gp.errors import NetworkError
 from net2gp.inputs import follows, map_inputs, num_rows, rows, tensors
 from net2gp.linear.curvatures.beside import check_alone, check_columns
+from net2gp.linear.forward.calls import recording
 from net2gp.linear.forward.evaluation import LOCK, accepts
+from net2gp.linear.forward.modes import in_eval_mode
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -205,7 +207,7 @@ def _cut(
         copied = value.is_inference() or (follow and value.requires_grad)
         return value.clone() if copied else value.detach()
 
-    with LOCK, torch.inference_mode(False), torch.enable_grad(), accepts(x):
+    with LOCK, in_eval_mode(linearized, x), recording(), accepts(x):
         handle = layer.register_forward_hook(hook, with_kwargs=True)
         try:
             return calls, linearized.evaluate(linearized.params, map_inputs(x, own))

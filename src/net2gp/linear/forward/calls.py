@@ -16,6 +16,7 @@ from net2gp.inputs import map_inputs
 from net2gp.linear.forward.evaluation import LOCK, accepts
 from net2gp.linear.forward.functional import Functions
 from net2gp.linear.forward.layers import Rule, find_rule
+from net2gp.linear.forward.modes import in_eval_mode
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def forward(
     calls: list[Call] = []
     covered: set[str] = set()
     with LOCK, contextlib.ExitStack() as stack:
+        stack.enter_context(in_eval_mode(linearized, x))
         canonical = {id(value): name for name, value in linearized.network.named_parameters()}
         for module in linearized.network.modules():
             rule = find_rule(module)

@@ -25,21 +25,6 @@ LOCK = threading.RLock()
 Function = Callable[[Params], Tensor]
 
 
-def check_eval_mode(network: nn.Module) -> None:
-    """Raise if the network, or a part of it that would then act at random, is in training mode."""
-    active = [name or "the network" for name, module in network.named_modules() if module.training]
-    if not active:
-        return
-    kinds = {type(module).__name__ for module in network.modules() if module.training}
-    noisy = sorted(kind for kind in kinds if "Dropout" in kind or "BatchNorm" in kind)
-    reason = f" ({', '.join(noisy)} would act at random or couple the batch)" if noisy else ""
-    more = f", … ({len(active)} in all)" if len(active) > 4 else ""
-    raise NetworkError(
-        f"the network is in training mode{reason}: {', '.join(active[:4])}{more}. "
-        "Call network.eval() first."
-    )
-
-
 @contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Keep the network in eval mode within this context, even while it is being trained further."""

@@ -130,7 +130,8 @@ class Known:
 class Plans:
     """Everything that was found out about a network, which copies of a linearization by `replace` share.
 
-    A plan is found once for inputs of one shape. A copy by pickle or `deepcopy` starts with no plans.
+    A plan is found once for inputs of one shape. `modeless` says for which inputs training mode was seen to
+    change nothing. A copy by pickle or `deepcopy` starts with no plans.
 
     Args:
         demoted: Parameters that some points use in another way than their layers' rules say.
@@ -141,6 +142,7 @@ class Plans:
     def __init__(self, demoted: Iterable[str] = (), reached: Iterable[str] = ()) -> None:
         self.demoted = set(demoted)
         self.reached = set(reached)
+        self.modeless: deque[tuple[Any, ...]] = deque(maxlen=NUM_KNOWN)
         self._known: dict[tuple[Any, ...], Known] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:

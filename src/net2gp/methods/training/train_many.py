@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,13 @@ from net2gp.errors import InputError, NetworkError, check_count, check_finite, c
 from net2gp.inputs import describe, gather
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
 from net2gp.linear import linearize
-from net2gp.linear.forward.evaluation import check_eval_mode, differentiable
+from net2gp.linear.forward.evaluation import differentiable
+from net2gp.linear.forward.modes import check_layers, in_eval_mode
 from net2gp.progress import progress
 from net2gp.types import Likelihood, Params
 
 Pair = tuple[Tensor, Tensor]
+_Problem = tuple[nn.Module, Any, Likelihood, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,6 @@ def train_many(
     _check_pairs(pairs)
     single = not isinstance(likelihood, Sequence)
     likelihoods = _each(likelihood, S, "likelihood", single)
-    _check_outputs(networks, pairs, likelihoods)
     variances = _numbers(prior_var, S, "prior_var")
     check_positive(variances, "prior_var")
     offsets = _numbers(offset, S, "offset")
@@ -174,46 +176,51 @@ def train_many(
     size = S if at_once is None else at_once
     check_count(size, "at_once")
     check_count(finish, "finish", zero=True)
-    parts = []
+    with _in_eval_mode(networks, pairs):
+        _check_outputs(networks, pairs, likelihoods)
+        problems = list(zip(networks, pairs, likelihoods, variances, offsets, strict=True))
+        theta, value, slope = _train(problems, optimizer, size, finish)
+        network = copy.deepcopy(networks[0])
+    return Trained(network, _stacked(network, theta), value, slope)
+
+
+def _train(
+    problems: list[_Problem], optimizer: AdamSettings, size: int, finish: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Parameters (S, P), objective (S,) and norm of the gradient (S,), `size` networks at once."""
+    S, parts = len(problems), []
     with progress("networks", optimizer.num_steps * math.ceil(S / size)) as advance:
         for start in range(0, S, size):
-            some = slice(start, start + size)
-            objective = _Objective(
-                networks[some],
-                pairs[some],
-                list(likelihoods[some]),
-                variances[some],
-                offsets[some],
-            )
+            objective = _Objective(problems[start : start + size])
             parts.append(_descend(objective, optimizer, advance))
     if finish:
         starts = [row for theta, _, _ in parts for row in theta]
-        columns = zip(networks, pairs, likelihoods, variances, offsets, starts, strict=True)
-        parts = [
-            _finish(_Objective([n], [p], [l], v[None], o[None]), t, finish)
-            for n, p, l, v, o, t in columns
-        ]
+        pairs = zip(problems, starts, strict=True)
+        parts = [_finish(_Objective([problem]), theta, finish) for problem, theta in pairs]
     theta, value, slope = (torch.cat(column) for column in zip(*parts, strict=True))
-    network = copy.deepcopy(networks[0])
-    return Trained(network, _stacked(network, theta), value, slope)
+    return theta, value, slope
+
+
+@contextlib.contextmanager
+def _in_eval_mode(networks: list[nn.Module], pairs: list[Any]) -> Iterator[None]:
+    """Within it all networks are in eval mode; raise if training mode makes a difference to one."""
+    with contextlib.ExitStack() as stack:
+        for network, (x, _) in zip(networks, pairs, strict=True):
+            if any(module.training for module in network.modules()):
+                stack.enter_context(in_eval_mode(linearize(network), x))
+        yield
 
 
 class _Objective:
     """The negative log posterior of S networks at once, as a function of their parameters (S, P)."""
 
-    def __init__(
-        self,
-        networks: Sequence[nn.Module],
-        pairs: Sequence[Any],
-        likelihoods: list[Likelihood],
-        variances: Tensor,
-        offsets: Tensor,
-    ) -> None:
+    def __init__(self, problems: Sequence[_Problem]) -> None:
+        networks, pairs, likelihoods, variances, offsets = map(list, zip(*problems, strict=True))
         self.network = networks[0]
         self.start = torch.stack([nn.utils.parameters_to_vector(n.parameters()) for n in networks])
         self.start = self.start.detach()
-        self.precision = variances.to(self.start).reciprocal()[:, None]
-        self.offset = offsets.to(self.start)
+        self.precision = torch.stack(variances).to(self.start).reciprocal()[:, None]
+        self.offset = torch.stack(offsets).to(self.start)
         self.x, self.y = (torch.stack(column) for column in zip(*pairs, strict=True))
         self.likelihoods, self.joined = likelihoods, _joined(likelihoods, self.y)
 
@@ -341,7 +348,7 @@ def _numbers(value: float | Sequence[float] | Tensor, count: int, name: str) -> 
 
 
 def _check_networks(networks: Sequence[nn.Module]) -> list[nn.Module]:
-    """A list of modules in eval mode with parameters of the same names, shapes and dtype."""
+    """A list of modules with parameters of the same names, shapes and dtype."""
     if isinstance(networks, nn.Module):
         raise InputError("train_many trains a list of networks: pass [network].")
     networks = list(networks)
@@ -351,7 +358,7 @@ def _check_networks(networks: Sequence[nn.Module]) -> list[nn.Module]:
     if not kinds[0]:
         raise NetworkError("the networks have no parameters to train. Pass others.")
     for index, (network, kind) in enumerate(zip(networks, kinds, strict=True)):
-        check_eval_mode(network)
+        check_layers(network)
         if kind != kinds[0]:
             shapes, first = ({n: (*s, d) for n, s, d in one} for one in (kind, kinds[0]))
             raise NetworkError(
