@@ -81,14 +81,22 @@ def _plain_recurrence(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_checkpoints() -> Iterator[None]:
+    """Checkpoints of this thread run as plain calls; other threads, which may be training, keep theirs."""
     module: Any = torch.utils.checkpoint
     function, generator = module.CheckpointFunction, module._checkpoint_without_reentrant_generator
+    own = threading.get_ident()
 
     def enclose(*arguments: Any, **keywords: Any) -> Iterator[None]:
+        if threading.get_ident() != own:
+            return (yield from generator(*arguments, **keywords))
         yield
 
     class Through:
-        apply = staticmethod(lambda function, preserve, *arguments: function(*arguments))
+        @staticmethod
+        def apply(run: Any, preserve: bool, *arguments: Any) -> Any:
+            if threading.get_ident() != own:
+                return function.apply(run, preserve, *arguments)
+            return run(*arguments)
 
     module.CheckpointFunction, module._checkpoint_without_reentrant_generator = Through, enclose
     try:
@@ -102,18 +110,21 @@ def _without_checkpoints() -> Iterator[None]:
 def _full_precision() -> Iterator[None]:
     """Switch autocast off within this context, whether the network or the caller switched it on.
 
-    Derivatives in half precision have too few digits.
+    Derivatives in half precision have too few digits. Other threads keep their autocast.
     """
     kind: Any = torch.amp.autocast_mode.autocast
     enter, leave, kept = kind.__enter__, kind.__exit__, {}
+    own = threading.get_ident()
 
     def enter_disabled(self: Any) -> Any:
-        kept[id(self)], self._enabled = self._enabled, False
+        if threading.get_ident() == own:
+            kept[id(self)], self._enabled = self._enabled, False
         return enter(self)
 
     def leave_disabled(self: Any, *error: Any) -> Any:
         result = leave(self, *error)
-        self._enabled = kept.pop(id(self), self._enabled)
+        if threading.get_ident() == own:
+            self._enabled = kept.pop(id(self), self._enabled)
         return result
 
     with contextlib.ExitStack() as stack:
