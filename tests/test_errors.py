@@ -1,23 +1,25 @@
 from __future__ import annotations
 
 import builtins
+import linecache
 import os
 
 import pytest
 import torch
 
-from net2gp import errors
+import net2gp as n2g
+from net2gp import errors, memory
 from net2gp.errors import (
     InputError,
     Net2GPError,
     NetworkError,
     TooLarge,
-    available_memory,
     check_dtype_and_device,
     check_finite,
-    check_memory,
     check_positive,
 )
+from net2gp.linalg.cholesky import cholesky
+from net2gp.memory import available_memory, check_memory
 
 
 def test_every_error_is_also_the_builtin_that_one_would_expect() -> None:
@@ -107,7 +109,7 @@ def test_dtypes_and_devices_must_agree() -> None:
 
 
 def test_what_fits_into_memory_is_allowed_and_what_does_not_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(errors, "available_memory", lambda device="cpu": 3 * 2**30)
+    monkeypatch.setattr(memory, "available_memory", lambda device="cpu": 3 * 2**30)
     device = torch.device("cpu")
     check_memory(3 * 2**30, device, "a matrix", "use less")
     message = r"a matrix would take 4\.5 GiB, but 3\.0 GiB are free on cpu\. Instead: use less\."
@@ -162,12 +164,32 @@ def reader(files: dict[str, str]):
 @pytest.mark.parametrize("files", [VERSION_2, VERSION_2_IN_A_CONTAINER, VERSION_1])
 def test_a_container_may_have_less_than_the_system(monkeypatch, files: dict[str, str]) -> None:
     """5000 bytes, of which 3000 are used and 500 of these can be given up."""
-    monkeypatch.setattr(errors, "_read", reader(files))
+    monkeypatch.setattr(memory, "_read", reader(files))
     assert available_memory() == 2500
 
 
 def test_a_container_without_a_limit_has_what_the_system_has(monkeypatch) -> None:
     files = {**VERSION_2, "/sys/fs/cgroup/user/me/memory.max": "max\n"}
-    monkeypatch.setattr(errors, "_read", reader(files))
-    monkeypatch.setattr(errors, "_system_memory", lambda: 12345)
+    monkeypatch.setattr(memory, "_read", reader(files))
+    monkeypatch.setattr(memory, "_system_memory", lambda: 12345)
     assert available_memory() == 12345
+
+
+def test_warnings_point_at_the_line_that_called_net2gp() -> None:
+    """However deep the warning arises, and whatever decorators are in between."""
+    x = torch.ones(3, 1, dtype=torch.float64)
+    data, kernel = (x, torch.zeros(3, 1, dtype=torch.float64)), n2g.RBF()
+    network = torch.nn.Linear(1, 1).double().eval()
+    calls = (
+        lambda: errors.warn("net2gp", errors.JitterAdded),
+        lambda: cholesky(torch.ones(3, 3, dtype=torch.float64)),
+        lambda: n2g.condition(kernel, data, n2g.Gaussian(1e-20)),
+        torch.no_grad()(lambda: n2g.condition(kernel, data, n2g.Gaussian(1e-20))),
+        lambda: n2g.laplace(network, (x, 1000 + x), n2g.Gaussian(1e-6), prior_var=1.0),
+    )
+    for call in calls:
+        with pytest.warns(errors.Net2GPWarning) as caught:
+            call()
+        for one in caught:
+            assert one.filename == __file__
+            assert "lambda" in linecache.getline(one.filename, one.lineno)

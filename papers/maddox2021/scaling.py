@@ -131,7 +131,7 @@ def function_space(network: nn.Module, x: Tensor, y: Tensor, test: Tensor) -> tu
 
 def factorized(x: Tensor) -> bool:
     """Whether the Gram matrix and its factor fit into memory."""
-    return 3 * 8 * len(x) ** 2 < n2g.errors.available_memory(x.device)
+    return 3 * 8 * len(x) ** 2 < n2g.memory.available_memory(x.device)
 
 
 def weight_space(draws: int) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -101,7 +101,7 @@ _HOMES = {
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = ("kernels", "linalg", "linear", "methods", "posteriors", "types")
+_ROOMS = ("kernels", "linalg", "linear", "memory", "methods", "posteriors", "types")
 
 
 def __getattr__(name: str) -> Any:

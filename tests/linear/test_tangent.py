@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, Apply, points
-from net2gp import errors
+from net2gp import memory
 from net2gp.errors import InputError, TooLarge
 from net2gp.linear import TangentKernel, linearize
 from net2gp.linear.forward import factors
@@ -259,7 +259,7 @@ def test_prior_variances_that_fit_no_parameter_are_refused(prior_var, message: s
 
 @pytest.fixture
 def little_memory(monkeypatch) -> None:
-    monkeypatch.setattr(errors, "available_memory", lambda device="cpu": 2**20)
+    monkeypatch.setattr(memory, "available_memory", lambda device="cpu": 2**20)
 
 
 @pytest.mark.usefixtures("little_memory")

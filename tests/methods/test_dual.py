@@ -365,7 +365,7 @@ def test_mistakes_say_what_to_pass(monkeypatch):
         dual(network, (x, y), n2g.Gaussian(), 1.0)
     with pytest.raises(InputError, match="labels must be 0 or 1"):
         dual(network, (x, y), n2g.Bernoulli(), 1.0)
-    monkeypatch.setattr("net2gp.errors.available_memory", lambda device="cpu": 100)
+    monkeypatch.setattr("net2gp.memory.available_memory", lambda device="cpu": 100)
     with pytest.raises(TooLarge, match="a Jacobian of 12 × 2 × 22 would take"):
         found.features()
     with pytest.raises(TooLarge, match=r"Gram matrix.*solver=CG\(\)"):

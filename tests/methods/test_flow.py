@@ -685,7 +685,7 @@ def test_kernels_that_are_no_kernels_are_refused():
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_tried(monkeypatch):
     x, y = task()
     flow = gradient_flow(erf_kernels, (x, y))
-    monkeypatch.setattr("net2gp.errors.available_memory", lambda device: 1000)
+    monkeypatch.setattr("net2gp.memory.available_memory", lambda device: 1000)
     with pytest.raises(TooLarge, match="an eigendecomposition of size 7"):
         gradient_flow(erf_kernels, (x, y))
     with pytest.raises(TooLarge, match="ask for fewer times"):

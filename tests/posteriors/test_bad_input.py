@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import net2gp as n2g
-from net2gp import errors
+from net2gp import memory
 from net2gp.errors import InputError, TooLarge
 from posteriors.methods import found
 from posteriors.ways import class_targets, network, points, real_targets, seeded
@@ -318,13 +318,13 @@ TOO_LARGE = {
 def test_what_cannot_fit_is_refused_before_it_is_tried(name, monkeypatch):
     solver, likelihood, y, text = TOO_LARGE[name]
     given = kernel()
-    monkeypatch.setattr(errors, "available_memory", lambda device: 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
     with pytest.raises(TooLarge, match=text):
         n2g.condition(given, (X, y), likelihood, solver=solver)
 
 
 def test_a_decomposition_that_cannot_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(errors, "available_memory", lambda device: 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
     with pytest.raises(TooLarge, match="tune on a subset of the points, or pass prior_var"):
         n2g.tuning.spectrum(n2g.RBF(), (X, Y))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, NotLogits, check_dtype_and_device, check_finite
+from net2gp.errors import InputError, NotLogits, check_dtype_and_device, check_finite, warn
 from net2gp.inputs import describe
 
 IGNORED = -100
@@ -115,10 +114,9 @@ def warn_of_probabilities(f: Tensor, *, binary: bool) -> None:
         looks = inside and bool(((f.sum(-1) - 1).abs() < 1e-4).all())
     if looks:
         ending, name = ("sigmoid", "Bernoulli()") if binary else ("softmax", "Categorical()")
-        warnings.warn(
+        warn(
             f"the network's outputs look like probabilities, but {name} takes logits and would apply the "
             f"{ending} a second time. Pass the network without its {ending}, or pick the logits with "
             "linearize(network, output=...).",
             NotLogits,
-            stacklevel=4,
         )

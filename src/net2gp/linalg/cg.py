@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, NotConverged, check_finite
+from net2gp.errors import InputError, NotConverged, check_finite, warn
 from net2gp.linalg.checkpoint import Checkpoint
 
 Matmul = Callable[[Tensor], Tensor]
@@ -312,9 +311,8 @@ def _warn(reached: float, system: _System, reason: str) -> None:
         ),
     }[reason]
     looser = f", or accept tol={2 * reached:.0e}" if reached < 0.1 else ""
-    warnings.warn(
+    warn(
         f"conjugate gradients stopped at a relative residual of {reached:.2e}, above the tolerance "
         f"of {system.tol:.2e}, after {system.iterations} iterations: {reason}. {advice}{looser}.",
         NotConverged,
-        stacklevel=4,
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, JitterAdded, NotPositiveDefinite
+from net2gp.errors import InputError, JitterAdded, NotPositiveDefinite, warn
 
 RELATIVE_JITTERS = (1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 """The rungs of the ladder, as fractions of the mean diagonal."""
@@ -138,13 +137,12 @@ def _climb(A: Tensor, scale: float, base: float, what: str) -> Cholesky:
         L = _try(A, jitter)
         if L is not None:
             if rung > 0.0:
-                warnings.warn(
+                warn(
                     f"{what} ({A.shape[0]} x {A.shape[0]}) is not positive definite to working "
                     f"precision: {rung * scale:.3g} was added to its diagonal ({rung:.0e} of the "
                     "mean diagonal) to factorize it. A larger noise_var, float64 inputs or "
                     "removing duplicated points avoids this.",
                     JitterAdded,
-                    stacklevel=3,
                 )
             return Cholesky(L, jitter)
         if not scale > 0.0:

@@ -120,7 +120,7 @@ class Linearized:
     def evaluate(self, params: Params, x: Inputs) -> Tensor:
         """Compute f(x; θ) of the network itself at other values of the chosen parameters.
 
-        The result is differentiable with torch.func and with autograd. The network is evaluated in eval mode.
+        The network is in eval mode, and the result is differentiable with torch.func and with autograd.
 
         Args:
             params: The values θ, by name.
@@ -344,8 +344,8 @@ def linearize(
 ) -> Linearized:
     """Linearize `network` in its parameters: f(x; θ) ≈ f(x; θ*) + J(x)(θ − θ*).
 
-    The network is evaluated in eval mode. If it does something else in training mode, it must be in eval mode:
-    dropout and batch statistics have no single Jacobian.
+    The network is evaluated in eval mode. It must be in eval mode if it does something else in training mode,
+    since dropout and batch statistics have no single Jacobian.
     The cost is a copy of the parameters.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from net2gp.errors import InputError, NotConverged, NothingToTune
+from net2gp.errors import InputError, NotConverged, NothingToTune, warn
 from net2gp.linear import TangentKernel
 from net2gp.methods.laplace_approximation.regression import (
     Regression,
@@ -75,21 +75,19 @@ def tune_spectrum(tuning: Spectrum, noise_var: float | None, scale: float | None
     if count < MANY_ROWS:
         moves = count < FEW_ROWS or not small
         if not moves and error > 0:
-            warnings.warn(
+            warn(
                 f"{count} rows prefer no change of the network: its outputs stay what they are, and only "
                 "their uncertainty is found. Pass prior_var=... to move it nevertheless, or more data.",
                 NothingToTune,
-                stacklevel=4,
             )
         return Choice(noise, scale, moves)
     model.warn_at_edges(noise if noise_var is None else None, scale)
     if error > 0:
-        warnings.warn(
+        warn(
             "the network has learned what these data say, as where it was trained on them: its outputs "
             "stay what they are, and only their uncertainty is found. Use laplace(network, data, Gaussian()) "
             "for the data that a network was trained on; pass prior_var=... to move it nevertheless.",
             NothingToTune,
-            stacklevel=4,
         )
     return Choice(noise, scale, moves=False)
 
@@ -136,12 +134,11 @@ def tune_scale(problem: Problem, inference: Inference) -> tuple[float, Tensor | 
     system = lambda s: FeatureSystem(base * s**0.5) if weights else DenseSystem(base * s)
     scale = _best_scale(problem, inference, system, level)
     if scale * level <= 1.1 * SMALLEST_LEVEL:
-        warnings.warn(
+        warn(
             "the evidence prefers no change of the network at all, as on the data that it was trained "
             f"on: with prior_var={scale:.1e} predictions are the network's own, without uncertainty "
             "about it. Pass prior_var=..., or zero_mean=True to use the network as a kernel only.",
             NothingToTune,
-            stacklevel=4,
         )
     return scale, None if weights else base
 

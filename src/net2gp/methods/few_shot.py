@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,13 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from net2gp.errors import EmptyClass, InputError, check_memory
+from net2gp.errors import EmptyClass, InputError, warn
 from net2gp.inputs import describe, gather, num_rows
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.likelihoods.targets import without_ignored
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.linearized import PriorVar, example_of
+from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.conditioned import Conditioned, SpectralFactor
 from net2gp.posteriors.conditioning.problem import make_problem
 from net2gp.posteriors.posterior import Posterior
@@ -84,11 +84,10 @@ def adapt_classes(
     x, y = gather(data, None if isinstance(network, Kernel) else example_of(network))
     classes = _check_labels(x, y, num_classes)
     if num_classes is None and len(torch.unique(y)) < classes:
-        warnings.warn(
+        warn(
             f"labels go up to {classes - 1}, but only {len(torch.unique(y))} of these {classes} classes have "
             "any. Pass num_classes if that is meant, or torch.unique(y, return_inverse=True)[1] as y.",
             EmptyClass,
-            stacklevel=2,
         )
     if isinstance(network, nn.Module):
         network = linearize(network)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from net2gp.errors import check_memory, check_positive
+from net2gp.errors import check_positive
 from net2gp.likelihoods import Gaussian
+from net2gp.memory import check_memory
 from net2gp.posteriors.condition import condition, conditioned
 from net2gp.posteriors.conditioning.conditioned import SpectralFactor
 from net2gp.posteriors.conditioning.gaussian import (

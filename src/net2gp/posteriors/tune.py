@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ import torch
 from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
-from net2gp.errors import InputError, NotConverged, NotPositiveDefinite, check_positive
+from net2gp.errors import InputError, NotConverged, NotPositiveDefinite, check_positive, warn
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.spectrum import Spectrum
 from net2gp.progress import progress
@@ -137,11 +136,10 @@ class _Objective:
             if np.all(np.abs(found.x - center) < 0.99 * BOX):
                 return found
             center = found.x
-        warnings.warn(
+        warn(
             f"the evidence still grows at { {n: v.tolist() for n, v in self.arguments(found.x).items()} }, "
             "far from the start. Start from there, or fix what the data do not determine.",
             NotConverged,
-            stacklevel=4,
         )
         return found
 

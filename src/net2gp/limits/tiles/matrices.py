@@ -8,7 +8,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from net2gp.errors import check_memory
 from net2gp.limits.moments.evaluation import Pair
 from net2gp.limits.plan import Plan
 from net2gp.limits.signals.layout import POSITION
@@ -21,6 +20,7 @@ from net2gp.limits.tiles.angle_polynomial import (
     only_data,
 )
 from net2gp.limits.tiles.batch import Tiles, large_tile, pairs, positions, small_tile
+from net2gp.memory import check_memory
 from net2gp.progress import progress
 
 COMPILED_ENTRIES = 2**26

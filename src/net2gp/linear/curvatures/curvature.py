@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, available_memory
+from net2gp.errors import InputError
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import curvature_root, of_points
 from net2gp.linear.forward.factors import Direct, Factor, Outer, sum_of_squares
 from net2gp.linear.jacobians.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
+from net2gp.memory import available_memory
 from net2gp.progress import progress
 from net2gp.tags import savable
 from net2gp.types import Inputs, Likelihood

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from net2gp.errors import check_memory
 from net2gp.inputs import check_inputs, follows, num_rows, rows
 from net2gp.linear.forward.factors import jacobian as factor_jacobian
 from net2gp.linear.jacobians.capture import capture, gradients_apart, plan
 from net2gp.linear.jacobians.passes import check_device
+from net2gp.memory import check_memory
 from net2gp.types import Inputs
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from net2gp.errors import InputError, NetworkError, available_memory
+from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import (
     chunks,
     describe,
@@ -34,6 +34,7 @@ from net2gp.linear.forward.evaluation import (
 from net2gp.linear.jacobians.products import jacobian_times
 from net2gp.linear.planning.probe import once, plan
 from net2gp.linear.planning.proof import differing, plain_pullback, random_like
+from net2gp.memory import available_memory
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:

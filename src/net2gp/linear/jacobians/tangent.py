@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, available_memory, check_memory
+from net2gp.errors import InputError
 from net2gp.inputs import check_inputs, chunks, follows, num_rows, ordinary_tensors, rows
 from net2gp.linear.forward.factors import Factor, add_blocks, in_dtype, mixed
 from net2gp.linear.jacobians.capture import Plan, capture, plan
@@ -28,6 +28,7 @@ from net2gp.linear.jacobians.products import (
     jacobian_times,
     jacobian_transposed_times,
 )
+from net2gp.memory import available_memory, check_memory
 from net2gp.progress import progress
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs, Params

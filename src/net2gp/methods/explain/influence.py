@@ -9,11 +9,12 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.errors import InputError, NotAvailable, check_memory
+from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import describe, join, num_rows, rows, tensors
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import diagonal_blocks, psd_root
 from net2gp.linear.forward.evaluation import evaluating
+from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.conditioned import Conditioned
 from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.whitened import Whitened

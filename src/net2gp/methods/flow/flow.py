@@ -9,10 +9,11 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.errors import InputError, check_memory
+from net2gp.errors import InputError
 from net2gp.inputs import chunks, num_rows
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import kron_identity
+from net2gp.memory import check_memory
 from net2gp.methods.flow.kernels import (
     Part,
     Single,

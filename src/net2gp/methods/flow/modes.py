@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, Net2GPWarning, NotPositiveDefinite, check_positive
+from net2gp.errors import InputError, Net2GPWarning, NotPositiveDefinite, check_positive, warn
 from net2gp.inputs import describe
 
 Times = float | Sequence[float] | Tensor | np.ndarray
@@ -169,12 +168,11 @@ def warn_never_learned(modes: Modes, times: Tensor, residual: Tensor) -> None:
         return
     part = float(residual[lost].norm() / residual.norm().clamp(min=1e-300))
     if part > 1e-6:
-        warnings.warn(
+        warn(
             f"the tangent kernel is singular to working precision: {int(lost.sum())} of its {len(lost)} "
             f"directions, with {part:.1e} of the targets, count as never learned. Pass "
             "ridge=Relative(1e-6), or remove duplicated points.",
             NeverLearned,
-            stacklevel=5,
         )
 
 

@@ -11,11 +11,12 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
-from net2gp.errors import InputError, Net2GPError, check_dtype_and_device, check_memory
+from net2gp.errors import InputError, Net2GPError, check_dtype_and_device
 from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, tensors
 from net2gp.likelihoods.traits import num_outputs
 from net2gp.limits.prior import Variances
 from net2gp.linear import Linearized
+from net2gp.memory import check_memory
 from net2gp.methods.flow.kernels import (
     KernelPair,
     Part,

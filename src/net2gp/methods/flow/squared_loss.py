@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import InputError, check_memory, check_positive
+from net2gp.errors import InputError, check_positive
 from net2gp.inputs import gather, num_rows, tensors
 from net2gp.likelihoods import Gaussian
 from net2gp.limits.prior import Parameterization, Variances
 from net2gp.linear import Linearized
+from net2gp.memory import check_memory
 from net2gp.methods.flow.flow import Flow, assemble
 from net2gp.methods.flow.kernels import (
     KernelPair,

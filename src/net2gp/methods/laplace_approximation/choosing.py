@@ -73,7 +73,7 @@ def _regressed(search: Search) -> Tuned:
     if given is not None and noise is not None:
         return search.at(np.array([]))
     if task.open_noise:
-        warn_of_scales(shape_targets(task.f, task.y), stacklevel=5)
+        warn_of_scales(shape_targets(task.f, task.y))
     model = regression(task, traits)
     noise, scale = model.best(noise, None if given is None else 1.0)
     model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)

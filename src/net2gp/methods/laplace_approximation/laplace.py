@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import cast
 
 import torch
 from torch import nn
 
-from net2gp.errors import NotStationary, check_positive
+from net2gp.errors import NotStationary, check_positive, warn
 from net2gp.inputs import gather, num_rows, rows
 from net2gp.linear import Linearized
 from net2gp.linear.forward.evaluation import pullback
@@ -117,11 +116,10 @@ def _check_stationary(search: Search, found: Tuned) -> None:
     share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
     rest = float((gradient - share.clamp(min=0) * theta).norm())
     if rest > trace**0.5:
-        warnings.warn(
+        warn(
             f"the network is not at a stationary point: the gradient of its log-likelihood has norm "
             f"{float(gradient.norm()):.3g}, of which {rest:.3g} is not explained by weight decay, where "
             f"{trace**0.5:.3g} would be by chance. {remedy(linearized.network)} The mean stays the "
             "network's; that of the linear model is posterior.dual().condition().",
             NotStationary,
-            stacklevel=3,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales
+from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales, warn
 from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
@@ -122,9 +121,7 @@ class Regression:
         known = noise * (1 + self.determined(ratio).cpu())
         return torch.where(known >= self.error * (1 - 1e-9), total, -torch.inf)
 
-    def warn_at_edges(
-        self, noise_var: float | None, scale: float | None, stacklevel: int = 5
-    ) -> None:
+    def warn_at_edges(self, noise_var: float | None, scale: float | None) -> None:
         """Say so where a noise or a prior variance that was chosen is at an end of what was tried."""
         said = []
         (quietest, loudest), (narrowest, widest) = self.ranges()
@@ -138,11 +135,10 @@ class Regression:
         if scale is not None and (near(scale, narrowest) or near(scale, widest)):
             said.append(f"the prior variance ends at an end of its range, {scale:.2g}")
         if said:
-            warnings.warn(
+            warn(
                 f"{' and '.join(said)}: the data do not determine it. Pass Gaussian(noise_var=...) or "
                 "prior_var=..., or tuning=Validation((x, y)) with rows that were held out.",
                 TuningAtEdge,
-                stacklevel=stacklevel,
             )
 
     def ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -223,7 +219,7 @@ def scale_of(y: Tensor) -> float:
     return found if found > 1e-12 * size else (size if size > 0 else 1.0)
 
 
-def warn_of_scales(y: Tensor, stacklevel: int = 4) -> None:
+def warn_of_scales(y: Tensor) -> None:
     """Say so where one noise is to be found for targets whose scales have nothing to do with each other."""
     if y.dim() < 2 or len(y) < 2:
         return
@@ -231,13 +227,12 @@ def warn_of_scales(y: Tensor, stacklevel: int = 4) -> None:
     deviations = deviations[deviations > 0]
     if len(deviations) < 2 or float(deviations.max()) < LARGEST_RATIO * float(deviations.min()):
         return
-    warnings.warn(
+    warn(
         f"the standard deviations of the targets go from {float(deviations.min()):.2g} to "
         f"{float(deviations.max()):.2g}, and one noise is found for all of them, which is too much for the "
         "small ones. Train on targets of one scale, (y - y.mean(0)) / y.std(0), or pass a noise for each, "
         "Gaussian(noise_var=torch.tensor([...])), with a prior_var.",
         UnequalScales,
-        stacklevel=stacklevel,
     )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import EmptyClass, InputError, NetworkError
+from net2gp.errors import EmptyClass, InputError, NetworkError, warn
 from net2gp.inputs import check_made, chunks, describe, map_inputs, rows
 from net2gp.likelihoods.traits import has_one_class, has_open_noise
 from net2gp.linear import Linearized, linearize
@@ -117,8 +115,7 @@ def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
     empty = (counts == 0).nonzero().flatten().tolist()
     if empty:
         some = ", ".join(str(c) for c in empty[:8]) + (", …" if len(empty) > 8 else "")
-        warnings.warn(
+        warn(
             f"no example of class {some} in the data: the prior alone says how sure their logits are.",
             EmptyClass,
-            stacklevel=4,
         )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import WideVariances, check_memory
+from net2gp.errors import WideVariances, warn
 from net2gp.inputs import num_rows, rows, tensors
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import block_matmul, cholesky, inverse_root, lanczos
+from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.conditioned import Conditioned, Factor, NoiseFactor
 from net2gp.posteriors.conditioning.matrix_free import matrix_free_system
 from net2gp.posteriors.conditioning.problem import Problem
@@ -194,12 +194,11 @@ def _check_cache(problem: Problem, factor: IterativeFactor, root: Tensor) -> Non
     # A variance below this floor is rounding error, and its ratio says nothing.
     ratio = float((cached / exact.clamp(min=1e-10 * float(prior.max()))).max())
     if ratio > 1.1:
-        warnings.warn(
+        warn(
             f"variances from the low-rank cache of rank {root.shape[1]} are up to {ratio:.3g} times too wide "
             "at training points. Pass CG(variance=Lanczos(rank=...)) with a higher rank, "
             "CG(variance=Exact()) for a solve at each prediction, or CG(store_gram=True), which does so too.",
             WideVariances,
-            stacklevel=2,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from net2gp.errors import NotConverged
+from net2gp.errors import NotConverged, warn
 from net2gp.likelihoods.expectations import expected_derivatives
 from net2gp.likelihoods.traits import is_canonical, negative_hessian
 from net2gp.linalg import psd_root
@@ -86,12 +85,11 @@ def _newton(
             if change <= tol:
                 break
         else:
-            warnings.warn(
+            warn(
                 f"Newton's method stopped after {inference.max_iterations} iterations with a relative "
                 f"change of {float(change):.1e} above tol = {tol:.1e}. "
                 "Pass inference=Laplace(max_iterations=...), or a smaller prior_var.",
                 NotConverged,
-                stacklevel=4,
             )
         sites = _sites(likelihood, mean, y, f)
         return sites, system.solve(sites, near=f)
@@ -196,11 +194,10 @@ def _variational(
     if not canonical:
         sites, converged = _ascend(system, likelihood, mean, y, inference, sites)
     if not converged:
-        warnings.warn(
+        warn(
             f"variational inference stopped after {inference.max_iterations} iterations at a bound that "
             "still changes. Pass Variational(max_iterations=...).",
             NotConverged,
-            stacklevel=4,
         )
     with torch.no_grad():
         state = system.solve(sites)

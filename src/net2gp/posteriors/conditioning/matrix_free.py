@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from net2gp.errors import available_memory
 from net2gp.inputs import rows
 from net2gp.linalg import block_matmul, nystrom, pivoted_cholesky
 from net2gp.linalg.low_rank import LowRankPlusIdentity
+from net2gp.memory import available_memory
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.conditioning.solvers import CG, Nystrom
 from net2gp.posteriors.conditioning.systems import GramProduct, MatrixFreeSystem

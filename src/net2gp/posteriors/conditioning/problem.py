@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, available_memory
+from net2gp.errors import InputError
 from net2gp.inputs import (
     check_batch,
     check_inputs,
@@ -22,6 +22,7 @@ from net2gp.inputs import (
 from net2gp.kernels import IndependentOutputs, settled
 from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
 from net2gp.linear.jacobians.tangent import TangentKernel
+from net2gp.memory import available_memory
 from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Solver, WeightCholesky
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from net2gp.errors import InputError, check_memory
+from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.gaussian import (
     Solved,
     assemble,

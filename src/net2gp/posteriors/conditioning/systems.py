@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, NotConverged
+from net2gp.errors import InputError, NotConverged, warn
 from net2gp.linalg import Cholesky, block_cg, block_matmul, cholesky, log_det_quadrature, psd_root
 from net2gp.linalg.cg import Solution
 from net2gp.linalg.low_rank import LowRankPlusIdentity
@@ -299,12 +299,11 @@ def _warn_wide(left: Tensor, missed: Tensor, solution: Solution) -> None:
     if share > 10 * SHARE:
         much = f"up to {share:.0%}" if share < 10 else "far"
         residual = float(solution.relative_residuals.max())
-        warnings.warn(
+        warn(
             f"the variances of these points may be {much} too wide: conjugate gradients stopped at a "
             f"relative residual of {residual:.1e}. Pass CG(store_gram=True) for products in float64, more "
             "max_iterations, a preconditioner of a higher rank, or solver=Cholesky().",
             NotConverged,
-            stacklevel=2,
         )
 
 

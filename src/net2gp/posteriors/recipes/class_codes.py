@@ -10,10 +10,11 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor, distributions
 from torch.nn.functional import one_hot
 
-from net2gp.errors import InputError, NotAvailable, check_memory
+from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, same_inputs, tensors
 from net2gp.likelihoods import Categorical
 from net2gp.likelihoods.responses import Response, response
+from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
 from net2gp.show import number

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, available_memory, check_memory
+from net2gp.errors import InputError
 from net2gp.inputs import gather, num_rows, ordinary_tensors
 from net2gp.likelihoods.traits import has_gaussian_noise, inverse_curvature
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
+from net2gp.memory import available_memory, check_memory
 from net2gp.posteriors.conditioning.checks import check_class_axis, check_prior_var
 from net2gp.posteriors.conditioning.gaussian import (
     Solved,

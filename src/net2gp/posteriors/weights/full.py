@@ -8,10 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from net2gp.errors import check_memory
 from net2gp.linalg import cholesky
 from net2gp.linear.curvatures.curvature import ExactFisher, Fisher, Source
 from net2gp.linear.forward.factors import Direct, Factor, jacobian
+from net2gp.memory import check_memory
 from net2gp.posteriors.weights.covariance import Covariance, normal
 from net2gp.posteriors.weights.structure import (
     Curvature,

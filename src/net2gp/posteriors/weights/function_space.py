@@ -8,12 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_count, check_memory, check_positive
+from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import is_classifier, of_points
 from net2gp.linalg import block_matmul, psd_root, symmetric_eigen
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
+from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.conditioned import Conditioned
 from net2gp.posteriors.conditioning.systems import DenseSystem, Sites
 from net2gp.posteriors.weights.covariance import Covariance

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_memory
+from net2gp.errors import InputError
 from net2gp.inputs import num_rows, ordinary_tensors, rows
 from net2gp.likelihoods.traits import of_points, summed_curvature
 from net2gp.linear.curvatures.curvature import ExactFisher, Fisher
@@ -25,6 +25,7 @@ from net2gp.linear.curvatures.head import (
     weights_of,
 )
 from net2gp.linear.linearized import Linearized
+from net2gp.memory import check_memory
 from net2gp.posteriors.weights.covariance import Covariance, normal
 from net2gp.posteriors.weights.diagonal import Diagonal
 from net2gp.posteriors.weights.full import Dense, Full

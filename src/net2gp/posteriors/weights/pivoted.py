@@ -9,12 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from net2gp.errors import available_memory
 from net2gp.inputs import chunks, follows, num_rows, ordinary_tensors, rows
 from net2gp.linalg import block_matmul, cholesky, lanczos, pivots
 from net2gp.linear.forward.factors import Factor, accumulate, add_blocks, picked, pulled, pushed
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
+from net2gp.memory import available_memory
 from net2gp.posteriors.weights.covariance import Covariance, normal
 from net2gp.posteriors.weights.structure import prior_vector
 from net2gp.tags import savable
