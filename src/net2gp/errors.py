@@ -192,7 +192,9 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
         )
 
 
-def check_count(value: int, name: str, *, example: int = 10, zero: bool = False) -> None:
+def check_count(
+    value: int, name: str, *, example: int = 10, zero: bool = False, meaning: str = ""
+) -> None:
     """Raise unless `value` is a whole number of at least 1.
 
     Args:
@@ -200,6 +202,7 @@ def check_count(value: int, name: str, *, example: int = 10, zero: bool = False)
         name: Its name in the message.
         example: A value that the message suggests.
         zero: Whether zero is allowed too.
+        meaning: What the number counts, which the message says in place of the example.
 
     Raises:
         InputError: If it is not.
@@ -211,9 +214,8 @@ def check_count(value: int, name: str, *, example: int = 10, zero: bool = False)
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < (0 if zero else 1):
         wanted = "zero or a positive" if zero else "a positive"
-        raise InputError(
-            f"{name} must be {wanted} whole number, but is {value!r}. Try {name}={example}."
-        )
+        said, advice = (f", {meaning}", "") if meaning else ("", f" Try {name}={example}.")
+        raise InputError(f"{name} must be {wanted} whole number{said}, but is {value!r}.{advice}")
 
 
 def check_device(device: torch.device | str) -> None:

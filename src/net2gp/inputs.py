@@ -50,6 +50,12 @@ def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
     return tuple(function(value) for value in x)
 
 
+def copied(value: Tensor) -> Tensor:
+    """The values of a tensor, to be kept: changing the data in place later leaves them as they are."""
+    with torch.inference_mode(False):
+        return value.detach().clone()
+
+
 def num_rows(x: Inputs) -> int:
     """Count the points in `x`.
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, NotPositiveDefinite
+from net2gp.linalg.chance import random_normal
 from net2gp.linalg.cholesky import cholesky
-from net2gp.linalg.low_rank import random_normal
 
 _PROBE_BYTES = 2**30
 

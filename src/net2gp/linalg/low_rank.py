@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
+from net2gp.linalg.chance import random_normal
 
 LARGE = 1024
 """The number of rows from which `psd_eigen` looks for a low rank."""
@@ -340,12 +341,3 @@ def _left_vectors(factor: Tensor) -> tuple[Tensor, Tensor]:
     # Directions below this threshold are lost in the rounding of the largest one.
     keep = squares > 1e-10 * squares[0]
     return orthonormal(factor @ (V[:, keep] / squares[keep].sqrt())), squares[keep]
-
-
-def random_normal(
-    shape: tuple[int, ...], *, generator: torch.Generator | None, device: torch.device | str
-) -> Tensor:
-    """Draw standard normal float64 numbers where the generator lives, and move them to `device`."""
-    source = generator.device if generator is not None else device
-    draws = torch.randn(shape, dtype=torch.float64, device=source, generator=generator)
-    return draws.to(device)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe, gather, num_rows, ordinary_tensors, rows, same_inputs
 from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise, of_points
+from net2gp.linalg.chance import fixed_choice
 from net2gp.linear import Linearized, TangentKernel, linearize
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods.adapt_tuning import Choice, tune_scale, tune_spectrum
@@ -271,8 +271,7 @@ def _subset(
     count = num_rows(data[0])
     if count <= size:
         return data, likelihood
-    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].sort().values
-    chosen = chosen.to(data[1].device)
+    chosen = fixed_choice(count, size).to(data[1].device)
     return (rows(data[0], chosen), data[1][chosen]), of_points(likelihood, chosen)
 
 

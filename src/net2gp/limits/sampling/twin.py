@@ -15,6 +15,7 @@ from net2gp.limits.kernels import infinite_width
 from net2gp.limits.plan import graph_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variance, Variances, prior_of
 from net2gp.limits.sampling.channels import widened
+from net2gp.linalg.chance import random_normal
 from net2gp.types import Inputs
 
 
@@ -154,8 +155,7 @@ def _draw(
             f"two layers share weights that should have variances {drawn[id(value)]:.3g} and {variance:.3g}, "
             "since their fan-ins differ. Take parameterization='ntk', where each has a factor of its own."
         )
-    device = value.device if generator is None else generator.device
-    normal = torch.randn(value.shape, dtype=value.dtype, device=device, generator=generator)
+    normal = random_normal(value.shape, generator=generator, device=value.device, dtype=value.dtype)
     with torch.no_grad():
         value.copy_(normal * variance**0.5)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from net2gp.inputs import map_inputs, num_rows, rows
 from net2gp.likelihoods.traits import Linked
 from net2gp.linalg import psd_root
+from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Matched
@@ -40,7 +41,8 @@ FEW_POINTS = 50
 
 def linked(search: Search, found: Tuned, matched: Matched) -> Tuned:
     """What was chosen, with the link that is as sure as the network, at some of the points of the task."""
-    task, index = search.task, _some(len(search.task.f), matched.count(search.task.f.shape[1]))
+    task, count = search.task, matched.count(search.task.f.shape[1])
+    index = fixed_choice(len(task.f), count)
     covariance = search.curvature.at_data(found.prior_var, found.scale, index)
     if covariance is None:
         found = search.solve(found)
@@ -185,12 +187,7 @@ def _traits(posterior: Posterior) -> Traits:
 
 def some_points(x: Inputs, count: int) -> Inputs:
     """A fixed random choice of points."""
-    return rows(x, _some(num_rows(x), count))
-
-
-def _some(total: int, count: int) -> Tensor:
-    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
-    return chosen.sort().values
+    return rows(x, fixed_choice(num_rows(x), count))
 
 
 def _best_scale(loss: Callable[[float], float]) -> float:

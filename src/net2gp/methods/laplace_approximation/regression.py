@@ -14,6 +14,7 @@ from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales, warn
 from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.linalg.chance import fixed_choice
 from net2gp.linear import Linearized, TangentKernel
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.spectrum import Spectrum, decompose
@@ -193,8 +194,7 @@ def _model(task: Task, linearized: Linearized, limit: int) -> Regression:
     if linearized.num_params <= NUM_ROWS:
         limit = max(limit, FEATURE_NUMBERS // linearized.num_params)
     size = min(count, max(1, limit // outputs))
-    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size]
-    chosen = chosen.sort().values.to(task.f.device)
+    chosen = fixed_choice(count, size).to(task.f.device)
     y = shape_targets(task.f, task.y).double()
     kernel = linearized.kernel(1.0 if task.prior_var is None else task.prior_var)
     part = rows(task.x, chosen) if size < count else task.x

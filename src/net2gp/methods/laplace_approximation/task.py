@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, warn
-from net2gp.inputs import check_made, chunks, describe, map_inputs, rows
+from net2gp.inputs import check_made, chunks, copied, describe, map_inputs, rows
 from net2gp.likelihoods.traits import has_one_class, has_open_noise
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.linearized import Patterns, PriorVar
@@ -41,7 +41,7 @@ def make_task(
         raise InputError(
             f"likelihood must be e.g. Categorical() or Gaussian(), but is {describe(likelihood)}."
         )
-    x, y = map_inputs(data[0], _copy), _copy(data[1])
+    x, y = map_inputs(data[0], copied), copied(data[1])
     linearized = _linearized(network, x, only, structure)
     check_class_axis(linearized, x, likelihood)
     f = torch.cat([linearized(part) for part in chunks(x, POINTS)]).double()
@@ -65,12 +65,6 @@ def _check_alone(linearized: Linearized, x: Inputs, f: Tensor) -> None:
             "from call to call. Use a network that treats points one by one: no batch statistics, no dropout "
             "in eval mode."
         )
-
-
-def _copy(value: Tensor) -> Tensor:
-    # a posterior is a value: editing the data in place later must not change it
-    with torch.inference_mode(False):
-        return value.detach().clone()
 
 
 def _linearized(

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from net2gp.errors import InputError, check_positive
+from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import gather
+from net2gp.linalg.chance import random_normal
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
 from net2gp.methods.training.natural_gradient import NewtonState, newton_step
-from net2gp.methods.training.vogn import check_count, check_decays, check_known, lists
+from net2gp.methods.training.vogn import check_decays, check_known, lists
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
@@ -102,14 +103,14 @@ class IVON(Optimizer):
                 "none of the network's parameters requires a gradient, so there is nothing to train. "
                 "Call network.requires_grad_()."
             )
-        check_count(num_data, "num_data", "the number of training points, len(train)")
+        check_count(num_data, "num_data", meaning="the number of training points, len(train)")
         check_positive(learning_rate, "learning_rate", zero=True)
         check_decays(decays)
         check_known(options, Options)
         self.network, self.num_data, self.prior_var = network, num_data, prior_var
         self.names = list(named)
         self.num_samples = options.get("num_samples", 1)
-        check_count(self.num_samples, "num_samples", "how many weights are drawn a step")
+        check_count(self.num_samples, "num_samples", meaning="how many weights are drawn a step")
         self.clip_radius = options.get("clip_radius", float("inf"))
         self.generator = torch.Generator(next(iter(named.values())).device)
         self.generator.manual_seed(options.get("seed", 0))
@@ -185,10 +186,10 @@ class IVON(Optimizer):
                     param.copy_(mean)
 
     def _deviation(self, param: Tensor) -> Tensor:
-        noise = torch.randn(
-            param.shape, generator=self.generator, dtype=param.dtype, device=self.generator.device
+        noise = random_normal(
+            param.shape, generator=self.generator, device=param.device, dtype=param.dtype
         )
-        return noise.to(param.device) * self._variance(param).sqrt()
+        return noise * self._variance(param).sqrt()
 
     def _variance(self, param: Tensor) -> Tensor:
         state = self.state[param]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from net2gp.errors import InputError, check_finite, check_positive
+from net2gp.errors import InputError, check_count, check_finite, check_positive
 from net2gp.inputs import gather, num_rows
+from net2gp.linalg.chance import random_normal
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.jacobians.capture import Plan, plan
 from net2gp.linear.linearized import Linearized, PriorVar, linearize
@@ -99,7 +100,7 @@ class NaturalGradient(Optimizer):
             NetworkError: If the network cannot be linearized.
         """
         linearized = network if isinstance(network, Linearized) else _trainable(network)
-        check_count(num_data, "num_data", "the number of training points, len(train)")
+        check_count(num_data, "num_data", meaning="the number of training points, len(train)")
         check_positive(learning_rate, "learning_rate", zero=True)
         check_decays(decays)
         check_known(options, Options)
@@ -133,7 +134,7 @@ class NaturalGradient(Optimizer):
                     f"num_samples={num_samples} was given. Leave it out, or use VOGGN."
                 )
             return 0
-        check_count(num_samples, "num_samples", "how many weights are drawn a step")
+        check_count(num_samples, "num_samples", meaning="how many weights are drawn a step")
         return num_samples
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -194,9 +195,7 @@ class NaturalGradient(Optimizer):
             yield draw(state.mean, state.precision, self._noise(state.mean, self.generator))
 
     def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.randn(
-            like.shape, generator=generator, dtype=like.dtype, device=generator.device
-        ).to(like.device)
+        return random_normal(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
     @property
     def variance(self) -> Tensor:
@@ -237,7 +236,7 @@ class NaturalGradient(Optimizer):
         Returns:
             The estimate of the bound, a scalar.
         """
-        check_count(num_samples, "num_samples", "how many weights are drawn")
+        check_count(num_samples, "num_samples", meaning="how many weights are drawn")
         linearized, state = self._at_mean(), self._state()
         linearized.check(x)
         generator = torch.Generator(linearized.example.device).manual_seed(seed)
@@ -362,12 +361,6 @@ class OGGN(NaturalGradient):
 
     fisher = ExactFisher()
     default_samples = 0
-
-
-def check_count(value: int, name: str, meaning: str) -> None:
-    """Raise unless `value` is a positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be a positive whole number, {meaning}, but is {value!r}.")
 
 
 def check_decays(decays: tuple[float, float]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from net2gp.errors import NotAvailable
 from net2gp.inputs import chunks, num_rows, rows
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
+from net2gp.linalg.chance import random_normal
 from net2gp.linear.jacobians.tangent import Kept, TangentKernel
 from net2gp.posteriors.conditioning.problem import check_points, kernel_facts, kernel_variances
 from net2gp.posteriors.conditioning.process import contrast_by_blocks
@@ -162,13 +163,8 @@ class Conditioned:
         Reference: Wilson et al., Pathwise conditioning of Gaussian processes, JMLR 2021.
         """
         kernel = self._features()
-        draw = lambda rows: torch.randn(
-            rows,
-            num_samples,
-            generator=generator,
-            dtype=torch.float64,
-            device=self.alpha.device if generator is None else generator.device,
-        ).to(self.alpha.device)
+        device = self.alpha.device
+        draw = lambda rows: random_normal((rows, num_samples), generator=generator, device=device)
         precise = self._precise_kernel
         assert isinstance(precise, FeatureKernel)
         w0 = draw(kernel.num_features)

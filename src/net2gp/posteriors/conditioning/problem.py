@@ -12,6 +12,7 @@ from net2gp.inputs import (
     check_batch,
     check_inputs,
     check_made,
+    copied,
     describe,
     gather,
     map_inputs,
@@ -101,7 +102,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
         raise InputError(f"mean must be a function of x, or None, but is {describe(mean)}.")
     x, y = gather(data)
     # A posterior is a value: editing the data in place later must not change it.
-    x, y = map_inputs(x, _copy), _copy(y)
+    x, y = map_inputs(x, copied), copied(y)
     kernel = settled(kernel, x)
     if isinstance(kernel, TangentKernel):
         C, dtype = kernel.num_outputs(x), kernel.dtype
@@ -126,11 +127,6 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
         if isinstance(kernel, TangentKernel):
             _check_ratio(problem)
     return _with_joint_kernel(problem)
-
-
-def _copy(value: Tensor) -> Tensor:
-    with torch.inference_mode(False):
-        return value.detach().clone()
 
 
 def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | None = None) -> None:

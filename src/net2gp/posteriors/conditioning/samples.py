@@ -11,6 +11,7 @@ from torch import Tensor
 from net2gp.errors import check_count
 from net2gp.inputs import num_rows
 from net2gp.linalg import symmetric_root
+from net2gp.linalg.chance import random_normal
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.posteriors.conditioning.problem import check_points
@@ -81,9 +82,7 @@ def draw_from(
 ) -> Tensor:
     """(S, N, C) draws from a joint law over N·C values, whose covariance may be singular."""
     covariance = law.covariance_matrix.to(torch.float64)
-    device = covariance.device if generator is None else generator.device
-    z = torch.randn(
-        len(covariance), num_samples, generator=generator, dtype=torch.float64, device=device
-    ).to(covariance.device)
+    shape = (len(covariance), num_samples)
+    z = random_normal(shape, generator=generator, device=covariance.device)
     draws = law.mean[:, None].to(torch.float64) + symmetric_root(covariance) @ z
     return draws.T.reshape(num_samples, points, -1).to(law.mean.dtype)

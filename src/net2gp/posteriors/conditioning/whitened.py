@@ -9,6 +9,7 @@ from torch import Tensor
 
 from net2gp.inputs import chunks
 from net2gp.linalg import Cholesky
+from net2gp.linalg.chance import random_normal
 from net2gp.posteriors.conditioning.problem import check_points, kernel_facts, kernel_variances
 from net2gp.posteriors.conditioning.process import contrast_by_blocks
 from net2gp.posteriors.conditioning.samples import FunctionSamples
@@ -92,10 +93,8 @@ class Whitened:
 
     def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
         """Functions drawn from the process, which can be evaluated anywhere: w = mean + L⁻ᵀz."""
-        device = self.weights.device if generator is None else generator.device
-        z = torch.randn(
-            len(self.weights), num_samples, generator=generator, dtype=torch.float64, device=device
-        ).to(self.weights.device)
+        shape, device = (len(self.weights), num_samples), self.weights.device
+        z = random_normal(shape, generator=generator, device=device)
         spread = torch.linalg.solve_triangular(self.precision.L.mT, z, upper=True)
         return FunctionSamples(
             self.kernel, self.prior_mean, self.num_outputs, self.weights + spread

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import follows, num_rows, rows
+from net2gp.linalg.chance import random_normal
 from net2gp.linear.curvatures.curvature import chunk_size
 from net2gp.linear.forward.factors import (
     Direct,
@@ -151,9 +152,8 @@ class ScaledCovariance(Covariance):
 
 def normal(like: Tensor, num_samples: int, generator: torch.Generator | None) -> Tensor:
     """Standard normal numbers of the shape of `like` with an axis of samples behind."""
-    device = like.device if generator is None else generator.device
     shape = (*like.shape, num_samples)
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
+    return random_normal(shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 def entry_shape(factor: Factor) -> torch.Size:

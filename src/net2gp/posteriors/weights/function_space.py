@@ -12,6 +12,7 @@ from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import is_classifier, of_points
 from net2gp.linalg import block_matmul, psd_root, symmetric_eigen
+from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.memory import check_memory
@@ -90,9 +91,7 @@ class FunctionSpace(Structure):
         """Nothing is computed yet: a prior and a search say what is needed."""
         count, size, part = num_rows(task.x), self.num_points, task
         if size is not None and size < count:
-            generator = torch.Generator().manual_seed(self.seed)
-            index = torch.randperm(count, generator=generator)[:size].sort().values
-            part = task.at(index.to(task.f.device))
+            part = task.at(fixed_choice(count, size, self.seed).to(task.f.device))
         tol = self.tol
         if tol is None:
             many = is_classifier(part.likelihood) and part.f.numel() > EXACT_ROWS
@@ -239,8 +238,7 @@ def sampled_trace(task: Task) -> float:
     pass for each of a few z in place of one for each output.
     """
     count, outputs = task.f.shape
-    index = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:TRACE_POINTS]
-    index = index.sort().values.to(task.f.device)
+    index = fixed_choice(count, TRACE_POINTS).to(task.f.device)
     part, Lam = rows(task.x, index), of_points(task.likelihood, index).curvature(task.f[index])
     if outputs <= TRACE_PROBES:
         total = float((task.linearized.kernel().blocks(part).double() * Lam).sum())
