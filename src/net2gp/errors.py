@@ -9,6 +9,8 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -110,8 +112,26 @@ _INSIDE = tuple(
 )
 
 
+_TRYING: ContextVar[bool] = ContextVar("trying", default=False)
+
+
+@contextlib.contextmanager
+def trying() -> Iterator[None]:
+    """Within it there are no warnings of jitter or slow convergence, since a search only tries its points.
+
+    What is chosen in the end is computed once more outside, with its warnings.
+    """
+    token = _TRYING.set(True)
+    try:
+        yield
+    finally:
+        _TRYING.reset(token)
+
+
 def warn(message: str, category: type[Net2GPWarning]) -> None:
     """Warn, and point at the line outside of net2gp that led here, however deep it is called."""
+    if _TRYING.get() and issubclass(category, JitterAdded | NotConverged):
+        return
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back

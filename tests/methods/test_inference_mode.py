@@ -1,5 +1,6 @@
 """What is computed in inference mode is what is computed outside, and can be differentiated with later."""
 
+import copy
 import warnings
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import net2gp as n2g
-from net2gp.errors import Net2GPWarning
+from net2gp.errors import InputError, Net2GPWarning
 
 ACTIVATIONS = [nn.Tanh(), nn.SiLU(), nn.ELU(), nn.Softplus(), nn.Hardtanh(), nn.ReLU(), nn.GELU()]
 
@@ -81,3 +82,56 @@ def test_a_posterior_used_or_loaded_in_inference_mode_has_gradients_later(name, 
         with torch.inference_mode():
             loaded = n2g.load(tmp_path / "posterior.safetensors", network)
         torch.testing.assert_close(gradient(loaded), expected)
+
+
+def trained(name: str, network: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """What a training leaves of the network, and what its posterior says."""
+    y, likelihood = x.sin().sum(1, keepdim=True), n2g.Gaussian(0.1)
+    training = n2g.training
+    if name == "train_many":
+        settings = training.AdamSettings(num_steps=3)
+        found = training.train_many([network] * 2, (x, y), likelihood, optimizer=settings)
+        return [*found.params.values(), found.objective]
+    if name == "train_by_evidence":
+        schedule = training.Schedule(num_epochs=3)
+        posterior = training.train_by_evidence(network, (x, y), likelihood, schedule=schedule)
+    elif name == "VOGN":
+        vogn = training.VOGN(network, likelihood, len(x), learning_rate=0.05)
+        for _ in range(3):
+            vogn.step(x, y)
+        posterior = vogn.posterior((x, y))
+    else:
+        ivon = training.IVON(network, len(x), learning_rate=0.05)
+        for _ in range(3):
+            ivon.step(lambda: descend(network, ivon, x.clone(), y.clone()))
+        posterior = ivon.posterior((x, y), likelihood)
+    law = posterior.predict(x)
+    return [*(p.detach().clone() for p in network.parameters()), law.mean, law.variance]
+
+
+def descend(network, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = (network(x) - y).square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.filterwarnings("ignore::net2gp.errors.NotStationary")
+@pytest.mark.parametrize("name", ["VOGN", "IVON", "train_by_evidence", "train_many"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_is_the_same_whatever_the_caller_switched_off(name, mode):
+    expected, network = trained(name, mlp(), points(8)), mlp()
+    with mode():
+        found = trained(name, network, points(8))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["VOGN", "IVON", "train_by_evidence"])
+@pytest.mark.filterwarnings("ignore::net2gp.errors.NotStationary")
+def test_a_network_made_in_inference_mode_cannot_be_trained_in_place(name):
+    with torch.inference_mode():
+        network = mlp()
+    with pytest.raises(InputError, match=r"made within torch\.inference_mode.*copy\.deepcopy"):
+        trained(name, network, points(8))
+    trained(name, copy.deepcopy(network), points(8))

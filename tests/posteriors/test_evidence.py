@@ -19,7 +19,7 @@ from net2gp import (
     linearize,
     tune,
 )
-from net2gp.errors import InputError, NotPositiveDefinite
+from net2gp.errors import InputError, JitterAdded, NotPositiveDefinite, trying
 from net2gp.inputs import same_inputs
 from net2gp.links import LogVariance, MonteCarlo, SoftplusScale
 from net2gp.posteriors.spectrum import share_spectrum
@@ -385,3 +385,46 @@ def test_a_spectrum_refuses_a_noise_without_a_density():
             fixed.log_marginal_likelihood(noise)
         with pytest.raises(InputError, match="noise_var must be positive and finite"):
             fixed.condition(noise)
+
+
+@pytest.mark.filterwarnings("ignore::net2gp.errors.NotConverged")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_tuning_is_the_same_whatever_the_caller_switched_off(mode):
+    x = torch.linspace(-2, 2, 12, dtype=torch.float64)[:, None]
+    build = lambda length, noise: condition(RBF(length), (x, x.sin()), Gaussian(noise))
+    expected = tune(build, length=1.0, noise=0.1)
+    with mode():
+        found = tune(build, length=1.0, noise=0.1)
+    assert float(found.likelihood.noise_var) == float(expected.likelihood.noise_var)
+    assert float(found.kernel.lengthscale) == float(expected.kernel.lengthscale)
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["values", "gradients"])
+def test_tuning_turns_back_where_a_number_is_refused(plain):
+    x, y = points(20), real_targets(points(20), 1)
+
+    def build(noise_var):
+        if noise_var < 0.5:
+            raise InputError("noise_var must be at least 0.5.")
+        number = noise_var.item() if plain and torch.is_tensor(noise_var) else noise_var
+        return condition(RBF(1.0), (x, y), Gaussian(number))
+
+    assert tune(build, noise_var=2.0).likelihood.noise_var >= 0.5
+    with pytest.raises(InputError, match=r"noise_var must be at least 0\.5"):
+        tune(build, noise_var=0.4)
+
+
+def test_points_that_are_only_tried_do_not_warn_of_jitter():
+    """Points that lie on each other, and a noise that is too small only on the way."""
+    x = torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 2.0], dtype=torch.float64)[:, None]
+    y = torch.tensor([0.0, 1.0, 0.5, -0.5, 0.2, 0.9], dtype=torch.float64)[:, None]
+    build = lambda noise: condition(RBF(), (x, y), Gaussian(noise))
+    with pytest.warns(JitterAdded, match="was added to its diagonal"):
+        build(1e-18)
+    with trying():
+        build(1e-18)
+    first = iter([1e-18])
+    found = tune(lambda noise: build(next(first, noise)), noise=0.1)
+    assert float(found.likelihood.noise_var) > 0.01
+    with pytest.warns(JitterAdded, match="was added to its diagonal"):
+        tune(lambda noise: build(1e-18), noise=1.0)

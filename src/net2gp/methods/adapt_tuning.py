@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from net2gp.errors import InputError, NotConverged, NothingToTune, warn
+from net2gp.errors import InputError, NothingToTune, trying, warn
 from net2gp.linear import TangentKernel
 from net2gp.methods.laplace_approximation.regression import (
     Regression,
@@ -153,10 +152,8 @@ def _best_scale(
 
     The solution at one scale is the first guess at the next.
     """
-    with progress("prior variance", None) as advance, torch.no_grad(), warnings.catch_warnings():
-        # Newton's method may fail at the ends of the grid, which does not matter: the chosen prior is
-        # conditioned with once more, and that call warns.
-        warnings.simplefilter("ignore", NotConverged)
+    # Newton's method may fail at the ends of the grid, which does not matter.
+    with progress("prior variance", None) as advance, torch.no_grad(), trying():
         start: Tensor | None = None
 
         def loss(log_scale: float) -> float:

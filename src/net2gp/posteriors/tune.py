@@ -11,7 +11,14 @@ import torch
 from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
-from net2gp.errors import InputError, NotConverged, NotPositiveDefinite, check_positive, warn
+from net2gp.errors import (
+    InputError,
+    NotConverged,
+    NotPositiveDefinite,
+    check_positive,
+    trying,
+    warn,
+)
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.spectrum import Spectrum
 from net2gp.progress import progress
@@ -72,7 +79,8 @@ def tune(builder: Callable[..., P], *, max_iterations: int = 100, **initial: flo
     )
     with progress("evidence", max_iterations) as advance:
         objective = _Objective(builder, shapes, advance)
-        best = objective.maximize(start, max_iterations)
+        with torch.inference_mode(False), torch.enable_grad():
+            best = objective.maximize(start, max_iterations)
     plain = {name: v if v.dim() else v.item() for name, v in objective.arguments(best).items()}
     return builder(**plain)
 
@@ -94,7 +102,8 @@ class _Objective:
         return {n: p.reshape(s) for (n, s), p in zip(self.shapes.items(), pieces, strict=True)}
 
     def evidence(self, logs: Tensor) -> Tensor:
-        return self.builder(**self.arguments(logs)).log_marginal_likelihood()
+        with trying():
+            return self.builder(**self.arguments(logs)).log_marginal_likelihood()
 
     def maximize(self, start: np.ndarray, max_iterations: int) -> np.ndarray:
         if self.differentiable(start):
@@ -154,7 +163,7 @@ class _Objective:
         try:
             value = -self.evidence(logs)
             (gradient,) = torch.autograd.grad(value, logs)
-        except NotPositiveDefinite:
+        except (NotPositiveDefinite, InputError):  # too far away: the start was accepted
             return FAILED, np.zeros_like(point)
         self.advance(note=f"log evidence {-float(value.detach()):.4f}")
         if not bool(torch.isfinite(value)) or not bool(torch.isfinite(gradient).all()):
@@ -164,7 +173,7 @@ class _Objective:
     def value(self, point: np.ndarray) -> float:
         try:
             value = -float(self.evidence(torch.as_tensor(point)).detach())
-        except NotPositiveDefinite:
+        except (NotPositiveDefinite, InputError):  # too far away: the start was accepted
             return FAILED
         self.advance(note=f"log evidence {-value:.4f}")
         return value if math.isfinite(value) else FAILED

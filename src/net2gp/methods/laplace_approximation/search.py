@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from net2gp.errors import trying
 from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linear.linearized import PriorVar, expand_prior
@@ -125,7 +126,7 @@ class Search:
         if not len(start):
             return start
         device = self.task.f.device
-        with progress("evidence", None) as advance:
+        with progress("evidence", None) as advance, trying():
 
             def objective(logs: np.ndarray) -> tuple[float, np.ndarray]:
                 with torch.enable_grad():

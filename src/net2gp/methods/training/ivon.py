@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import gather
+from net2gp.inputs import gather, ordinary_tensors
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
 from net2gp.methods.training.natural_gradient import NewtonState, newton_step
-from net2gp.methods.training.vogn import check_decays, check_known, lists
+from net2gp.methods.training.vogn import check_decays, check_known, check_trainable, lists
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
@@ -70,6 +70,7 @@ class IVON(Optimizer):
     """
 
     @lists(num_samples=1, initial_var=None, clip_radius=float("inf"), seed=0)
+    @ordinary_tensors()
     def __init__(
         self,
         network: nn.Module,
@@ -103,6 +104,7 @@ class IVON(Optimizer):
                 "none of the network's parameters requires a gradient, so there is nothing to train. "
                 "Call network.requires_grad_()."
             )
+        check_trainable(network)
         check_count(num_data, "num_data", meaning="the number of training points, len(train)")
         check_positive(learning_rate, "learning_rate", zero=True)
         check_decays(decays)
@@ -195,6 +197,7 @@ class IVON(Optimizer):
         state = self.state[param]
         return 1 / (self.num_data * (state["hessian"] + state["decay"]))
 
+    @ordinary_tensors()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
         """Learn from the gradients at the draws since the last step, or from a closure.
 
@@ -251,6 +254,7 @@ class IVON(Optimizer):
         """The variances σ² of q, flat in the order of the network's parameters: (P,)."""
         return torch.cat([self._variance(param).reshape(-1) for param in self._params])
 
+    @ordinary_tensors()
     def posterior(
         self, data: Data, likelihood: Likelihood, *, output: Output | None = None
     ) -> Posterior:

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from net2gp.errors import EmptyClass, InputError, check_count, check_positive
 from net2gp.inputs import gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_link, has_open_noise
+from net2gp.linear.forward.calls import recordable, recording
 from net2gp.linear.linearized import expand_prior
 from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.task import make_task
 from net2gp.methods.laplace_approximation.tuning import Evidence
+from net2gp.methods.training.vogn import check_trainable
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.weights import Kron, Structure
 from net2gp.progress import progress
@@ -52,6 +54,7 @@ class Schedule:
             )
 
 
+@recording()
 def train_by_evidence(
     network: nn.Module,
     data: Data,
@@ -88,7 +91,9 @@ def train_by_evidence(
     if not isinstance(plan, Schedule):
         raise InputError(f"schedule must be Schedule(num_epochs=100) or None, but is {plan!r}.")
     _check_structure(chosen)
+    check_trainable(network)
     x, y = gather(data)
+    x, y = recordable(x), y.clone() if y.is_inference() else y
     optimizer = torch.optim.Adam(network.parameters(), plan.learning_rate)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, plan.num_epochs, 0.01 * plan.learning_rate

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from net2gp.errors import InputError, NetworkError, check_count, check_finite, check_positive
-from net2gp.inputs import describe, gather
+from net2gp.inputs import describe, gather, ordinary_tensors
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
 from net2gp.linear import linearize
 from net2gp.linear.forward.evaluation import differentiable
@@ -104,6 +104,7 @@ class Trained:
         return (self[index] for index in range(len(self)))
 
 
+@ordinary_tensors()
 def train_many(
     networks: Sequence[nn.Module],
     data: Pair | Sequence[Pair],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from net2gp.errors import InputError, check_count, check_finite, check_positive
-from net2gp.inputs import gather, num_rows
+from net2gp.inputs import gather, num_rows, ordinary_tensors
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.jacobians.capture import Plan, plan
@@ -67,6 +67,7 @@ class NaturalGradient(Optimizer):
     default_samples: ClassVar[int]
 
     @lists(num_samples=None, initial_var=None, prior_mean=None, seed=0)
+    @ordinary_tensors()
     def __init__(
         self,
         network: nn.Module | Linearized,
@@ -100,6 +101,7 @@ class NaturalGradient(Optimizer):
             NetworkError: If the network cannot be linearized.
         """
         linearized = network if isinstance(network, Linearized) else _trainable(network)
+        check_trainable(linearized.network)
         check_count(num_data, "num_data", meaning="the number of training points, len(train)")
         check_positive(learning_rate, "learning_rate", zero=True)
         check_decays(decays)
@@ -153,6 +155,7 @@ class NaturalGradient(Optimizer):
             )
         super().add_param_group(param_group)
 
+    @ordinary_tensors()
     def step(self, x: Inputs, y: Tensor) -> Tensor:  # type: ignore[override]
         """Learn from a batch.
 
@@ -202,6 +205,7 @@ class NaturalGradient(Optimizer):
         """The variances 1/s of q, flat in the order of `Linearized.flatten`: (P,)."""
         return self._state().precision.reciprocal()
 
+    @ordinary_tensors()
     def posterior(self, data: Data) -> Posterior:
         """Return q(θ) as a posterior over functions, f(x; μ) + J(x)(θ − μ).
 
@@ -222,6 +226,7 @@ class NaturalGradient(Optimizer):
             evidence=self.elbo(x, y),
         )
 
+    @ordinary_tensors()
     def elbo(self, x: Inputs, y: Tensor, *, num_samples: int = 10, seed: int = 0) -> Tensor:
         """Return (N/B) Σ_n E_q log p(y_n | f(x_n; θ)) − KL(q ‖ prior), a lower bound on log p(y) on all data.
 
@@ -377,6 +382,15 @@ def check_known(options: Any, known: Any) -> None:
         if name not in known.__annotations__:
             names = ", ".join(known.__annotations__)
             raise TypeError(f"there is no option '{name}'. The options are: {names}.")
+
+
+def check_trainable(network: nn.Module) -> None:
+    """Raise if parameters of the network were made in inference mode: torch lets nothing change them."""
+    if any(value.is_inference() for value in network.parameters()):
+        raise InputError(
+            "the network was made within torch.inference_mode(), so that its parameters cannot be trained. "
+            "Make it outside, or train copy.deepcopy(network) outside."
+        )
 
 
 def _trainable(network: nn.Module) -> Linearized:
