@@ -8,6 +8,8 @@ import torch
 
 from net2gp.errors import TooLarge
 
+__all__ = ["available_memory", "check_memory"]
+
 
 def available_memory(device: torch.device | str = "cpu") -> int:
     """Estimate how many bytes can still be allocated.

@@ -137,7 +137,18 @@ class Linearized:
             return self.run(params, x)
 
     def run(self, params: Params, x: Inputs) -> Tensor:
-        """Do what `evaluate` does, in the mode that the network is in."""
+        """Compute what `evaluate` does, in the mode that the network is in.
+
+        Args:
+            params: The values θ, by name.
+            x: N inputs.
+
+        Returns:
+            The outputs, (N, C).
+
+        Raises:
+            NetworkError: If the network does not return one real tensor whose rows are the points.
+        """
         own = map_inputs(x, torch.clone)  # a network may change its inputs in place
         keywords = dict(own) if isinstance(own, Mapping) else {}
         arguments: tuple[Tensor, ...] = () if isinstance(own, Mapping) else tuple(tensors(own))
