@@ -13,7 +13,7 @@ from torch import nn
 import net2gp as n2g
 from contributing import example, sources
 
-SHORT = ("likelihood", "activation")
+SHORT = ("likelihood", "structure", "activation")
 """What must fit into one new file of 25 lines."""
 
 ALL = (*SHORT, "limit rule", "layer rule", "method")

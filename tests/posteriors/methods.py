@@ -132,6 +132,7 @@ STRUCTURES: dict[str, Any] = {
     "few rows of function space": n2g.structures.FunctionSpace(tol=0.05),
     "points of function space": n2g.structures.FunctionSpace(num_points=8),
     "sampled": n2g.structures.Sampled(20),
+    "of contributing": example("structure").Isotropic(),
 }
 
 METHODS: dict[str, Method] = {

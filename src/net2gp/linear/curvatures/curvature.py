@@ -31,9 +31,30 @@ CHUNK_BYTES = 2**28
 """What the gradients of one chunk of points may take."""
 
 
+class Fisher:
+    """How the curvature Λ_n of the likelihood at a point is found: as a root R_n with Λ_n = R_n R_nᵀ."""
+
+    def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
+        """R_n of some points, whose columns are the directions of the backward passes.
+
+        Args:
+            likelihood: The likelihood of all points.
+            f: The outputs of the network at the points, (N, C).
+            y: Their targets.
+            start: The number of the first of the points among all.
+
+        Returns:
+            (N, C, K) for K backward passes.
+
+        Raises:
+            NotImplementedError: The kind has no `root`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no root.")
+
+
 @savable("curvature.GGN")
 @dataclass(frozen=True)
-class ExactFisher:
+class ExactFisher(Fisher):
     """Λ_n is the Fisher information of the likelihood at f_n, exactly: K = C backward passes.
 
     The curvature is then the generalized Gauss–Newton matrix, which is the Fisher information of the network.
@@ -49,7 +70,7 @@ class ExactFisher:
 
 @savable("curvature.EmpiricalFisher")
 @dataclass(frozen=True)
-class EmpiricalFisher:
+class EmpiricalFisher(Fisher):
     """Λ_n = r_n r_nᵀ with the residual of the label that was seen: outer products of gradients, K = 1.
 
     It is no estimate of the Fisher information: it vanishes where the network fits its labels.
@@ -64,7 +85,7 @@ class EmpiricalFisher:
 
 @savable("curvature.MonteCarloFisher")
 @dataclass(frozen=True)
-class MonteCarloFisher:
+class MonteCarloFisher(Fisher):
     """Λ_n estimated with `num_samples` random combinations of the columns of its root: E = the GGN.
 
     It is for many outputs, where C backward passes are too many.
@@ -91,9 +112,6 @@ class MonteCarloFisher:
         shape = (len(f), exact.shape[2], self.num_samples)
         signs = torch.randint(0, 2, shape, generator=generator).to(exact) * 2 - 1
         return exact @ signs / self.num_samples**0.5
-
-
-Fisher = ExactFisher | EmpiricalFisher | MonteCarloFisher
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,14 @@ class GaussNewton:
     diag(p) − ppᵀ for softmax. For these likelihoods F is the Fisher information of the parameters,
     summed (not averaged) over the points.
 
+    Args:
+        linearized: The network.
+        x: The points.
+        likelihood: The likelihood, whose curvature counts.
+
+    Raises:
+        InputError: `x` is no input of a network.
+
     Reference: Martens, New insights and perspectives on the natural gradient method, JMLR 2020.
     """
 
@@ -48,6 +56,15 @@ class GaussNewton:
         """F v for v of shape (P, k): a forward-mode and a backward pass per column, chunk by chunk.
 
         Sums over chunks are in v's dtype, passes in the network's.
+
+        Args:
+            v: Vectors over all parameters, one per column, in the order of `Linearized.flatten`.
+
+        Returns:
+            (P, k), in the dtype of `v`.
+
+        Raises:
+            InputError: `v` does not have P rows.
 
         >>> from net2gp.likelihoods import Gaussian
         >>> from net2gp.linear.linearized import linearize
@@ -74,6 +91,16 @@ class GaussNewton:
 
         F v ≈ ‖v‖/step · ∇_θ' Σ_n KL(p(y | x_n, θ) ‖ p(y | x_n, θ')) at θ' = θ + step·v/‖v‖. Works where
         forward mode does not, with an error O(step) plus rounding/step: about 1e-3 in float32.
+
+        Args:
+            v: A vector over all parameters, (P,).
+            step: How far the parameters are moved.
+
+        Returns:
+            (P,).
+
+        Raises:
+            InputError: `v` does not have P entries.
         """
         self._check(v[:, None])
         norm = v.norm()

@@ -38,23 +38,43 @@ def laplace(
 
     θ ~ N(θ*, Σ) with Σ⁻¹ = diag(1/prior_var) + Σ_n J_nᵀ Λ_n J_n / temperature, for the prior
     N(0, prior_var) and the likelihood's curvature Λ: the network's outputs stay what they are, and get the
-    covariance J Σ Jᵀ. `structure` says what of Σ⁻¹ is kept: `Full()`, `Diagonal()`, `Kron()`,
-    `LowRank(rank)`, `LastLayer()`, `Subnetwork(num_weights)`, or `FunctionSpace()`, which has all of it
-    (large classifiers: all but some per cent) without ever forming it. Left out, it is the first of these
-    that is small: `Full()`, `FunctionSpace()`, else `Kron()`; the result's `structure` says which. `only`
-    chooses parameters by name, as in `linearize`.
+    covariance J Σ Jᵀ. Where the network is not at a stationary point, `NotStationary` is warned of, and the
+    mean of the linear model is another: `posterior.dual()` has it.
 
-    `prior_var` and the noise of `Gaussian()` are tuned where they are left open, by `tuning`. The default,
-    `Matched()`, is for regression the evidence of the linear model at its own mode, with predictions on the
-    training data that are no surer than the network is right there; for classes it also chooses the link, so
-    that predictions are as sure on average as the network's own, and less so away from the data.
-    `Evidence()` is the Laplace approximation of the marginal likelihood
+    `prior_var` and the noise of `Gaussian()` are chosen where they are left open. The default, `Matched()`,
+    is for regression the evidence of the linear model at its own mode, with predictions on the training data
+    that are no surer than the network is right there. For classes it also chooses the link, so that
+    predictions are as sure on average as those of the network, and less so away from the data. `Evidence()`
+    is the Laplace approximation of the marginal likelihood,
     log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, and `Validation(data)` takes data that
     were held out. `marginal` does not depend on the link; `Categorical(Probit())` or any other link of your
-    own is kept. `tuning` beside a `prior_var` that leaves it nothing to choose is refused.
+    own is kept.
 
-    The mean is the network's own. Where it is not at a stationary point, `NotStationary` is warned of,
-    and the mean of the linear model is another: `posterior.dual()` has it.
+    Args:
+        network: The trained network, or its linearization, which may choose parameters and outputs.
+        data: Its training data, a pair (x, y) or a `DataLoader`.
+        likelihood: How targets follow the outputs, such as `Gaussian()` or `Categorical()`.
+        prior_var: The prior variance of the parameters: a number, or a dict of numbers or tensors by name
+            pattern. None leaves it open.
+        structure: What of Σ⁻¹ is kept: `Full()`, `Diagonal()`, `Kron()`, `LowRank(rank)`, `LastLayer()`,
+            `Subnetwork(num_weights)`, `Sampled()`, a `Structure` of your own, or `FunctionSpace()`, which has
+            all of it (large classifiers: all but some per cent) without ever forming it. None takes the
+            first of `Full()`, `FunctionSpace()` and `Kron()` that is small; the `structure` of the result
+            says which.
+        only: Which parameters vary, by name patterns as in `linearize`; None means all.
+        tuning: How what is open is chosen: `Matched()`, `Evidence()` or `Validation(data)`. None means
+            `Matched()`.
+        temperature: What the curvature of the data is divided by.
+
+    Returns:
+        The posterior, with the evidence, and with the prior, noise, link and structure that were chosen.
+
+    Raises:
+        InputError: An argument is of another kind or out of its range, the targets do not fit the likelihood,
+            or `tuning` is given beside a `prior_var` that leaves it nothing to choose.
+        NetworkError: The network cannot be linearized, couples its points, or has no part that the structure
+            needs.
+        TooLarge: The structure needs more memory than there is; the text names smaller ones.
 
     >>> from net2gp.likelihoods import Gaussian
     >>> _ = torch.manual_seed(0)

@@ -18,7 +18,8 @@ GRID = tuple(float(v) for v in np.logspace(-6, 4, 21))
 class Evidence:
     """Maximize Laplace's marginal likelihood over the prior variance (and the noise), by L-BFGS.
 
-    One prior variance for all parameters, or with `per_layer` one for each layer.
+    Args:
+        per_layer: Whether each layer has a prior variance of its own; by default all parameters share one.
 
     Reference: MacKay, Bayesian interpolation, 1992; Immer et al., Scalable marginal likelihood estimation
     for model selection in deep learning, ICML 2021.
@@ -33,6 +34,10 @@ class Validation:
 
     An open noise of `Gaussian()` is chosen with it: for each prior variance the noise with the largest
     log p(y | x), at most the squared error of the held-out data, by some ten posteriors each.
+
+    Args:
+        data: The data that were held out, a pair (x, y) or a `DataLoader`.
+        grid: The prior variances to choose from; by default 21 from 1e-6 to 1e4.
     """
 
     data: Data = field(repr=False)
@@ -54,27 +59,40 @@ class Matched:
     the mean of θ*². Structures that are not exact take the noise of the exact one, and the prior variance
     at which they are as unsure of the data, on average, as it is of a row that was left out,
     noise_var·γ/(N − γ); what they fall short of counts as noise. Up to 1500 rows are used, or all, if the
-    parameters are fewer. Of several noises, one a point or output, `Evidence()` is used.
+    parameters are fewer. Where each point or output has a noise of its own, `Evidence()` is used.
 
     **Classes.** The evidence at θ* pairs the logits where training stopped with a variance that belongs to
     larger ones, so that predictions come out too unsure everywhere. Here the link scales the mean by α, the
     number with the smallest KL(network ‖ prediction) on `num_points` training inputs; and the prior variance
     is the one whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective
-    parameters (for a `LastLayer` that of the evidence at θ*).
-    Exact structures compare each point without its own information, unless there are 50 points or fewer.
+    parameters. A `LastLayer` keeps the prior variance of the evidence at θ*. Exact structures compare each
+    point without its own information, unless there are 50 points or fewer.
 
     For likelihoods with a link of their own it is `Evidence()`.
+
+    Args:
+        num_points: How many training inputs the link is matched at. None means 500, or for many classes as
+            many as have 20,000 logits, but at least 20.
+
+    Raises:
+        InputError: `num_points` is below 1.
     """
 
     num_points: int | None = None
-    """Left out, 500, or for many classes as many as have 20,000 logits, but at least 20."""
 
     def __post_init__(self) -> None:
         if self.num_points is not None and self.num_points < 1:
             raise InputError(f"num_points must be at least 1, but is {self.num_points}.")
 
     def count(self, num_outputs: int) -> int:
-        """How many points are compared."""
+        """How many points are compared.
+
+        Args:
+            num_outputs: The number C of classes.
+
+        Returns:
+            The number of points.
+        """
         return self.num_points or max(20, min(500, 20_000 // num_outputs))
 
 

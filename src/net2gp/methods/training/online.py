@@ -31,9 +31,18 @@ STEP = 0.5
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a network is trained by Adam, and when its hyper-parameters are chosen anew.
+    """How a network is trained by Adam, and when its hyper-parameters are chosen.
 
-    After `burn_in` epochs, every `every` epochs; the learning rate falls to a hundredth along a cosine.
+    Args:
+        num_epochs: How many passes over the data.
+        batch_size: How many points each step takes.
+        learning_rate: The learning rate at the start; it falls to a hundredth along a cosine.
+        every: After how many epochs prior variances and noise are chosen again.
+        burn_in: How many epochs go by before they are chosen for the first time.
+        seed: The seed of the order of the points.
+
+    Raises:
+        InputError: An option is not a positive number, or `burn_in` is negative.
     """
 
     num_epochs: int = 100
@@ -64,12 +73,26 @@ def train_by_evidence(
     schedule: Schedule | None = None,
     tuning: Evidence | None = None,
 ) -> Posterior:
-    """Train `network` in place; its prior variances (one a layer) and noise are learned on the way.
+    """Train `network` in place; its prior variances, one per layer, and its noise are learned on the way.
 
     Epochs of Adam on −log p(y | θ) + ½ Σ θ²/prior_var alternate with steps of the hyper-parameters towards
-    the largest Laplace evidence at the present θ. No validation data, no search over weight decays: what
-    comes out is the posterior of the trained network, with its evidence. Cost: that of the training, and
-    one curvature each time.
+    the largest Laplace evidence at the present θ. It takes no validation data and no search over weight
+    decays. Beside the training it costs one curvature each time that the hyper-parameters are chosen.
+
+    Args:
+        network: The network, whose parameters are changed.
+        data: The training data, a pair (x, y) or a `DataLoader`.
+        likelihood: How targets follow the outputs; the noise of `Gaussian()` is learned.
+        structure: What of the precision is kept, over all weights: `Full()`, `Diagonal()`, `Kron()` or one of
+            your own. None means `Kron()`.
+        schedule: How the network is trained; None means `Schedule()`.
+        tuning: How the hyper-parameters are chosen; None means `Evidence(per_layer=True)`.
+
+    Returns:
+        The posterior of the trained network, with its evidence.
+
+    Raises:
+        InputError: `structure`, `schedule` or `tuning` is of another kind.
 
     >>> from net2gp.likelihoods import Gaussian
     >>> _ = torch.manual_seed(0)

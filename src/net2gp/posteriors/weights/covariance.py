@@ -45,11 +45,28 @@ class Covariance:
         Args:
             found: The gradients of some points, as a factor for each parameter, in the order of
                 `Linearized.params`.
+
+        Returns:
+            One factor or more, each with the points and outputs of `found` in front.
+
+        Raises:
+            NotImplementedError: The kind has neither `rooted` nor `blocks`.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither rooted nor blocks.")
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
-        """(P, S) draws of θ − θ*, in the order of `Linearized.flatten`."""
+        """Draws of θ − θ*.
+
+        Args:
+            num_samples: How many, S.
+            generator: The source of random numbers; None means torch's own.
+
+        Returns:
+            (P, S), in the order of `Linearized.flatten`.
+
+        Raises:
+            NotImplementedError: The kind has no `draw`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no draw.")
 
     def mask(self) -> Tensor | None:
@@ -57,7 +74,15 @@ class Covariance:
         return None
 
     def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J_n Σ J_nᵀ for each point: (N, C, C)."""
+        """J_n Σ J_nᵀ for each point.
+
+        Args:
+            linearized: The network.
+            x: The points.
+
+        Returns:
+            (N, C, C).
+        """
         results = []
         for factors in self._parts(linearized, x):
             B, C = example(factors[0]).shape[:2]
@@ -72,7 +97,15 @@ class Covariance:
         return torch.cat(results)
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks, which are not formed for it: (N, C)."""
+        """The diagonals of the blocks, which are not formed for it.
+
+        Args:
+            linearized: The network.
+            x: The points.
+
+        Returns:
+            (N, C).
+        """
         results = []
         for factors in self._parts(linearized, x):
             total = example(factors[0]).new_zeros(example(factors[0]).shape[:2])
@@ -86,7 +119,15 @@ class Covariance:
         return torch.cat(results)
 
     def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """J Σ Jᵀ over all points: (N·C, N·C), in float64."""
+        """J Σ Jᵀ over all points.
+
+        Args:
+            linearized: The network.
+            x: The points.
+
+        Returns:
+            (N·C, N·C), in float64.
+        """
         linearized.check(x)
         factors = self._captured(linearized, x, plan(linearized, x, training=False))
         B, C = example(factors[0]).shape[:2]

@@ -49,7 +49,6 @@ class Diagonal(Structure):
 class DiagonalCurvature(Curvature):
     """The diagonal of H: (P,) in float64."""
 
-    task: Task
     diagonal: Tensor
 
     def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
@@ -61,15 +60,14 @@ class DiagonalCurvature(Curvature):
         v = self.variances(prior)
         return DiagonalCovariance(v / (1 + scale * v * self.diagonal))
 
-    def trace(self) -> float:
-        """tr H."""
-        return float(self.diagonal.sum())
-
 
 @savable("covariances.DiagonalCovariance")
 @dataclass(frozen=True, eq=False)
 class DiagonalCovariance(Covariance):
-    """Σ = diag(variance), (P,).
+    """Σ = diag(variance): independent parameters.
+
+    Args:
+        variance: The variances of the parameters, (P,), in the order of `Linearized.flatten`.
 
     >>> covariance = DiagonalCovariance(torch.tensor([1.0, 4.0]))
     >>> covariance.draw(3, torch.Generator().manual_seed(0)).shape

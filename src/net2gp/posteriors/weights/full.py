@@ -112,7 +112,6 @@ class Dense:
 class FullCurvature(Curvature):
     """H itself: (P, P) in float64."""
 
-    task: Task
     dense: Dense
 
     def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
@@ -131,7 +130,11 @@ class FullCurvature(Curvature):
 @savable("covariances.FullCovariance")
 @dataclass(frozen=True, eq=False)
 class FullCovariance(Covariance):
-    """Σ = root rootᵀ with root (P, P) = V^{1/2} L⁻ᵀ, in float64."""
+    """Σ = root rootᵀ.
+
+    Args:
+        root: (P, P), V^{1/2} L⁻ᵀ in float64, in the order of `Linearized.flatten`.
+    """
 
     root: Tensor
 

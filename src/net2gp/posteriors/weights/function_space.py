@@ -110,7 +110,6 @@ class RowCurvature(Curvature):
     `task` has the points that are conditioned on, and `whole` all points.
     """
 
-    task: Task
     whole: Task
     structure: FunctionSpace
     tol: float

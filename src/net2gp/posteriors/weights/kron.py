@@ -99,7 +99,6 @@ def _kinds(blocks: dict[tuple[str, ...], Block]) -> dict[tuple[str, ...], type[B
 class KronCurvature(Curvature):
     """H block by block, one for each layer, with nothing between layers; in float64."""
 
-    task: Task
     blocks: tuple[Block, ...]
 
     def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:

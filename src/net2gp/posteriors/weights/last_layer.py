@@ -186,7 +186,6 @@ def _by_class(task: Task, prior: Params) -> Tensor:
 class LastFullCurvature(Curvature):
     """Σ_n Λ_n ⊗ φ_n φ_nᵀ of the weights W (C, D) and bias: (C·D', C·D')."""
 
-    task: Task
     dense: Dense
 
     def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
@@ -208,7 +207,6 @@ class LastFullCurvature(Curvature):
 class LastDiagonalCurvature(Curvature):
     """The diagonal of Σ_n Λ_n ⊗ φ_n φ_nᵀ: (C·D',)."""
 
-    task: Task
     diagonal: Tensor
 
     def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
@@ -221,16 +219,11 @@ class LastDiagonalCurvature(Curvature):
         variance = (v / (1 + scale * v * self.diagonal)).reshape(shape)
         return LastLayerDiagonal(variance, len(self.task.params) == 2)
 
-    def trace(self) -> float:
-        """tr H."""
-        return float(self.diagonal.sum())
-
 
 @dataclass(frozen=True, eq=False)
 class LastKronCurvature(Curvature):
     """Σ φφᵀ ⊗ Σ Λ / N."""
 
-    task: Task
     block: KronBlock
 
     def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:

@@ -90,7 +90,6 @@ class LowRank(Structure):
 class LowRankCurvature(Curvature):
     """H ≈ U diag(values) Uᵀ with the largest eigenvalues: U (P, k)."""
 
-    task: Task
     U: Tensor
     values: Tensor
 
@@ -109,10 +108,6 @@ class LowRankCurvature(Curvature):
         B = v.sqrt()[:, None] * self.U * (scale * self.values).sqrt()
         Q, s, _ = torch.linalg.svd(B, full_matrices=False)
         return Subtracted(v, v.sqrt()[:, None] * Q, s.square() / (1 + s.square()))
-
-    def trace(self) -> float:
-        """The sum of the eigenvalues that are kept."""
-        return float(self.values.sum())
 
     def searched(self, *, per_layer: bool, literal: bool) -> Curvature:
         """Kronecker factors: the directions that are left out would make a wide prior cost nothing."""

@@ -170,7 +170,6 @@ def _without_least(task: Task, leave_out: float) -> Task:
 class SampledCurvature(Curvature):
     """Σ_n J_nᵀ Λ_n J_n by products; `used` has the points that are not left out."""
 
-    task: Task
     used: Task
     structure: Sampled
 

@@ -56,17 +56,38 @@ class Task:
         return self.linearized.params
 
     def source(self, fisher: Fisher | None = None) -> Source:
-        """What gradients and diagonals are taken of; with None of the exact Fisher matrix."""
+        """What gradients and diagonals are taken of.
+
+        Args:
+            fisher: Which Fisher matrix; None means `ExactFisher()`.
+
+        Returns:
+            The network with its data, which gives gradients chunk by chunk.
+        """
         return Source(self.linearized, self.x, self.y, self.likelihood, fisher or ExactFisher())
 
     def at(self, index: Tensor) -> Task:
-        """The task at some of its points."""
+        """The task at some of its points.
+
+        Args:
+            index: The numbers of the points, (n,).
+
+        Returns:
+            A task of n points, with the noise that belongs to them.
+        """
         likelihood = of_points(self.likelihood, index)
         x, y, f = rows(self.x, index), self.y[index], self.f[index]
         return replace(self, x=x, y=y, f=f, likelihood=likelihood)
 
     def prior(self, prior_var: PriorVar) -> Params:
-        """The variance of each parameter; one that was found is not rounded to the network's dtype."""
+        """The variance of each parameter; one that was found is not rounded to the network's dtype.
+
+        Args:
+            prior_var: A number, or variances by the names of parameters.
+
+        Returns:
+            A scalar tensor for each parameter, or one of its shape.
+        """
         if self.prior_var is not None:
             return expand_prior(prior_var, self.params)
         precise = lambda value: torch.tensor(value, dtype=torch.float64, device=self.f.device)
@@ -75,13 +96,27 @@ class Task:
         return dict.fromkeys(self.params, precise(prior_var))
 
     def noise(self, scale: float) -> Tensor | None:
-        """The open noise variance that a factor of the curvature stands for."""
+        """The open noise variance that a factor of the curvature stands for.
+
+        Args:
+            scale: The factor, 1/(temperature · noise variance).
+
+        Returns:
+            The noise variance, or None where it is not open.
+        """
         if not self.open_noise:
             return None
         return torch.tensor(1.0 / (self.temperature * scale), dtype=torch.float64)
 
     def log_likelihood(self, noise_var: Tensor | None) -> Tensor:
-        """log p(y | f(x; θ*)), at another noise if one is given."""
+        """log p(y | f(x; θ*)), summed over the points.
+
+        Args:
+            noise_var: The noise variance where it is open, else None.
+
+        Returns:
+            A scalar, differentiable in the noise.
+        """
         if noise_var is None:
             return self.likelihood.log_prob(self.f, self.y).sum()
         squares = (shape_targets(self.f, self.y).double() - self.f).square().sum()
@@ -89,7 +124,16 @@ class Task:
         return -0.5 * (squares / noise_var + count * (2 * torch.pi * noise_var).log())
 
     def evidence(self, prior: Params, noise_var: Tensor | None, log_det: Tensor) -> Tensor:
-        """Laplace's evidence, log p(y | θ*) − ½ Σ θ*²/v − ½ log|I + scale·V^{1/2} H V^{1/2}|."""
+        """Laplace's evidence, log p(y | θ*) − ½ Σ θ*²/v − ½ log|I + scale·V^{1/2} H V^{1/2}|.
+
+        Args:
+            prior: The variance v of each parameter.
+            noise_var: The noise variance where it is open, else None.
+            log_det: The logarithm of the determinant.
+
+        Returns:
+            A scalar, differentiable in all three.
+        """
         squares = [
             (value.double().square() / prior[name].double()).reshape(-1)
             for name, value in self.params.items()
@@ -116,11 +160,15 @@ class Solved:
     trace: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Curvature:
     """H of a task in one structure.
 
-    A kind is a frozen dataclass with the field `task`, which writes `log_det`, `covariance` and `trace`; or
-    `solved`, where one solve gives all of them.
+    A kind is a frozen dataclass of what it keeps, which writes `log_det` and `covariance`; or `solved`, where
+    one solve gives both.
+
+    Args:
+        task: The network with the points and parameters that H is of.
     """
 
     task: Task
@@ -131,23 +179,60 @@ class Curvature:
         Args:
             prior: A variance for each parameter, as a scalar tensor or in the parameter's shape.
             scale: The factor of H.
+
+        Returns:
+            A scalar in float64.
+
+        Raises:
+            NotImplementedError: The kind has no `log_det`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no log_det.")
 
     def covariance(self, prior: Params, scale: float) -> Covariance:
-        """Σ = (V⁻¹ + scale·H)⁻¹; the arguments are those of `log_det`."""
+        """Σ = (V⁻¹ + scale·H)⁻¹.
+
+        Args:
+            prior: A variance for each parameter, as a scalar tensor or in the parameter's shape.
+            scale: The factor of H.
+
+        Returns:
+            Σ as predictions and samples need it.
+
+        Raises:
+            NotImplementedError: The kind has no `covariance`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no covariance.")
 
     def trace(self) -> float:
-        """tr H."""
-        raise NotImplementedError(f"{type(self).__name__} has no trace.")
+        """tr H, the slope of `log_det` at scale 0. It says how large a gradient may be by chance."""
+        like = self.task.f
+        with torch.enable_grad():
+            scale = like.new_zeros(()).requires_grad_()
+            prior = dict.fromkeys(self.task.params, like.new_ones(()))
+            (slope,) = torch.autograd.grad(self.log_det(prior, scale), scale)
+        return float(slope)
 
     def variances(self, prior: Params) -> Tensor:
-        """V as a vector over all parameters: (P,), in float64."""
+        """V as a vector over all parameters.
+
+        Args:
+            prior: A variance for each parameter.
+
+        Returns:
+            (P,), in float64, in the order of `Linearized.flatten`.
+        """
         return prior_vector(prior, self.task.params)
 
     def solved(self, prior_var: PriorVar, scale: float) -> Solved:
-        """Σ and the evidence at a prior."""
+        """Σ and the evidence at a prior.
+
+        Args:
+            prior_var: A number, or variances by the names of parameters.
+            scale: The factor of H, 1/(temperature · open noise variance).
+
+        Returns:
+            Both, and what else solving found.
+        """
         task, prior = self.task, self.task.prior(prior_var)
         evidence = task.evidence(prior, task.noise(scale), self.log_det(prior, scale))
         return Solved(self.covariance(expand_prior(prior_var, task.params), scale), evidence)
@@ -158,11 +243,23 @@ class Curvature:
         Args:
             per_layer: Whether each layer has a prior variance of its own.
             literal: Whether this very evidence was asked for, with `Evidence()` or `Validation(data)`.
+
+        Returns:
+            A curvature whose `log_det` and `solved` can be asked for again and again.
         """
         return self
 
     def at_data(self, prior_var: PriorVar, scale: float, index: Tensor) -> Tensor | None:
-        """The covariances (n, C, C) of f at some of the data, if they are known without the network."""
+        """The covariances of f at some of the data, if they are known without the network.
+
+        Args:
+            prior_var: The prior variance.
+            scale: The factor of H.
+            index: The numbers of the points, (n,).
+
+        Returns:
+            (n, C, C), or None.
+        """
         return None
 
 
@@ -200,7 +297,17 @@ class Structure:
     """
 
     def curvature(self, task: Task) -> Curvature:
-        """H of a task, in the form that the structure keeps."""
+        """H of a task, in the form that the structure keeps.
+
+        Args:
+            task: The network with its data, and the prior and temperature that were given.
+
+        Returns:
+            The curvature at this task.
+
+        Raises:
+            NotImplementedError: The kind has no `curvature`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no curvature.")
 
     def traits(self) -> Traits:
@@ -208,11 +315,26 @@ class Structure:
         return Traits()
 
     def chosen(self, linearized: Linearized, x: Inputs) -> Linearized:
-        """The network with the parameters that the structure is of: all that were chosen."""
+        """The network with the parameters that the structure is of.
+
+        Args:
+            linearized: The network with the parameters that were chosen by `only`, or all.
+            x: The inputs of the data.
+
+        Returns:
+            The same, unless the structure chooses parameters itself.
+        """
         return linearized
 
     def settled(self, linearized: Linearized) -> Structure:
-        """The structure with the options that depend on the size of the network filled in."""
+        """The structure with the options that depend on the size of the network filled in.
+
+        Args:
+            linearized: The network.
+
+        Returns:
+            The structure that the posterior will name.
+        """
         return self
 
 

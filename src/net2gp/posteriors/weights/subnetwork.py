@@ -64,7 +64,6 @@ class Subnetwork(Structure):
 class SubsetCurvature(Curvature):
     """H between the parameters `index` (k,) alone: (k, k) in float64."""
 
-    task: Task
     index: Tensor
     dense: Dense
 
