@@ -114,7 +114,7 @@ def prior_of(
             if not isinstance(value, int | float | Tensor) or isinstance(value, bool):
                 raise InputError(
                     f"{argument} must be a number, a tensor of one element or a mapping from names of layers "
-                    f"to such, but for '{name}' it is {value!r}. Pass for example {argument}=1.0."
+                    f"to these, but for '{name}' it is {value!r}. Pass for example {argument}=1.0."
                 )
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise InputError(

@@ -53,7 +53,7 @@ class Linearized:
     does not change this value. Outputs are flattened to (N, C).
 
     Args:
-        network: The module, of which only the code is used.
+        network: The module, which provides the code; its own parameter values are not used.
         params: The chosen parameters θ* by name, in which the network is linearized.
         frozen: All other parameters and the buffers, by name.
         output: Picks the tensor of outputs from what the network returns; None if it returns a tensor.

@@ -84,7 +84,7 @@ class TaskEmbedding:
             )
         if not isinstance(self.per, PerParameter):
             raise InputError(
-                f"this embedding is {self.per} already. Pool that of all parameters, which "
+                f"this embedding is {self.per} already. Pool the embedding of all parameters, which "
                 "task_embedding gives with per=PerParameter()."
             )
         return TaskEmbedding(_pooled(self.parts, per), per)

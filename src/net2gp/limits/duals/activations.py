@@ -49,12 +49,12 @@ class Activation(Protocol):
 
     @property
     def kinks(self) -> tuple[float, ...] | None:
-        """Where φ or φ' jumps; None: such places are searched for."""
+        """Return where φ or φ' jumps; None means that such places are searched for."""
         return None
 
     @property
     def formula(self) -> str:
-        """What `activation_table` prints for the dual."""
+        """Return what `activation_table` prints for the dual."""
         return "E[φ(u)φ(v)]"
 
     @abstractmethod

@@ -24,7 +24,7 @@ Pair = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Erf:
-    """φ(x) = amplitude · erf(frequency · x) + shift.
+    """The activation φ(x) = amplitude · erf(frequency · x) + shift.
 
     With b² = frequency²: E[erf erf'] = 2/π · asin(2b²cov / √((1 + 2b²var1)(1 + 2b²var2))). About 20 passes
     over memory.
@@ -88,7 +88,7 @@ class Erf:
 
 @dataclass(frozen=True)
 class Gelu:
-    """φ(x) = x·Φ(x), with Φ the standard normal distribution function.
+    """The activation φ(x) = x·Φ(x), with Φ the standard normal distribution function.
 
     With Δ² = (1+var1)(1+var2) − cov²: E[φφ'] = cov/4 + (cov·atan2(cov, Δ) + (cov² + var1·var2·Δ²) /
     ((1+var1)(1+var2)Δ)) / 2π. About 20 passes over memory.
@@ -142,7 +142,7 @@ class Gelu:
 
 @dataclass(frozen=True)
 class Sin:
-    """φ(x) = amplitude · sin(frequency · x + phase).
+    """The activation φ(x) = amplitude · sin(frequency · x + phase).
 
     With t = b²cov and S = b²(var1 + var2)/2: E[φφ'] = a² e^{−S}(cos²c·sinh t + sin²c·cosh t). About 14
     passes over memory; small variances lose no digits.
@@ -197,7 +197,9 @@ class Sin:
 
 @dataclass(frozen=True)
 class Rbf:
-    """φ(x) = √2 sin(√(2γ)·x + π/4), whose dual is the squared exponential exp(−γ(var1 + var2 − 2cov)).
+    """The activation φ(x) = √2 sin(√(2γ)·x + π/4).
+
+    Its dual is the squared exponential exp(−γ(var1 + var2 − 2cov)).
 
     For a first layer with weight_var 1 and inputs of dimension d that is exp(−γ|x − x'|²/d). About 4 passes.
 
@@ -237,7 +239,9 @@ class Rbf:
 
 @dataclass(frozen=True)
 class Exp:
-    """φ(x) = amplitude · exp(rate · x); E[φφ'] = a² exp(b²(var1 + var2 + 2cov)/2). About 5 passes.
+    """The activation φ(x) = amplitude · exp(rate · x).
+
+    E[φφ'] = a² exp(b²(var1 + var2 + 2cov)/2). About 5 passes over memory.
 
     >>> Exp().mean(torch.tensor([2.0]))
     tensor([2.7183])
@@ -274,7 +278,7 @@ class Exp:
 
 @dataclass(frozen=True)
 class GaussianBump:
-    """φ(x) = amplitude · exp(−rate · x²).
+    """The activation φ(x) = amplitude · exp(−rate · x²).
 
     With Δ = (1+2b·var1)(1+2b·var2) − 4b²cov²: E[φφ'] = a²/√Δ and E[φ'φ''] = 4a²b²cov/Δ^{3/2}. About 8 passes.
 
@@ -325,7 +329,7 @@ class GaussianBump:
 
 @dataclass(frozen=True)
 class Gabor:
-    """φ(x) = exp(−x²) sin(x).
+    """The activation φ(x) = exp(−x²) sin(x).
 
     With D = 4(var1·var2 − cov²), n = 1 + 2(var1 + var2) + D: E[φφ'] = exp(−(var1+var2+D)/2n) sinh(cov/n)/√n.
     About 16 passes over memory.

@@ -48,10 +48,11 @@ def power(var: Tensor, degree: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ABReLU:
-    """φ(x) = negative · min(x, 0) + positive · max(x, 0): ReLU is (0, 1), the absolute value (−1, 1).
+    """The activation φ(x) = negative · min(x, 0) + positive · max(x, 0).
 
-    With f = (a − b)²/2π and θ the angle between u and v: E[φ'φ''] = (a² + b²)/2 − fθ, and
-    E[φφ'] = f √(var1·var2) sin θ + cov · E[φ'φ'']. About 12 passes over memory.
+    ReLU is (0, 1), and the absolute value is (−1, 1). With f = (a − b)²/2π and θ the angle between u and v:
+    E[φ'φ''] = (a² + b²)/2 − fθ, and E[φφ'] = f √(var1·var2) sin θ + cov · E[φ'φ'']. About 12 passes over
+    memory.
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> ABReLU(0.0, 1.0).dual(0 * one, one, one, True)
@@ -113,7 +114,7 @@ def snapped(rho: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """φ(x) = height · [x > 0] + base, and the mean of both sides at x = 0.
+    """The activation φ(x) = height · [x > 0] + base, and the mean of both sides at x = 0.
 
     `Step()` is 0 or 1, and `Step(2, -1)` is the sign. E[φφ'] = base² + base·height + height²(π − θ)/2π. The
     derivative is zero except at the jump, which gradients do not see: E[φ'φ''] = 0, and nothing before the
@@ -186,7 +187,7 @@ def arc_cosine_polynomials(degree: int) -> tuple[tuple[float, ...], tuple[float,
 
 @dataclass(frozen=True)
 class RectifiedPower:
-    """φ(x) = max(x, 0)^degree for degree ≥ 1: the arc-cosine kernels.
+    """The activation φ(x) = max(x, 0)^degree for degree ≥ 1: the arc-cosine kernels.
 
     E[φφ'] = (var1·var2)^{n/2} J_n(θ)/2π, E[φ'φ''] = n² (var1·var2)^{(n−1)/2} J_{n−1}(θ)/2π. J_n has no
     division by sin θ here, so no accuracy is lost on the diagonal; errors are relative to the value at θ = 0.
@@ -251,8 +252,9 @@ class RectifiedPower:
 
 @dataclass(frozen=True)
 class HermiteSum:
-    """φ(√var·z) = Σ_l var^{l/2} R_l(var) He_l(z)/l!: E[φφ'] = Σ_l R_l(var1) R_l(var2) cov^l/l!.
+    """A polynomial with φ(√var·z) = Σ_l var^{l/2} R_l(var) He_l(z)/l!.
 
+    E[φφ'] = Σ_l R_l(var1) R_l(var2) cov^l/l!.
     He_l are the probabilists' Hermite polynomials, and R_l(var) = E[φ^{(l)}] are polynomials in
     var − `origin` with coefficients `terms[l]`, lowest power first. `polynomial` and `hermite` make them.
     About 2·degree passes over memory.
@@ -341,7 +343,7 @@ def hermite(degree: int) -> HermiteSum:
 
 @dataclass(frozen=True)
 class ExpNormalized:
-    """φ(u) = √var · g(u/√var), g(x) = exp(√γ·x − γ/2 + γ·shift/2): a function of the normalized signal.
+    """The activation φ(u) = √var · g(u/√var) with g(x) = exp(√γ·x − γ/2 + γ·shift/2).
 
     E[φφ'] = √(var1·var2) exp(γ(ρ + shift)) and E[φ'φ''] = γ exp(γ(ρ + shift)), with ρ the correlation. The
     variance is held fixed in φ'. About 7 passes over memory.

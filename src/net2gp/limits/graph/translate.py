@@ -49,7 +49,7 @@ class Signal:
         return replace(self, blocks=tuple((width, function(e)) for width, e in self.blocks))
 
     def scaled(self, factor: float) -> Signal:
-        """`factor` times the signal."""
+        """Return `factor` times the signal."""
         if factor == 1:
             return self
         return self.each(lambda e: ex.Sum(((factor, e),), e.positions))

@@ -15,7 +15,7 @@ from net2gp.limits.integrals.polynomials import hermite_coefficients, horner
 
 
 class Sin(nn.Module):
-    """amplitude · sin(frequency · x + phase).
+    """The function amplitude · sin(frequency · x + phase).
 
     Args:
         amplitude: The factor in front.
@@ -40,7 +40,7 @@ class Sin(nn.Module):
 
 
 class Cos(nn.Module):
-    """amplitude · cos(frequency · x + phase).
+    """The function amplitude · cos(frequency · x + phase).
 
     Args:
         amplitude: The factor in front.
@@ -65,7 +65,7 @@ class Cos(nn.Module):
 
 
 class Erf(nn.Module):
-    """amplitude · erf(frequency · x) + shift.
+    """The function amplitude · erf(frequency · x) + shift.
 
     Args:
         amplitude: The factor in front.
@@ -90,7 +90,7 @@ class Erf(nn.Module):
 
 
 class SigmoidLike(nn.Module):
-    """(erf(x / 2.4020563531719796) + 1)/2, the error function closest to the sigmoid on [−5, 5].
+    """The function (erf(x / 2.4020563531719796) + 1)/2, the error function closest to the sigmoid on [−5, 5].
 
     >>> SigmoidLike()(torch.zeros(1))
     tensor([0.5000])
@@ -104,7 +104,7 @@ class SigmoidLike(nn.Module):
 
 
 class Rbf(nn.Module):
-    """√2 sin(√(2γ)·x + π/4), whose kernel is the squared exponential exp(−γ|x − x'|²).
+    """The function √2 sin(√(2γ)·x + π/4), whose kernel is the squared exponential exp(−γ|x − x'|²).
 
     Args:
         gamma: γ, half the inverse squared length scale.
@@ -127,7 +127,7 @@ class Rbf(nn.Module):
 
 
 class Exp(nn.Module):
-    """amplitude · exp(rate · x).
+    """The function amplitude · exp(rate · x).
 
     Args:
         amplitude: The factor in front.
@@ -151,7 +151,7 @@ class Exp(nn.Module):
 
 
 class ExpNormalized(nn.Module):
-    """r·exp(√γ·x/r − γ/2 + γ·shift/2), with r the root mean square of the features along `dim`.
+    """The function r·exp(√γ·x/r − γ/2 + γ·shift/2), with r the root mean square of the features along `dim`.
 
     Its kernel is √(q q') exp(γ(ρ + shift)), with ρ the correlation. r is held fixed in the derivative, so
     that a wide network has the tangent kernel of the limit. The layer is not pointwise, but a pointwise
@@ -183,7 +183,7 @@ class ExpNormalized(nn.Module):
 
 
 class GaussianBump(nn.Module):
-    """amplitude · exp(−rate · x²).
+    """The function amplitude · exp(−rate · x²).
 
     Args:
         amplitude: The height of the bump.
@@ -207,7 +207,7 @@ class GaussianBump(nn.Module):
 
 
 class Gabor(nn.Module):
-    """exp(−x²) sin(x).
+    """The function exp(−x²) sin(x).
 
     >>> Gabor()(torch.zeros(1))
     tensor([0.])
@@ -219,7 +219,7 @@ class Gabor(nn.Module):
 
 
 class Sign(nn.Module):
-    """−1, 0 or 1.
+    """The sign of x: −1, 0 or 1.
 
     >>> Sign()(torch.tensor([-3.0, 0.0]))
     tensor([-1.,  0.])
@@ -231,7 +231,7 @@ class Sign(nn.Module):
 
 
 class Step(nn.Module):
-    """0 for x < 0, 1 for x > 0, and 1/2 at x = 0.
+    """The step function: 0 for x < 0, 1 for x > 0, and 1/2 at x = 0.
 
     >>> Step()(torch.tensor([-3.0, 0.0, 2.0]))
     tensor([0.0000, 0.5000, 1.0000])
@@ -245,7 +245,7 @@ class Step(nn.Module):
 
 
 class Abs(nn.Module):
-    """|x|.
+    """The absolute value |x|.
 
     >>> Abs()(torch.tensor([-3.0]))
     tensor([3.])
@@ -257,7 +257,7 @@ class Abs(nn.Module):
 
 
 class ABReLU(nn.Module):
-    """negative · min(x, 0) + positive · max(x, 0).
+    """The function negative · min(x, 0) + positive · max(x, 0).
 
     Args:
         negative: The slope for x < 0.
@@ -281,7 +281,7 @@ class ABReLU(nn.Module):
 
 
 class Monomial(nn.Module):
-    """x^degree.
+    """The power x^degree.
 
     Args:
         degree: The power, zero or more.
@@ -304,7 +304,7 @@ class Monomial(nn.Module):
 
 
 class RectifiedMonomial(nn.Module):
-    """max(x, 0)^degree; degree 0 is the step function.
+    """The power max(x, 0)^degree; degree 0 is the step function.
 
     Args:
         degree: The power, zero or more.
@@ -329,7 +329,7 @@ class RectifiedMonomial(nn.Module):
 
 
 class Polynomial(nn.Module):
-    """Σ_n coefficients[n] xⁿ.
+    """The polynomial Σ_n coefficients[n] xⁿ.
 
     Args:
         coefficients: The coefficients, lowest power first.

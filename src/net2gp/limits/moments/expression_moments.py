@@ -52,7 +52,7 @@ def _positions_back(t: Tensor, e: Expression, full: bool) -> Tensor:
 
 
 def weighted(run: Evaluation, e: ex.Weighted, full: bool) -> Pair:
-    """Compute σ_w² E[u u'] + σ_b² of W u, and the tangent kernel of u through W plus that of W and b."""
+    """Compute σ_w² E[u u'] + σ_b² for W u + b, and the tangent kernel with the parts of u, W and b."""
     wanted = full and not e.local
     parts = [(fraction, run.get(part, wanted)) for fraction, part in e.inputs]
     if len(parts) == 1:

@@ -25,7 +25,7 @@ Means = tuple[Tensor, Tensor]
 def cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
     """Return the moments of a at x and b at x', or None if they vanish.
 
-    The axes of a's positions come first, then those of b's positions, then the pairs.
+    The axes are the positions of a, the positions of b, and the pairs.
     """
     if a is b:
         return run.get(a, full)
@@ -40,7 +40,7 @@ def cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | N
 def _cross(run: Evaluation, a: Expression, b: Expression, full: bool) -> Pair | None:
     if ex.independent(a, b):
         return _of_means(run, a, b, full)
-    # before linear operations are taken out: Stein needs no integral, whatever the Gaussian side is made of
+    # before linear operations are taken out, since Stein needs no integral for any Gaussian signal
     if isinstance(a, ex.Point) and ex.is_gaussian(b):
         return _stein(run, a, b, full, left=True)
     if isinstance(b, ex.Point) and ex.is_gaussian(a):

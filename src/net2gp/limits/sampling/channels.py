@@ -187,7 +187,7 @@ def _function_sources(found: Channels, node: fx.Node, values: dict[str, Sources]
 
 
 def _contracted(found: Channels, node: fx.Node, values: dict[str, Sources]) -> Sources:
-    """Return the sources of a matrix product: none for logits of attention, else those of the values."""
+    """Return the sources of a matrix product, which are none for logits and the values' for the rest."""
     names = ("query", "key", "value")
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if "value" in given:

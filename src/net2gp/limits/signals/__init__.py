@@ -1,4 +1,4 @@
-"""Signals of an infinitely wide network as values: which function of which Gaussians each of them is.
+"""Signals of an infinitely wide network as values: each says what function of Gaussian signals it is.
 
 The rules for layers write these `expressions`, and `moments` reads them. A `layout` says which axes of a
 hidden tensor are channels and which are positions; `positions` holds the linear maps of positions and

@@ -230,7 +230,7 @@ def _gram(left: Outer, right: Outer) -> Tensor:
 
 
 def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
-    """Add (a bᵀ ⊗ 1) ∘ (g hᵀ) to one tile in place: inner products of inputs times those of gradients."""
+    """Add (a bᵀ ⊗ 1) ∘ (g hᵀ) to one tile in place: products of inputs times products of gradients."""
     B, M = len(a), len(b)
     C, D = len(g) // B, len(h) // M
     weights = a @ b.mT

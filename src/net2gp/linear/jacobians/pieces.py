@@ -66,7 +66,7 @@ class Pieces:
         return {n: factor.traced() for n, factor in found.items()} if self.traced else found
 
     def all_factors(self) -> Iterator[Factor]:
-        """Yield all factors, with those of leftover parameters at the end, a few parameters at a time."""
+        """Yield all factors; leftover parameters come at the end, a few at a time."""
         yield from self.factors.values()
         for names in self.leftover:
             yield self.jacobian(names)
