@@ -100,6 +100,7 @@ def adapt_classes(
     kernel = Standardized.of(base, x)
     frequencies = (torch.bincount(y.long(), minlength=classes) + 1.0).double() / (len(y) + classes)
     codes = one_hot(y.long(), classes).double() - frequencies
+    # The checks compare the dtypes of targets and kernel, but the codes keep their float64 digits.
     targets = codes.to(kernel.diag(x).dtype)
     problem = replace(make_problem(kernel, (x, targets), Gaussian(1.0), None), y=codes)
     fixed = decompose(problem)

@@ -115,6 +115,7 @@ class Spectrum:
         kernel = problem.kernel.scaled(scale)
         likelihood = Gaussian(noise_var)
         if self.Q is None:
+            # Weight space needs another factorization, but only of the small P×P matrix.
             data = (problem.x, problem.y)
             return condition(kernel, data, likelihood, mean=problem.mean, solver=WeightCholesky())
         scaled = Problem(kernel, problem.mean, likelihood, problem.x, problem.y, problem.offset)

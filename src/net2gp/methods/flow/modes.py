@@ -74,6 +74,7 @@ class Descent:
     def progress(self, rates: Tensor, times: Tensor) -> Tensor:
         """1 − D for each time (first axis) and rate (second axis)."""
         tau = self.scaled(times)[:, None]
+        # An infinite time would give 0 · ∞ in directions that are never learned, so it is handled apart.
         end = torch.isinf(tau)
         tau = torch.where(end, 0.0, tau)
         lost = -torch.expm1(-rates * tau) if self.momentum is None else self._damped(rates, tau)
@@ -83,8 +84,8 @@ class Descent:
         half = 0.5 * self.damping
         below = half**2 >= rates
         omega = (half**2 - rates).abs().sqrt()
-        # Over-damped: D = e^{−as}(1 + a s φ(2ωs)) with φ(z) = (1 − e^{−z})/z and the slow root a = r/(γ/2 +
-        # ω). In this form nothing cancels for small rates, and expm1 keeps the digits of 1 − D.
+        # Over-damped: D = e^{−as}(1 + a s φ(2ωs)), where φ(z) = (1 − e^{−z})/z and a = r/(γ/2 + ω) is the
+        # slow root. In this form nothing cancels for small rates, and expm1 keeps the digits of 1 − D.
         slow = rates / (half + omega).clamp(min=1e-300)
         z = 2.0 * omega * s
         phi = torch.where(z > 0, -torch.expm1(-z) / torch.where(z > 0, z, 1.0), 1.0)

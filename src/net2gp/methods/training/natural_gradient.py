@@ -134,10 +134,9 @@ def newton_step(
     decays: tuple[float, float],
     clip: float = float("inf"),
 ) -> NewtonState:
-    """One step of IVON, the improved variational online Newton method.
+    """Take one step of IVON, the improved variational online Newton method.
 
-    Let `gradient` be ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q, `hessian` ĥ = ĝ (θ − μ)/σ², which has
-    the same mean over draws as ∇²ℓ̄ (Stein's identity), and `decay` δ. Then
+    The step is
 
         g ← β₁ g + (1 − β₁) ĝ,
         h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)² / (h + δ),

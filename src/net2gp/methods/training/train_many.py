@@ -270,6 +270,7 @@ def _descend(
             second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
             scale = second.sqrt().div_((1 - b2**step) ** 0.5).add_(1e-8)
             theta.sub_(rate / (1 - b1**step) * first / scale)
+            # inf − inf is NaN, so the first step, at which the best is infinite, counts by itself
             better = best.isinf() | (value < best - optimizer.threshold * best.abs())
             best = torch.where(better, value, best)
             waited = torch.where(better, 0, waited + 1)

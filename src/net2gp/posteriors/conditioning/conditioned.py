@@ -223,6 +223,7 @@ class Conditioned:
 
         own = prior.detach().diagonal(dim1=1, dim2=2).reshape(-1)
         blocks = prior - self._explained(x, cross, own, inner)
+        # Rounding leaves the difference slightly asymmetric, and may leave tiny variances negative.
         blocks = 0.5 * (blocks + blocks.mT)
         variances = blocks.diagonal(dim1=1, dim2=2)
         blocks = blocks + torch.diag_embed(variances.clamp(min=0.0) - variances)

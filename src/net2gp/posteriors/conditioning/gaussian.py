@@ -97,7 +97,7 @@ def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> So
         system = matrix_free_system(problem, solver)
         factor = system.factor(curvature)
         t = as_rows(problem, problem.target)
-        guess = None if start is None else start * noise.sqrt()[:, None]
+        guess = None if start is None else start * noise.sqrt()[:, None]  # the unknown is S⁻¹α
         alpha = block_matmul(factor.S, factor.inner_solve(block_matmul(factor.S.mT, t), guess))
         log_det = (system.estimate_log_det(factor) + noise.log().sum()) * t.shape[1]
         evidence = gaussian_evidence((t * alpha).sum(), log_det, t.numel())
@@ -111,6 +111,7 @@ def gaussian_weights(problem: Problem) -> Solved:
     t, noise = problem.target, problem.noise
     sites = Sites(t / noise, torch.diag_embed(noise.reciprocal()))
     state = system.solve(sites)
+    # (K + D)⁻¹t = D⁻¹(t − f) for the posterior mean f, so nothing more is solved
     quadratic = (sites.natural * (t - state.f)).sum()
     evidence = gaussian_evidence(quadratic, state.log_det + noise.log().sum(), t.numel())
     return whitened(problem, state.dual, state.factor, evidence)

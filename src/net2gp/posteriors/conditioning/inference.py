@@ -136,6 +136,7 @@ def _line_search(
     while True:
         moved = target if step == 1.0 else _between(system, state, target, step)
         new = likelihood.log_prob(mean + moved.f, y).sum() - 0.5 * moved.quadratic
+        # At convergence the objective changes by rounding alone, which must not count as a fall.
         slack = 1e-12 * (1.0 + value.abs())
         if bool(new >= value - slack) or step < 1e-6:
             return moved, new
@@ -229,15 +230,17 @@ def _natural_steps(
             trial = Sites(natural, torch.lerp(sites.curvature, target.curvature, step))
             new_state = system.solve(trial)
             new_bound, new_target = _bound_and_target(system, likelihood, mean, y, trial, new_state)
+            # Written with `not`, so that a bound that is NaN counts as a fall.
             if not new_bound >= bound - 1e-13 * (1 + bound.abs()):
                 step /= 2
-                if step < 1e-4:
+                if step < 1e-4:  # no step raises the bound, so it is at its maximum up to rounding
                     return sites, True
                 continue
             change = (new_state.f - state.f).abs().max() / (1 + state.f.abs().max())
             gain = (new_bound - bound).abs() / (1 + bound.abs())
             sites, state, bound, target = trial, new_state, new_bound, new_target
             advance(note=f"bound {float(bound):.4f}")
+            # The bound is quadratic around its maximum, so a gain of tol means a change of √tol.
             if gain <= inference.tol and change <= inference.tol**0.5:
                 return sites, True
     return sites, False

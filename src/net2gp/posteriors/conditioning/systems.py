@@ -126,6 +126,7 @@ class DenseSystem:
 
     def factorize(self, sites: Sites) -> CurvatureFactor:
         """The Cholesky factor of I + SᵀKS, whose eigenvalues are at least one."""
+        # A root has no derivative where Λ is singular, so gradients only flow through a root that is given.
         S = psd_root(sites.curvature.detach()) if sites.root is None else sites.root
         inner = block_matmul(S.mT, block_matmul(S.mT, self.K).mT)
         inner.diagonal().add_(1.0)
@@ -282,6 +283,7 @@ class IterativeFactor:
             if attempt == ATTEMPTS - 1 or not solution.converged:
                 _warn_wide(left, missed, solution)
                 break
+            # The error of a variance is quadratic in the residual; the factor of a half is a margin.
             tol = max(0.5 * tol * worst**-0.5, SMALLEST_TOL)
         return block_matmul(self.S, solution.x), tol
 

@@ -1,4 +1,4 @@
-"""A Gaussian over a network's parameters, seen through the network linearized at its mean."""
+"""A Gaussian over the parameters of a network, and the process that the linearized network makes of it."""
 
 from __future__ import annotations
 
