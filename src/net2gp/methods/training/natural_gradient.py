@@ -24,14 +24,25 @@ from net2gp.types import Params
 
 
 class GaussianPrior(NamedTuple):
-    """The prior θ ~ N(mean, 1/precision), with independent entries."""
+    """The prior θ ~ N(mean, 1/precision), with independent entries.
+
+    Args:
+        mean: The means μ₀.
+        precision: The inverses δ of the variances.
+    """
 
     mean: Tensor
     precision: Tensor
 
 
 class NaturalState(NamedTuple):
-    """The Gaussian q(θ) = N(mean, 1/precision), and the running average of gradients."""
+    """The Gaussian q(θ) = N(mean, 1/precision), and the running average of gradients.
+
+    Args:
+        mean: The means μ.
+        precision: The inverses s of the variances.
+        momentum: The running average m of gradients, which starts at zero.
+    """
 
     mean: Tensor
     precision: Tensor
@@ -56,10 +67,7 @@ def natural_step(
     learning_rate: float | Tensor,
     decays: tuple[float, float],
 ) -> NaturalState:
-    """One step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ).
-
-    Let `gradient` g estimate E_q ∇(−log p(y | θ)), and `curvature` h estimate the diagonal of
-    E_q ∇²(−log p(y | θ)), both as sums over all N points. Then
+    """Take one step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ):
 
         s ← β₂ s + (1 − β₂)(h + δ),   m ← β₁ m + (1 − β₁) g,   μ ← μ − η (m + δ(μ − μ₀)) / s.
 
@@ -67,6 +75,17 @@ def natural_step(
     loss ℓ replaced by its second-order expansion. At a fixed point s = E h + δ and E g + δ(μ − μ₀) = 0, which
     is the mean-field optimum if h is the Hessian. The average m starts at zero without a correction, so the
     first steps are short; the fixed point is the same.
+
+    Args:
+        state: The Gaussian q and the average of gradients before the step.
+        gradient: An estimate g of E_q ∇(−log p(y | θ)), summed over all N points.
+        curvature: An estimate h of the diagonal of E_q ∇²(−log p(y | θ)), summed over all N points.
+        prior: The prior N(μ₀, 1/δ).
+        learning_rate: The rate η.
+        decays: The numbers β₁ and β₂, from 0 to 1.
+
+    Returns:
+        The state after the step.
 
     Reference: Khan et al., Fast and scalable Bayesian deep learning by weight-perturbation in Adam,
     ICML 2018; Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
@@ -87,7 +106,14 @@ def natural_step(
 
 
 class NewtonState(NamedTuple):
-    """The Gaussian q(θ) = N(mean, 1/(λ(hessian + δ))), the average of gradients, and the number of steps."""
+    """The Gaussian q(θ) = N(mean, 1/(λ(hessian + δ))), the average of gradients, and the number of steps.
+
+    Args:
+        mean: The means μ.
+        hessian: The average h of Hessian diagonals of the mean loss.
+        momentum: The running average g of gradients, which starts at zero.
+        step: The number of steps that were taken.
+    """
 
     mean: Tensor
     hessian: Tensor
@@ -105,10 +131,7 @@ def newton_step(
     decays: tuple[float, float],
     clip: float = float("inf"),
 ) -> NewtonState:
-    """One step of IVON, the improved variational online Newton method.
-
-    Let `gradient` be ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q, `hessian` ĥ = ĝ (θ − μ)/σ², which has
-    the same mean over draws as ∇²ℓ̄ (Stein's identity), and `decay` δ. Then
+    """Take one step of IVON, the improved variational online Newton method:
 
         g ← β₁ g + (1 − β₁) ĝ,
         h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)² / (h + δ),
@@ -116,6 +139,18 @@ def newton_step(
 
     ĥ may be negative. The last term of h comes from moving along geodesics of the positive numbers, and keeps
     h + δ positive: it becomes ½(h + δ)(1 + (1 − x)²) for x = (1 − β₂)(h − ĥ)/(h + δ).
+
+    Args:
+        state: The Gaussian q, the average of gradients and the number of steps before the step.
+        gradient: The gradient ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q.
+        hessian: The estimate ĥ = ĝ (θ − μ)/σ², whose mean over draws is E_q ∇²ℓ̄ (Stein's identity).
+        decay: The number δ = 1/(λ · prior_var), for λ = N data points.
+        learning_rate: The rate η.
+        decays: The numbers β₁ and β₂, from 0 to 1.
+        clip: The largest change of a mean before it is multiplied by η.
+
+    Returns:
+        The state after the step.
 
     Reference: Shen et al., Variational learning is effective for large deep networks, ICML 2024; Lin et al.,
     Handling the positive-definite constraint in the Bayesian learning rule, ICML 2020.
