@@ -12,7 +12,6 @@ from net2gp.limits.finite_width import (
     sample_outputs,
     square_correlation,
 )
-from net2gp.limits.graph.translate import Signal, Translation
 from net2gp.limits.initialization import as_built
 from net2gp.limits.kernels import InfiniteWidth, LimitKernel, infinite_width, nngp, ntk
 from net2gp.limits.phase import (
@@ -40,8 +39,6 @@ __all__ = [
     "LimitKernel",
     "MonteCarloKernel",
     "PhaseDiagram",
-    "Signal",
-    "Translation",
     "UnsupportedLayer",
     "activation_of",
     "activation_table",

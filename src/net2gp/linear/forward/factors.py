@@ -30,12 +30,12 @@ ELEMENTWISE = 24
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """The gradient ∂f_c/∂W = Σ_t g_ct a_tᵀ of a weight that is applied as W a_t at T places.
+    """The gradient ∂f_c/∂W = Σ_t g_ct a_tᵀ of a weight W that is applied as W a_t at T places.
 
     Args:
-        a: The inputs, (B, S, T, I), where S counts the groups of a grouped layer.
-        g: The gradients of the layer's outputs, (B, C, S, O, T).
-        scale: What multiplies the gradient: a number, or a tensor (S, O, I).
+        a: The inputs of the layer, (B, S, T, I) for B points and S groups.
+        g: The gradients of the network's C outputs with respect to the layer's output, (B, C, S, O, T).
+        scale: What multiplies the gradient: a tensor without axes, or one of shape (S, O, I).
     """
 
     a: Tensor
@@ -67,7 +67,14 @@ class Outer:
         return [(self.a[:, 0, t], g[t]) for t in range(T)]
 
     def gradients(self, step: int) -> Iterator[Tensor]:
-        """Yield the gradients (B·C, p), for `step` outputs of the layer at a time."""
+        """Compute the gradients for `step` outputs of the layer at a time.
+
+        Args:
+            step: The number of outputs of the layer.
+
+        Yields:
+            The gradients of the weights of these outputs, (B·C, p).
+        """
         B, C, S, O, T = self.g.shape
         for start in range(0, O, step):
             piece = self.g[:, :, :, start : start + step]
@@ -87,13 +94,13 @@ class Outer:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """The gradient ∂f_c/∂E[v] = Σ_t 1[token_t = v] g_ct of an embedding.
+    """The gradient ∂f_c/∂E[v] = Σ_t 1[token_t = v] g_ct of the table E of an embedding.
 
     Args:
-        ids: The tokens, (B, T); negative ones mark places without a gradient (padding).
-        g: The gradients of the layer's outputs, (B, C, T, O).
-        scale: What multiplies the gradient: a number, or a tensor (V, O).
-        num_embeddings: V, the number of rows of the table.
+        ids: The tokens of B points at T places, (B, T). A negative id marks a place without a gradient.
+        g: The gradients of the network's C outputs with respect to the embedded tokens, (B, C, T, O).
+        scale: What multiplies the gradient: a tensor without axes, or one of shape (V, O).
+        num_embeddings: The number V of rows of the table.
     """
 
     ids: Tensor
@@ -109,7 +116,14 @@ class Lookup:
         return replace(self, g=g, scale=scale)
 
     def gradients(self, vocabulary: Tensor) -> Tensor:
-        """Return the gradients (B·C, U·O) of the U embeddings in `vocabulary` (sorted ids)."""
+        """Compute the gradients of some rows of the table.
+
+        Args:
+            vocabulary: The ids of U rows, sorted.
+
+        Returns:
+            The gradients, (B·C, U·O).
+        """
         B, C, _, O = self.g.shape
         U = len(vocabulary)
         if U == 0:  # all places are padding
@@ -132,7 +146,11 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """The gradients themselves, J (B, C, p), already scaled."""
+    """The gradients themselves.
+
+    Args:
+        J: The gradients of C outputs at B points with respect to the p entries of a parameter, (B, C, p).
+    """
 
     J: Tensor
 

@@ -43,8 +43,8 @@ def layer_rule(
     """Make a function, and the step before it, the rule of these layer types, which makes gradients fast.
 
     Args:
-        kinds: the classes of the layers. A subclass counts only if it keeps the layer's `forward`.
-        prepare: from the layer and its input to what the gradients need of it, rows first; the input itself
+        kinds: The classes of the layers. A subclass counts only if it keeps the layer's `forward`.
+        prepare: From the layer and its input to what the gradients need of it, rows first; the input itself
             unless given.
 
     Returns:

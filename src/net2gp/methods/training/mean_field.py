@@ -21,24 +21,24 @@ def mean_field(
     *,
     prior_var: PriorVar = 1.0,
 ) -> Posterior:
-    """The posterior N(θ*, diag(variance)) of a network's parameters, found by an inference of your own.
+    """Make a posterior of the variances of a network's parameters that an inference of your own found.
 
-    Outputs are those of the linearized network, f(x; θ*) + J(x)(θ − θ*), so that f at x has the mean
-    f(x; θ*) and the covariance J(x) diag(variance) J(x)ᵀ. The posterior has no evidence: that is a matter of
-    the inference. Cost: one forward pass of one point.
+    The parameters have the law N(θ*, diag(variance)). The outputs are those of the linearized network, so
+    that f at x has the mean f(x; θ*) and the covariance J(x) diag(variance) J(x)ᵀ.
+    The posterior has no evidence, which only the inference could know. Cost: one forward pass of one point.
 
     Args:
-        network: the network at the mean θ*, or its linearization, which chooses parameters and outputs.
-        variance: one positive number per parameter, (P,), in the order of `network.named_parameters()`.
-        data: the inputs and targets that the inference saw.
-        likelihood: how targets follow the outputs.
-        prior_var: the variance of the prior, which `novelty` compares with: a number, or by pattern.
+        network: The network at the mean θ*, or its linearization, which chooses parameters and outputs.
+        variance: One positive number per parameter, (P,), in the order of `network.named_parameters()`.
+        data: The inputs and targets that the inference saw.
+        likelihood: How targets follow the outputs.
+        prior_var: The variance of the prior, which `novelty` compares with: a number, or by pattern.
 
     Returns:
         A posterior with the surface of all others.
 
     Raises:
-        InputError: if `variance` is not one positive number per parameter.
+        InputError: If `variance` is not one positive number per parameter.
 
     >>> import torch
     >>> from net2gp.likelihoods import Gaussian

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_positive
+from net2gp.errors import InputError, check_memory, check_positive
 from net2gp.inputs import describe, map_inputs
 from net2gp.linalg import cholesky
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
-from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.weights.diagonal import DiagonalCovariance
+from net2gp.posteriors.weights.covariances import DiagonalCovariance
 from net2gp.types import Params
 
 
@@ -28,8 +27,8 @@ class GaussianPrior(NamedTuple):
     """The prior θ ~ N(mean, 1/precision), with independent entries.
 
     Args:
-        mean: μ₀.
-        precision: δ, in the shape of the mean.
+        mean: The means μ₀.
+        precision: The inverses δ of the variances.
     """
 
     mean: Tensor
@@ -40,9 +39,9 @@ class NaturalState(NamedTuple):
     """The Gaussian q(θ) = N(mean, 1/precision), and the running average of gradients.
 
     Args:
-        mean: μ.
-        precision: s, in the shape of the mean.
-        momentum: m, the running average of gradients.
+        mean: The means μ.
+        precision: The inverses s of the variances.
+        momentum: The running average m of gradients, which starts at zero.
     """
 
     mean: Tensor
@@ -68,9 +67,7 @@ def natural_step(
     learning_rate: float | Tensor,
     decays: tuple[float, float],
 ) -> NaturalState:
-    """Take one step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ).
-
-    The step is
+    """Take one step of natural-gradient descent on KL(q ‖ posterior), for the prior N(μ₀, 1/δ):
 
         s ← β₂ s + (1 − β₂)(h + δ),   m ← β₁ m + (1 − β₁) g,   μ ← μ − η (m + δ(μ − μ₀)) / s.
 
@@ -80,15 +77,15 @@ def natural_step(
     first steps are short; the fixed point is the same.
 
     Args:
-        state: The present q and the average m.
-        gradient: An estimate g of E_q ∇(−log p(y | θ)), as a sum over all N points.
-        curvature: An estimate h of the diagonal of E_q ∇²(−log p(y | θ)), as a sum over all N points.
-        prior: The prior.
-        learning_rate: η.
-        decays: β₁ and β₂.
+        state: The Gaussian q and the average of gradients before the step.
+        gradient: An estimate g of E_q ∇(−log p(y | θ)), summed over all N points.
+        curvature: An estimate h of the diagonal of E_q ∇²(−log p(y | θ)), summed over all N points.
+        prior: The prior N(μ₀, 1/δ).
+        learning_rate: The rate η.
+        decays: The numbers β₁ and β₂, from 0 to 1.
 
     Returns:
-        The next state.
+        The state after the step.
 
     Reference: Khan et al., Fast and scalable Bayesian deep learning by weight-perturbation in Adam,
     ICML 2018; Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS 2019.
@@ -112,10 +109,10 @@ class NewtonState(NamedTuple):
     """The Gaussian q(θ) = N(mean, 1/(λ(hessian + δ))), the average of gradients, and the number of steps.
 
     Args:
-        mean: μ.
-        hessian: h, the estimate of the diagonal Hessian of the mean loss.
-        momentum: g, the running average of gradients.
-        step: The number of steps t so far, a scalar.
+        mean: The means μ.
+        hessian: The average h of Hessian diagonals of the mean loss.
+        momentum: The running average g of gradients, which starts at zero.
+        step: The number of steps that were taken.
     """
 
     mean: Tensor
@@ -134,9 +131,7 @@ def newton_step(
     decays: tuple[float, float],
     clip: float = float("inf"),
 ) -> NewtonState:
-    """Take one step of IVON, the improved variational online Newton method.
-
-    The step is
+    """Take one step of IVON, the improved variational online Newton method:
 
         g ← β₁ g + (1 − β₁) ĝ,
         h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)² / (h + δ),
@@ -146,16 +141,16 @@ def newton_step(
     h + δ positive: it becomes ½(h + δ)(1 + (1 − x)²) for x = (1 − β₂)(h − ĥ)/(h + δ).
 
     Args:
-        state: The present q, the average g and the number of steps.
+        state: The Gaussian q, the average of gradients and the number of steps before the step.
         gradient: The gradient ĝ = ∇ℓ̄(θ) of the mean loss at a draw θ from q.
-        hessian: The estimate ĥ = ĝ (θ − μ)/σ², which has the same mean over draws as ∇²ℓ̄ (Stein's identity).
-        decay: δ, the precision of the prior divided by the number of points.
-        learning_rate: η.
-        decays: β₁ and β₂.
-        clip: The largest change of a parameter before it is multiplied by η.
+        hessian: The estimate ĥ = ĝ (θ − μ)/σ², whose mean over draws is E_q ∇²ℓ̄ (Stein's identity).
+        decay: The number δ = 1/(λ · prior_var), for λ = N data points.
+        learning_rate: The rate η.
+        decays: The numbers β₁ and β₂, from 0 to 1.
+        clip: The largest change of a mean before it is multiplied by η.
 
     Returns:
-        The next state.
+        The state after the step.
 
     Reference: Shen et al., Variational learning is effective for large deep networks, ICML 2024; Lin et al.,
     Handling the positive-definite constraint in the Bayesian learning rule, ICML 2020.
