@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_memory, check_positive
+from net2gp.errors import InputError, check_positive
 from net2gp.inputs import describe, map_inputs
 from net2gp.linalg import cholesky
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
+from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.weights.covariances import DiagonalCovariance
+from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Params
 
 
