@@ -102,7 +102,8 @@ def laplace(
             prior_var=prior_var,
             temperature=temperature,
         )
-        search = Search(task, chosen.curvature(task), chosen, checked(task, tuning))
+        tuning = checked(task, tuning)
+        search = Search(task, chosen.curvature(task), chosen, tuning)
         found = search.solve(tuned(search))
         _check_stationary(search, found)
         return cast("Posterior[Observed]", search.posterior(found))
