@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from net2gp.limits.duals.activations import UnsupportedLayer
 from net2gp.limits.kernels import infinite_width
+from net2gp.limits.modules import Pointwise
+from net2gp.limits.rules.layer_rules import rule
 
 GENERATOR = torch.Generator().manual_seed(0)
 VECTORS = torch.randn(3, 5, generator=GENERATOR, dtype=torch.float64)
@@ -427,3 +430,28 @@ def test_a_division_by_counts_keeps_its_precision():
 
     keep = torch.arange(4) < torch.tensor([3, 2, 3])[:, None]
     assert_same(Average(True), Average(False), (MAPS, keep))
+
+
+def test_a_partial_function_at_the_end_is_not_taken_for_a_shift():
+    ends = Pointwise(functools.partial(torch.mul, 2.0)), Pointwise(lambda x: 2.0 * x)
+    one, other = (nn.Sequential(wide(), nn.ReLU(), head(), end) for end in ends)
+    assert_same(one, other, VECTORS)
+
+
+def test_layers_of_other_packages_may_have_names_that_start_with_torch():
+    class Projection(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(8, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight)
+
+    Projection.__module__ = "torchvision.ops"
+
+    @rule.register(Projection)
+    def _(layer, translation, node, value):
+        return rule(nn.Linear(5, 8, bias=False), translation, node, value)
+
+    own = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), head())
+    assert_same(nn.Sequential(Projection(), nn.ReLU(), head()), own, VECTORS)

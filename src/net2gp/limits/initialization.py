@@ -13,18 +13,13 @@ from torch import Tensor, nn
 from net2gp.errors import InputError
 from net2gp.limits.modules.layers import LocallyConnected1d, LocallyConnected2d
 from net2gp.limits.plan import graph_of, weight_names
+from net2gp.limits.proof import NORMS
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LOCAL = (LocallyConnected1d, LocallyConnected2d)
 MANY_WEIGHTS = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-NORMS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-)
+GAINS = (*NORMS, nn.modules.instancenorm._InstanceNorm)
 
 Z_LIMIT = 4.0
 """A scheme is refused if mean or variance of the values is this many standard errors away from its own."""
@@ -73,7 +68,7 @@ def slots(network: nn.Module, *, shared: bool = False) -> Iterator[Slot]:
 
 
 def _slot(name: str, prefix: str, own: str, module: nn.Module, value: Tensor) -> Slot:
-    if isinstance(module, NORMS):
+    if isinstance(module, GAINS):
         return Slot(name, prefix, "gain", 1)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return Slot(name, prefix, "weight", 1)

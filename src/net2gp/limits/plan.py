@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -27,8 +26,9 @@ from net2gp.limits.graph.trace import (
 from net2gp.limits.graph.translate import Data, Parameter, Signal, Translation, module_of
 from net2gp.limits.modules import pointwise
 from net2gp.limits.moments.evaluation import Program
-from net2gp.limits.proof import check
-from net2gp.limits.rules import functional_layers, recurrent_layers, weighted_layers
+from net2gp.limits.proof import NORMS, check
+from net2gp.limits.rules import recurrent_layers, weighted_layers
+from net2gp.limits.rules.arithmetic import Shift
 from net2gp.limits.rules.function_rules import translate_call
 from net2gp.limits.rules.layer_rules import hint_of, is_activation, rule
 from net2gp.limits.signals import expressions as ex
@@ -106,17 +106,17 @@ def _home(graph: fx.GraphModule, target: str) -> tuple[str | None, str]:
     """Return the layer that a parameter belongs to (None if to none), and the parameter's name there."""
     path, _, own = target.rpartition(".")
     layer = graph.get_submodule(path)
-    known = isinstance(layer, (*WEIGHTED, *_NORMS)) and own in ("weight", "bias")
+    known = isinstance(layer, (*WEIGHTED, *NORMS)) and own in ("weight", "bias")
     return (path if known else None), own
 
 
 def _registered() -> set[type]:
     """Return the layers for which users registered a rule."""
-    return {kind for kind in rule.registry if _is_foreign(kind)}
+    return set(rule.registry) - _OWN
 
 
-def _is_foreign(kind: type) -> bool:
-    return not kind.__module__.startswith(("torch", "net2gp", "builtins"))
+_OWN = frozenset({*rule.registry, *activation_of.registry})
+"""The layers whose rules come with the library; all others were registered later, by users."""
 
 
 def _believed() -> tuple[type, ...]:
@@ -125,7 +125,7 @@ def _believed() -> tuple[type, ...]:
     These are users' layers, for which users vouch, RReLU, which is random, and ExpNormalized, which divides
     by a root mean square over finitely many channels.
     """
-    users = {kind for kind in (*rule.registry, *activation_of.registry) if _is_foreign(kind)}
+    users = {*rule.registry, *activation_of.registry} - _OWN
     return (*users, nn.RReLU, pointwise.ExpNormalized)
 
 
@@ -186,7 +186,7 @@ def _check_output(e: ex.Expression) -> None:
     while stack:
         term = stack.pop()
         function = getattr(getattr(term, "activation", None), "function", None)
-        if isinstance(term, ex.Raw) or isinstance(function, partial):
+        if isinstance(term, ex.Raw) or isinstance(function, Shift):
             raise UnsupportedLayer(
                 "no infinite-width rule for a network that adds something fixed (a number, or its inputs) to "
                 "its output: a kernel has no mean. Leave it out, and pass it as mean= where you condition."
@@ -270,9 +270,6 @@ def _module_value(translation: Translation, node: fx.Node, data_only: bool) -> A
     return rule(layer, translation, node, *args, *translation.value(node.kwargs).values())
 
 
-_NORMS = (*functional_layers.NORMS, nn.modules.batchnorm._BatchNorm)
-
-
 def _check_fixed(translation: Translation, node: fx.Node, layer: nn.Module) -> None:
     """Refuse layers before the first weights that are more than a fixed function of each input."""
     kind = type(layer).__name__
@@ -280,7 +277,7 @@ def _check_fixed(translation: Translation, node: fx.Node, layer: nn.Module) -> N
     if layer.training and isinstance(layer, moving):
         raise translation.refuse(f"{kind} of the inputs in training", node, "Call network.eval(). ")
     parameters = dict(layer.named_parameters())
-    if parameters and not isinstance(layer, _NORMS):
+    if parameters and not isinstance(layer, NORMS):
         raise translation.refuse(kind, node, hint_of(layer))
     shifts = (value - float(name == "weight") for name, value in parameters.items())
     if any(bool(shift.detach().any()) for shift in shifts):

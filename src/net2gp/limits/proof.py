@@ -23,10 +23,11 @@ from net2gp.limits.finite_draw import Draw
 from net2gp.limits.graph.function_registry import name_of
 from net2gp.limits.graph.trace import parameter_of
 from net2gp.limits.graph.translate import Signal, Translation
+from net2gp.limits.rules import functional_layers
 from net2gp.limits.signals.layout import arranged
 
 POINTS = 3
-NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+NORMS = (*functional_layers.NORMS, nn.modules.batchnorm._BatchNorm)
 NOISE = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
 
 

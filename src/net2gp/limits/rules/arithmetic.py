@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -78,6 +76,17 @@ def _numbers(value: Any) -> float | None:
     return None
 
 
+@dataclass(frozen=True)
+class Shift:
+    """The function x ↦ x + number, by which the mean of a signal is known not to be zero."""
+
+    number: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x + number."""
+        return x + self.number
+
+
 def _sum(translation: Translation, node: fx.Node, a: Any, b: Any, sign: float) -> Any:
     """Return a + sign · b."""
     for one, other, first in ((a, b, True), (b, a, False)):
@@ -87,7 +96,7 @@ def _sum(translation: Translation, node: fx.Node, a: Any, b: Any, sign: float) -
             scaled = one.scaled(scale)
             if shift == 0:
                 return scaled
-            shifted = activation_of(Pointwise(partial(operator.add, shift)))
+            shifted = activation_of(Pointwise(Shift(shift)))
             return activated(scaled, shifted, translation, node)
         if isinstance(one, Logits):
             return masked_logits(translation, node, one, other, sign, first)

@@ -16,12 +16,12 @@ from net2gp.limits.graph.function_registry import name_of
 from net2gp.limits.graph.trace import attribute_of
 from net2gp.limits.initialization import CONVOLUTIONS, LOCAL, TRANSPOSED
 from net2gp.limits.plan import graph_of
+from net2gp.limits.rules.functional_layers import NORMS
 
 DATA, FIXED, OUTPUT = " data", " fixed", " output"
 """Sources whose number of channels cannot change. The blank keeps them apart from names of layers."""
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, *LOCAL, nn.Embedding, *RECURRENT)
 ADDITIONS = ("add", "iadd", "sub", "isub", "rsub")
 PRODUCTS = ("mul", "imul", "multiply", "div", "truediv", "itruediv")
