@@ -86,5 +86,5 @@ def test_a_zero_direction_gives_zero_and_wrong_shapes_are_refused():
     )
     zero = torch.zeros(linearized.num_params, dtype=torch.float64)
     assert torch.equal(fisher.finite_difference(zero), zero)
-    with pytest.raises(InputError, match="one a parameter, but has shape"):
+    with pytest.raises(InputError, match="one per parameter, but has shape"):
         fisher.matmul(torch.zeros(3, 1))

@@ -1,4 +1,4 @@
-"""Which parameters reach the output beside a head: other heads, skips, experts, gates."""
+"""Which parameters reach the output without passing a head: other heads, skips, experts, gates."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 POINTS_PER_LOOK = 64
-"""Points of a pass that looks for parameters."""
+"""The number of points per pass that looks for parameters."""
 
 
 def check_alone(linearized: Linearized, name: str, x: Inputs) -> None:
     """Raise if chosen parameters reach the output at `x` on a way that avoids the inputs of the layer `name`.
 
-    A posterior over that layer alone would be sure of all that they do.
+    A posterior over that layer alone would have no uncertainty about their effect.
     """
     beside = _beside(linearized, name, x)
     if not beside:
@@ -47,7 +47,7 @@ def check_alone(linearized: Linearized, name: str, x: Inputs) -> None:
 
 
 def check_columns(name: str, change: Tensor) -> None:
-    """Raise if a step of the parameters of the layer `name` leaves an output as it is at all points."""
+    """Raise if a step of the parameters of the layer `name` does not change some output at any point."""
     fixed = (change == 0).all(0).nonzero().flatten().tolist()
     if not fixed:
         return
@@ -60,7 +60,7 @@ def check_columns(name: str, change: Tensor) -> None:
 
 
 def _beside(linearized: Linearized, name: str, x: Inputs) -> list[str]:
-    """The chosen parameters that reach the output through neither the layer `name` nor another layer."""
+    """Return the chosen parameters that reach the output through neither layer `name` nor another layer."""
     prefix = f"{name}." if name else ""
     own = {f"{prefix}weight", f"{prefix}bias"}
     others = [key for key in linearized.params if key not in own]
@@ -81,13 +81,13 @@ def _beside(linearized: Linearized, name: str, x: Inputs) -> list[str]:
 
 @contextlib.contextmanager
 def _cut_apart(network: nn.Module, name: str) -> Iterator[None]:
-    """Within it no gradient enters the layer `name`, nor leaves another that has parameters by its inputs.
+    """Within this context no gradient passes the layer `name`, or goes through another layer to its inputs.
 
-    So only the last layer on each way to the output gets one: other heads, but not the body that they share.
+    So only the last layer on each way to the output gets a gradient: other heads, but not their common body.
     """
 
     def cut(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
-        return out.detach().requires_grad_().clone()  # what comes behind may change it in place
+        return out.detach().requires_grad_().clone()  # later operations may change it in place
 
     def detach(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(one.detach() if isinstance(one, Tensor) else one for one in given)

@@ -1,7 +1,7 @@
 """The curvature H = Σ_n J_nᵀ Λ_n J_n of a network's log-likelihood in its parameters, from gradients.
 
-Λ_n (C, C) is the likelihood's curvature in the outputs, and Λ_n = R_n R_nᵀ. All structures are made of
-the gradients of the columns of R_nᵀ f_n, K of them per point: H = Σ_n G_nᵀ G_n with G_n = R_nᵀ J_n (K, P).
+Λ_n (C, C) is the likelihood's curvature in the outputs, and Λ_n = R_n R_nᵀ. All structures are made from
+the gradients of the entries of R_nᵀ f_n, K of them per point: H = Σ_n G_nᵀ G_n with G_n = R_nᵀ J_n (K, P).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 CHUNK_BYTES = 2**28
-"""What the gradients of one chunk of points may take."""
+"""The number of bytes that the gradients of one chunk of points may take."""
 
 
 class Fisher:
-    """How the curvature Λ_n of the likelihood at a point is found: as a root R_n with Λ_n = R_n R_nᵀ."""
+    """How the curvature Λ_n of the likelihood at a point is computed, as a root R_n with Λ_n = R_n R_nᵀ."""
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
-        """R_n of some points, whose columns are the directions of the backward passes.
+        """Compute R_n of some points; its columns are the directions of the backward passes.
 
         Args:
             likelihood: The likelihood of all points.
             f: The outputs of the network at the points, (N, C).
             y: Their targets.
-            start: The number of the first of the points among all.
+            start: The index of the first of these points among all points.
 
         Returns:
-            (N, C, K) for K backward passes.
+            The roots, (N, C, K), for K backward passes.
 
         Raises:
-            NotImplementedError: The kind has no `root`.
+            NotImplementedError: If a subclass has no `root`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no root.")
 
@@ -55,47 +55,47 @@ class Fisher:
 @savable("curvature.GGN")
 @dataclass(frozen=True)
 class ExactFisher(Fisher):
-    """Λ_n is the Fisher information of the likelihood at f_n, exactly: K = C backward passes.
+    """The exact Fisher information Λ_n of the likelihood at f_n, with K = C backward passes.
 
     The curvature is then the generalized Gauss–Newton matrix, which is the Fisher information of the network.
-    For classes Λ_n has the rank C − 1, and that many passes are enough.
+    For classes Λ_n has rank C − 1, and that many passes are enough.
 
     Reference: Martens, New insights and perspectives on the natural gradient method, JMLR 2020.
     """
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
-        """R_n: (N, C, K)."""
+        """Compute the exact root R_n, (N, C, K)."""
         return curvature_root(of_points(likelihood, slice(start, start + len(f))), f)
 
 
 @savable("curvature.EmpiricalFisher")
 @dataclass(frozen=True)
 class EmpiricalFisher(Fisher):
-    """Λ_n = r_n r_nᵀ with the residual of the label that was seen: outer products of gradients, K = 1.
+    """Outer products Λ_n = r_n r_nᵀ of the residuals of the observed labels, with K = 1 backward pass.
 
-    It is no estimate of the Fisher information: it vanishes where the network fits its labels.
+    This is not an estimate of the Fisher information: it vanishes where the network fits its labels.
 
     Reference: Kunstner, Balles, Hennig, Limitations of the empirical Fisher approximation, NeurIPS 2019.
     """
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
-        """r_n: (N, C, 1)."""
+        """Compute the residuals r_n, (N, C, 1)."""
         return of_points(likelihood, slice(start, start + len(f))).residual(f, y)[..., None]
 
 
 @savable("curvature.MonteCarloFisher")
 @dataclass(frozen=True)
 class MonteCarloFisher(Fisher):
-    """Λ_n estimated with `num_samples` random combinations of the columns of its root: E = the GGN.
+    """An unbiased estimate of the exact Λ_n from random combinations of the columns of its root.
 
-    It is for many outputs, where C backward passes are too many.
+    It serves networks with many outputs, for which C backward passes are too many.
 
     Args:
         num_samples: How many combinations per point, each a backward pass.
         seed: The seed of the random signs.
 
     Raises:
-        InputError: `num_samples` is below 1.
+        InputError: If `num_samples` is less than 1.
     """
 
     num_samples: int = 1
@@ -106,7 +106,7 @@ class MonteCarloFisher(Fisher):
             raise InputError(f"num_samples must be at least 1, but is {self.num_samples}.")
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
-        """R_n z/√K with random signs z, which have the identity as their second moment: (N, C, K)."""
+        """Compute R_n z/√K, (N, C, K), with random signs z, whose second moment is the identity."""
         exact = ExactFisher().root(likelihood, f, y, start)
         generator = torch.Generator().manual_seed(self.seed + 7919 * start)
         shape = (len(f), exact.shape[2], self.num_samples)
@@ -116,7 +116,15 @@ class MonteCarloFisher(Fisher):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What the curvature is of: a linearized network, its data, its likelihood, and which Fisher."""
+    """Everything that a curvature depends on.
+
+    Args:
+        linearized: The linearized network.
+        x: The points.
+        y: Their targets.
+        likelihood: The likelihood.
+        fisher: How the curvature of the likelihood is computed.
+    """
 
     linearized: Linearized
     x: Inputs
@@ -125,13 +133,13 @@ class Source:
     fisher: Fisher = ExactFisher()
 
     def gradients(self, *, compress: bool = True) -> Iterator[dict[str, Factor]]:
-        """G_n of the points chunk by chunk, a factor for each parameter."""
+        """Yield G_n chunk by chunk of points, as a factor per parameter."""
         for x, seeds, layout in self.parts():
             found = capture(self.linearized, x, layout, seeds, compress=compress)
             yield found | self.leftover(x, seeds, layout)
 
     def parts(self) -> Iterator[tuple[Inputs, Seeds, Plan]]:
-        """The points chunk by chunk, with the roots of their curvature."""
+        """Yield the points chunk by chunk, with the roots of their curvature and the plan."""
         layout, count = plan(self.linearized, self.x), num_rows(self.x)
         size = chunk_size(self.linearized, layout)
         with progress("curvature", count) as advance:
@@ -142,7 +150,7 @@ class Source:
                 advance(len(y))
 
     def leftover(self, x: Inputs, seeds: Seeds, layout: Plan) -> dict[str, Factor]:
-        """G_n of the parameters that are not structured."""
+        """Return G_n of the parameters that are not structured."""
         if not layout.leftover:
             return {}
         mix = seeds(self.linearized(x))
@@ -151,19 +159,19 @@ class Source:
 
 
 def chunk_size(linearized: Linearized, layout: Plan) -> int:
-    """How many points' gradients are kept at a time."""
+    """Return for how many points gradients are kept at a time."""
     left = sum(linearized.params[name].numel() for name in layout.leftover)
     each = layout.bytes_per_point + layout.num_outputs * left * linearized.example.element_size()
     device = linearized.example.device
-    # a GPU needs larger chunks to be busy than stay in a CPU's cache
+    # a GPU needs larger chunks to be busy; on a CPU small ones stay in the cache
     budget = CHUNK_BYTES if device.type == "cpu" else available_memory(device) // 16
     return max(1, budget // max(1, 2 * each))
 
 
 def diagonal_curvature(source: Source) -> Tensor:
-    """The diagonal of H, Σ_n Σ_k G_nk²: (P,), in float64.
+    """Compute the diagonal of H, Σ_n Σ_k G_nk², (P,) in float64.
 
-    The gradient of a point in a weight that is used once is never stored.
+    For a weight that is used once per point, the gradients of single points are never stored.
     """
     totals = {
         name: value.new_zeros(value.numel(), dtype=torch.float64)
@@ -189,14 +197,14 @@ def diagonal_curvature(source: Source) -> Tensor:
 
 
 def _used_once(factor: Factor) -> bool:
-    """Whether squares of what a point's gradient is made of can be summed over outputs first."""
+    """Whether the parts of a point's gradient can be squared and summed over outputs first."""
     if isinstance(factor, Direct):
         return True
     return isinstance(factor, Outer) and factor.g.shape[4] == 1 and not factor.scale.dim()
 
 
 def _sum_of_squares(factor: Factor, squares: Tensor) -> Tensor:
-    """Σ over points of a gradient's squares, from those of its part that differs between outputs."""
+    """Sum squared gradients over points, from the squares of the part that differs between outputs."""
     if not isinstance(factor, Outer):
         return squares.sum((0, 1))
     # (g aᵀ)² = g² a²ᵀ, so the sum over points is one matrix product

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class GaussNewton:
-    """F = Σ_n J_nᵀ Λ_n J_n, the generalized Gauss–Newton matrix: (P, P), never stored.
+    """The generalized Gauss–Newton matrix F = Σ_n J_nᵀ Λ_n J_n (P, P), as an operator that never stores it.
 
     Λ_n is the likelihood's curvature at the network's output: 1/noise_var for Gaussian noise,
     diag(p) − ppᵀ for softmax. For these likelihoods F is the Fisher information of the parameters,
@@ -37,10 +37,10 @@ class GaussNewton:
     Args:
         linearized: The network.
         x: The points.
-        likelihood: The likelihood, whose curvature counts.
+        likelihood: The likelihood, which provides Λ_n.
 
     Raises:
-        InputError: `x` is no input of a network.
+        InputError: If `x` cannot be the input of a network.
 
     Reference: Martens, New insights and perspectives on the natural gradient method, JMLR 2020.
     """
@@ -53,18 +53,18 @@ class GaussNewton:
         check_inputs(self.x)
 
     def matmul(self, v: Tensor) -> Tensor:
-        """F v for v of shape (P, k): a forward-mode and a backward pass per column, chunk by chunk.
+        """Compute F v with a forward-mode and a backward pass per column, chunk by chunk of points.
 
-        Sums over chunks are in v's dtype, passes in the network's.
+        Sums over chunks have the dtype of `v`, and passes the dtype of the network.
 
         Args:
-            v: Vectors over all parameters, one per column, in the order of `Linearized.flatten`.
+            v: Vectors over all parameters as columns, (P, k), in the order of `Linearized.flatten`.
 
         Returns:
-            (P, k), in the dtype of `v`.
+            F v, (P, k), in the dtype of `v`.
 
         Raises:
-            InputError: `v` does not have P rows.
+            InputError: If `v` does not have P rows.
 
         >>> from net2gp.likelihoods import Gaussian
         >>> from net2gp.linear.linearized import linearize
@@ -87,20 +87,20 @@ class GaussNewton:
         return total
 
     def finite_difference(self, v: Tensor, step: float = 1e-3) -> Tensor:
-        """F v for v of shape (P,) from one backward pass at parameters moved by `step` along v.
+        """Approximate F v by one backward pass at parameters that are moved along v.
 
-        F v ≈ ‖v‖/step · ∇_θ' Σ_n KL(p(y | x_n, θ) ‖ p(y | x_n, θ')) at θ' = θ + step·v/‖v‖. Works where
-        forward mode does not, with an error O(step) plus rounding/step: about 1e-3 in float32.
+        F v ≈ ‖v‖/step · ∇_θ' Σ_n KL(p(y | x_n, θ) ‖ p(y | x_n, θ')) at θ' = θ + step·v/‖v‖. This works for
+        networks without forward mode. The error is O(step) plus rounding/step, about 1e-3 in float32.
 
         Args:
             v: A vector over all parameters, (P,).
             step: How far the parameters are moved.
 
         Returns:
-            (P,).
+            F v, (P,).
 
         Raises:
-            InputError: `v` does not have P entries.
+            InputError: If `v` does not have P entries.
         """
         self._check(v[:, None])
         norm = v.norm()
@@ -120,6 +120,6 @@ class GaussNewton:
     def _check(self, v: Tensor) -> None:
         if v.dim() != 2 or v.shape[0] != self.linearized.num_params:
             raise InputError(
-                f"v must have {self.linearized.num_params} rows, one a parameter, but has shape "
+                f"v must have {self.linearized.num_params} rows, one per parameter, but has shape "
                 f"{tuple(v.shape)}. Flatten parameters with linearized.flatten(params)."
             )

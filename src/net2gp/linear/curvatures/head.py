@@ -1,8 +1,7 @@
 """The last linear layer of a network, wherever it is applied, and what multiplies its weights.
 
 A head is an `nn.Linear`, or a convolution with a kernel of one place, in whose parameters the output is
-linear.
-If it is applied at several places (tokens, atoms, pixels) that are then summed, averaged or picked,
+linear. If it is applied at several places (tokens, atoms, pixels) that are then summed, averaged or picked,
 f(x) = Σ_t w_t (W h_t + b) = W φ + b s with φ = Σ_t w_t h_t and s = Σ_t w_t.
 """
 
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 CHECKED_POINTS = 8
-"""Points at which the output is compared with what a head would give."""
+"""The number of points at which the output is compared with what a head would give."""
 
 
 def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
-    """The same network with the parameters of its last layer as the chosen ones."""
+    """Return the same network with the parameters of its last layer as the chosen ones."""
     called = _called(linearized, x)
     values = {**linearized.params, **linearized.frozen}
     few = _few(x)
@@ -42,7 +41,7 @@ def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
             sum(value is not None for value in own.values()) != len(names)
             or f"{prefix}weight" not in names
         ):
-            continue  # a weight that another layer owns, or one that is computed from others
+            continue  # another layer owns the weight, or it is computed from other parameters
         frozen = {key: value for key, value in values.items() if key not in names}
         found = replace(linearized, params={key: values[key] for key in names}, frozen=frozen)
         if _is_linear(found, few):
@@ -67,7 +66,7 @@ def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
 
 
 def _called(linearized: Linearized, x: Inputs) -> list[str]:
-    """The names of all layers that could be a head, in the order of their last call at a point of `x`."""
+    """Return the names of all layers that could be a head, in the order of their last calls."""
     called: dict[str, None] = {}
 
     def note(name: str) -> None:
@@ -104,7 +103,7 @@ def _few(x: Inputs) -> Inputs:
 
 
 def _moved(found: Linearized) -> Params:
-    """The layer's parameters, turned around and moved at random, so that no kink behind it stays unseen."""
+    """Return the layer's parameters with the opposite sign and noise, so that kinks behind it show."""
     generator = torch.Generator().manual_seed(0)
     moved = {}
     for name, value in found.params.items():
@@ -114,7 +113,7 @@ def _moved(found: Linearized) -> Params:
 
 
 def _change(found: Linearized, x: Inputs) -> tuple[Params, Tensor]:
-    """A step of the layer's parameters, and what it does to the output."""
+    """Return a step of the layer's parameters, and its effect on the output."""
     moved = _moved(found)
     with torch.no_grad():
         change = found.evaluate(moved, x) - found.evaluate(found.params, x)
@@ -122,7 +121,7 @@ def _change(found: Linearized, x: Inputs) -> tuple[Params, Tensor]:
 
 
 def _is_linear(found: Linearized, x: Inputs) -> bool:
-    """Whether the output depends on the layer's parameters, and linearly."""
+    """Whether the output depends on the layer's parameters, and does so linearly."""
     step, change = _change(found, x)
     return bool(change.abs().max() > 0) and _close(found.jvp(x, step), change)
 
@@ -132,9 +131,9 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def has_features(found: Linearized, x: Inputs) -> bool:
-    """Whether f = W φ(x) + b s(x) + what does not depend on W and b: one φ for all outputs of a point.
+    """Whether f = W φ(x) + b s(x) + const, with one φ for all outputs of a point.
 
-    It is not so where every place has outputs of its own, such as the pixels of an image.
+    This is false if every place has outputs of its own, such as the pixels of an image.
     """
     few = _few(x)
     step, change = _change(found, few)
@@ -144,27 +143,27 @@ def has_features(found: Linearized, x: Inputs) -> bool:
 
 
 def weights_of(params: Params) -> Tensor:
-    """The parameters of a head as one matrix: (C, D + 1) with the bias behind, or (C, D) without one."""
+    """Return the parameters of a head as one matrix: (C, D + 1) with the bias at the end, or (C, D)."""
     values = [value.flatten(1) if value.dim() > 1 else value[:, None] for value in params.values()]
     return torch.cat(values, 1)
 
 
 def features(linearized: Linearized, x: Inputs) -> Tensor:
-    """What the weights of the head multiply, φ, with s behind it if there is a bias: (N, D')."""
+    """Return the features φ that the weights of the head multiply, with s at the end for a bias: (N, D')."""
     return features_and_outputs(linearized, x)[0]
 
 
 def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Tensor]:
-    """φ (N, D') and the network's outputs (N, C), by one pass and two backward passes behind the head.
+    """Return φ (N, D') and the network's outputs (N, C), from one pass and two backward passes to the head.
 
-    w_t is the derivative of a point's first output in the first channel at the place t. The derivative of
-    the sum of these outputs, each times the number of its point, says which point t belongs to. φ is
-    differentiable in `x`.
+    w_t is the derivative of a point's first output in the first channel at the place t. To find the point
+    that t belongs to, the outputs are also multiplied by the numbers of their points before they are summed
+    and differentiated. φ is differentiable in `x`.
     """
     follow = follows(x)
     layer = _layer(linearized)
     calls, out = _cut(linearized, layer, x, follow)
-    if not calls:  # these points are routed past the head
+    if not calls:  # these points do not pass the head
         width = weights_of(linearized.params).shape[1]
         return out.detach().new_zeros(len(out), width), out.detach()
     with torch.inference_mode(False), torch.enable_grad():
@@ -193,7 +192,7 @@ def _layer(linearized: Linearized) -> nn.Module:
 def _cut(
     linearized: Linearized, layer: nn.Module, x: Inputs, follow: bool
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Inputs and outputs of each call of the layer, and the network's outputs as functions of the latter."""
+    """Return inputs and outputs of each call of the layer, and the network outputs that depend on them."""
     linearized.check(x)
     calls: list[tuple[Tensor, Tensor]] = []
 
@@ -201,7 +200,7 @@ def _cut(
         h = given[0] if given else keywords["input"]
         z = out.detach().requires_grad_()
         calls.append((h if follow else h.detach(), z))
-        return z.clone()  # what comes behind may change it in place
+        return z.clone()  # later operations may change it in place
 
     def own(value: Tensor) -> Tensor:
         copied = value.is_inference() or (follow and value.requires_grad)
@@ -216,6 +215,6 @@ def _cut(
 
 
 def _by_place(value: Tensor, layer: nn.Module) -> Tensor:
-    """(places, channels)."""
+    """Return a tensor of the layer as (places, channels)."""
     value = value if isinstance(layer, nn.Linear) else value.movedim(1, -1)
     return value.reshape(-1, value.shape[-1])

@@ -81,7 +81,7 @@ def _plain_recurrence(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_checkpoints() -> Iterator[None]:
-    """Checkpoints of this thread run as plain calls; other threads, which may be training, keep theirs."""
+    """Run checkpoints of this thread as plain calls; other threads, which may be training, keep theirs."""
     module: Any = torch.utils.checkpoint
     function, generator = module.CheckpointFunction, module._checkpoint_without_reentrant_generator
     own = threading.get_ident()

@@ -47,16 +47,16 @@ def _refuse(network: nn.Module, reason: str) -> None:
 
 @contextlib.contextmanager
 def in_eval_mode(linearized: Linearized, x: Inputs) -> Iterator[None]:
-    """Within it the network is in eval mode; raise if it is not, and training mode makes a difference at `x`.
+    """Keep the network in eval mode within this context; raise if training mode makes a difference at `x`.
 
-    Where hooks look at a pass, it is entered before they are set, since it may run the network itself.
+    Callers that record a pass with hooks enter this context first, since it may run the network itself.
     """
     network = linearized.network
     if not any(module.training for module in network.modules()):
         yield
         return
     check_layers(network)
-    # a vectorized pass follows a plan, which was made with plain points
+    # a vectorized pass comes after a plan for plain points, which were checked
     if not any(is_wrapped(value) for value in tensors(x)):
         key = _key(network, x)
         if key not in linearized.plans.modeless:
@@ -67,7 +67,7 @@ def in_eval_mode(linearized: Linearized, x: Inputs) -> Iterator[None]:
 
 
 def _key(network: nn.Module, x: Inputs) -> tuple[Any, ...]:
-    """What makes another look necessary: other shapes, modules, modes or numbers in them."""
+    """Return what a check depends on: shapes of inputs, modules, their modes and numbers."""
     plain = (bool, int, float, str)
     parts = [
         (id(m), type(m), *((k, v) for k, v in vars(m).items() if isinstance(v, plain)))
@@ -77,9 +77,9 @@ def _key(network: nn.Module, x: Inputs) -> tuple[Any, ...]:
 
 
 def _check_outputs(linearized: Linearized, x: Inputs) -> None:
-    """Raise unless training mode does twice, to the last bit, what eval mode does at three points.
+    """Raise unless training mode computes twice, to the last bit, what eval mode computes at three points.
 
-    It must draw random numbers and change buffers only if eval mode does so too.
+    Training mode may draw random numbers and change buffers only if eval mode does so too.
     """
     picked = torch.tensor([0, (num_rows(x) - 1) // 2, num_rows(x) - 1])
     few = rows(x, picked.to(tensors(x)[0].device))
@@ -87,17 +87,17 @@ def _check_outputs(linearized: Linearized, x: Inputs) -> None:
         with evaluating(linearized.network):
             first, again = _trial(linearized, few), _trial(linearized, few)
         if first is None or not _same(first, again):
-            return  # it fails or acts at random in eval mode too, which evaluating it will say
+            return  # the network fails or acts at random in eval mode too, which other checks report
         if not all(_same(first, _trial(linearized, few)) for _ in range(2)):
             _refuse(linearized.network, "it does not do what it does in eval mode")
 
 
 Trial = tuple[Tensor, bool, bool]
-"""Outputs, whether random numbers were drawn, and whether a parameter or a buffer changed."""
+"""The outputs, whether random numbers were drawn, and whether a parameter or a buffer changed."""
 
 
 def _trial(linearized: Linearized, x: Inputs) -> Trial | None:
-    """One pass with copies of all tensors; None if the network cannot do it."""
+    """Run one pass with copies of all tensors; return None if the network raises."""
     own = {name: value.clone() for name, value in linearized.params.items()}
     frozen = {name: value.clone() for name, value in linearized.frozen.items()}
     before = _random_states(linearized.example.device)
@@ -123,7 +123,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _random_states(device: torch.device) -> list[Any]:
-    """The states of the generators that a network can draw from without being given one."""
+    """Return the states of the global generators, from which a network can draw."""
     numpy_state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return [torch.get_rng_state(), *on_device, random.getstate(), repr(numpy_state)]
@@ -131,7 +131,7 @@ def _random_states(device: torch.device) -> list[Any]:
 
 @contextlib.contextmanager
 def _unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Behind it all generators, and the attributes of all modules, are as they were."""
+    """Restore all generators and the attributes of all modules after this context."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     devices = [device] if device.type == "cuda" else []
     with LOCK, torch.random.fork_rng(devices):
@@ -146,7 +146,7 @@ def _unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """What each attribute is, with a copy of its values where it is a tensor."""
+    """Return each attribute, with a copy of its values if it is a tensor."""
     return {
         name: (value, value.detach().clone() if isinstance(value, Tensor) else None)
         for name, value in vars(module).items()
