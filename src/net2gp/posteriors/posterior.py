@@ -171,8 +171,7 @@ class Posterior(Parts, Generic[Own]):
                 linearized network.
 
         Returns:
-            The law of y, in the class that the likelihood predicts with: `Normal` for Gaussian noise,
-            `Categorical` for classes.
+            The law of y, such as a `MultivariateNormal` for Gaussian noise or a `Categorical` for classes.
 
         Raises:
             InputError: If the likelihood is tied to the training points and no other one is passed.
@@ -224,7 +223,8 @@ class Posterior(Parts, Generic[Own]):
             x: N points.
 
         Returns:
-            The shares, between 0 and 1: (N,).
+            The shares: (N,). They are at most 1 if the covariance comes from this prior, as it does not in
+            `Swag`.
         """
         self._check(x)
         left = self.process.diagonal(x)[1].sum(-1)
