@@ -25,4 +25,6 @@ def markdown(paragraph: str) -> str:
     if paragraph.startswith("    "):
         return paragraph
     pieces = re.split(r"(`[^`]*`)", paragraph)
-    return "".join(p if p.startswith("`") else p.replace("*", r"\*") for p in pieces)
+    text = "".join(p if p.startswith("`") else p.replace("*", r"\*") for p in pieces)
+    # the names of keyword arguments, as in "**initial: …", are no text
+    return re.sub(r"^( +)\\\*\\\*(\w+:)", r"\1**\2", text, flags=re.MULTILINE)

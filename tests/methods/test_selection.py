@@ -170,7 +170,7 @@ def test_training_says_what_is_wrong_with_its_arguments():
         AdamSettings(num_steps=10, factor=2.0)
     with pytest.raises(InputError, match="patience must be zero or a positive whole number"):
         AdamSettings(patience=-1)
-    with pytest.raises(InputError, match="optimizer must be net2gp's own Adam"):
+    with pytest.raises(InputError, match="optimizer must be AdamSettings"):
         train_many([build()], data, likelihood, optimizer=torch.optim.Adam(build().parameters()))
     with pytest.raises(InputError, match=r"a list of networks: pass \[network\]"):
         train_many(build(), data, likelihood)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import math
 
@@ -16,6 +17,8 @@ from methods.training import DOUBLE, flat_mean, random, seeded, small_network
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 from net2gp.linear import linearize
+from net2gp.methods.training.ivon import IVON
+from net2gp.methods.training.ivon import Options as IvonOptions
 from net2gp.methods.training.mean_field import mean_field
 from net2gp.methods.training.natural_gradient import (
     GaussianPrior,
@@ -25,7 +28,7 @@ from net2gp.methods.training.natural_gradient import (
     iteration_evidence,
     natural_step,
 )
-from net2gp.methods.training.vogn import OGGN, VOGGN, VOGN
+from net2gp.methods.training.vogn import OGGN, VOGGN, VOGN, Options
 from net2gp.posteriors import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
@@ -430,6 +433,22 @@ def test_networks_in_training_mode_are_refused():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         VOGN(small_network(), Gaussian(1.0), **({"num_data": 4} | options))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "known"), [(VOGN, Options), (OGGN, Options), (IVON, IvonOptions)]
+)
+def test_the_signature_lists_every_option_with_the_default_that_it_has(optimizer, known):
+    listed = inspect.signature(optimizer).parameters
+    assert known.__annotations__.keys() <= listed.keys()
+    defaults = {name: listed[name].default for name in known.__annotations__}
+    first = () if optimizer is IVON else (Gaussian(1.0),)
+    given, left_out = (
+        optimizer(small_network(), *first, 4, **options) for options in (defaults, {})
+    )
+    assert given.num_samples == left_out.num_samples
+    assert torch.equal(given.variance, left_out.variance)
+    assert torch.equal(given.generator.get_state(), left_out.generator.get_state())
 
 
 def test_unknown_options_and_draws_at_the_mean_are_refused():

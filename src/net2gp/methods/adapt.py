@@ -199,13 +199,6 @@ def adapt_tasks(
     evidences, so that tasks with few points support each other. Tasks with the same inputs also share the
     Gram matrix and its eigendecomposition. Cost: one eigendecomposition per distinct set of inputs.
 
-    >>> _ = torch.manual_seed(0)
-    >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
-    >>> x = torch.linspace(-2, 2, 20)[:, None]
-    >>> found = adapt_tasks(network, {"sine": (x, x.sin()), "cosine": (x, x.cos())})
-    >>> float((found["cosine"].mean(x) - x.cos()).abs().max()) < 0.05
-    True
-
     Args:
         network: The trained network, or `linearize(network, ...)` to choose parameters or outputs.
         tasks: The data (x, y) of each task, by name.
@@ -218,6 +211,13 @@ def adapt_tasks(
 
     Raises:
         InputError: If the noise is not Gaussian, or if `tasks` is empty or does not map names to data.
+
+    >>> _ = torch.manual_seed(0)
+    >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
+    >>> x = torch.linspace(-2, 2, 20)[:, None]
+    >>> found = adapt_tasks(network, {"sine": (x, x.sin()), "cosine": (x, x.cos())})
+    >>> float((found["cosine"].mean(x) - x.cos()).abs().max()) < 0.05
+    True
     """
     likelihood = likelihood or Gaussian()
     if not has_gaussian_noise(likelihood):

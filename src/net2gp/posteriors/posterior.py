@@ -167,12 +167,11 @@ class Posterior(Parts, Generic[Own]):
             x: N points.
             likelihood: Replaces the posterior's own likelihood. It is needed if that one holds the noise of
                 each training point.
-            samples: Averages the network itself over this many draws of its parameters. None uses the
-                linearized network.
+            samples: `WeightSamples(100)` averages the network itself over that many draws of its parameters.
+                None uses the linearized network.
 
         Returns:
-            The law of y, in the class that the likelihood predicts with: `Normal` for Gaussian noise,
-            `Categorical` for classes.
+            The law of y, such as a `MultivariateNormal` for Gaussian noise or a `Categorical` for classes.
 
         Raises:
             InputError: If the likelihood is tied to the training points and no other one is passed.
@@ -224,7 +223,8 @@ class Posterior(Parts, Generic[Own]):
             x: N points.
 
         Returns:
-            The shares, between 0 and 1: (N,).
+            The shares: (N,). They are at most 1 if the covariance comes from this prior, as it does not in
+            `Swag`.
         """
         self._check(x)
         left = self.process.diagonal(x)[1].sum(-1)
@@ -335,15 +335,16 @@ class Posterior(Parts, Generic[Own]):
 
         Args:
             data: The new data, (x, y) or a DataLoader.
-            likelihood: The likelihood of all data. None keeps the present one, unless that holds the noise
-                of each point.
+            likelihood: The Gaussian noise of the new data, if it differs from the old. None takes the present
+                likelihood for the new data as well.
 
         Returns:
             A new posterior; this one does not change.
 
         Raises:
             NotAvailable: If the posterior is centered on a trained network. Use `dual().condition()` then.
-            InputError: If the new data do not have the shape of the old ones.
+            InputError: If the new data do not have the shape of the old ones, or `likelihood` is not
+                Gaussian.
         """
         return cast("Posterior[Own]", self.recipe.extend(self, data, likelihood))
 

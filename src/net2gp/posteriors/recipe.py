@@ -33,7 +33,7 @@ class Recipe:
     """
 
     def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
-        """The posterior given more data as well; `likelihood` is None unless the noise differs by point."""
+        """The posterior given more data as well; `likelihood` has their noise if it differs from the old."""
         raise NotAvailable(
             "update is for a Gaussian process that was conditioned on data, and this posterior is around a "
             "trained network, whose parameters new data would move. Use posterior.dual().condition()"

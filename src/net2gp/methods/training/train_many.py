@@ -63,7 +63,7 @@ class AdamSettings:
         if not 0 < self.factor <= 1 or not self.threshold >= 0:
             raise InputError(
                 f"factor must be in (0, 1] and threshold at least 0, but they are {self.factor} and "
-                f"{self.threshold}. Pass for example Adam(num_steps=1000, factor=0.8)."
+                f"{self.threshold}. Pass for example AdamSettings(factor=0.8)."
             )
 
 
@@ -171,8 +171,8 @@ def train_many(
     optimizer = AdamSettings() if optimizer is None else optimizer
     if not isinstance(optimizer, AdamSettings):
         raise InputError(
-            f"optimizer must be net2gp's own Adam, but is {describe(optimizer)}. Pass "
-            "net2gp.AdamSettings(learning_rate=0.01)."
+            f"optimizer must be AdamSettings(...) or None, but is {describe(optimizer)}. Pass "
+            "net2gp.training.AdamSettings(learning_rate=0.01)."
         )
     size = S if at_once is None else at_once
     check_count(size, "at_once")

@@ -318,7 +318,7 @@ class VOGN(NaturalGradient):
 
     where the sums run over the batch and N = `num_data`. The squares Σ g_n², the empirical Fisher matrix,
     replace the Hessian; they vanish if all points are fitted. `VOGGN` takes the Gauss–Newton matrix instead,
-    with 1 + C backward passes in place of one. The constructor (`NaturalGradient`) documents the arguments.
+    with 1 + C backward passes in place of one. The constructor documents the arguments.
 
     Cost of a step: one forward pass and one backward pass per draw, and two matrix products per layer.
 

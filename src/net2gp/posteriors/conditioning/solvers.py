@@ -118,7 +118,7 @@ class CG:
             fits into a quarter of the free memory.
 
     Raises:
-        InputError: If `tol` or `max_iterations` is not positive, or if there is one probe.
+        InputError: If `tol` or `max_iterations` is not positive, or if `num_probes` is 1 or negative.
     """
 
     tol: float = 1e-6
