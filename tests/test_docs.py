@@ -52,7 +52,9 @@ def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
         exec(compile("\n" * line + source, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/results/README.md"], ids=name
+)
 def test_relative_links_lead_to_files(page):
     missing = [t for t in links(page) if not (page.parent / t.split("#")[0]).exists()]
     assert not missing, f"{name(page)} links to {missing}"
