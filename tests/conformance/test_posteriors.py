@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from net2gp import Gaussian, Posterior, linearize
+from net2gp import Gaussian, Posterior, condition, linearize
+from net2gp.errors import NotAvailable
 from net2gp.posteriors.conditioning import systems
-from posteriors.methods import EVERY, found
+from net2gp.posteriors.recipes.around_network import AroundNetwork
+from posteriors.methods import EVERY, METHODS, found
 from posteriors.ways import WAYS, built, points, seeded, unseen_points
 
 ANY = pytest.mark.parametrize("name", EVERY)
@@ -138,6 +140,34 @@ def test_updating_is_conditioning_on_everything_at_once(name):
         )
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_updating_what_a_method_found_is_conditioning_on_everything_or_is_refused(name):
+    """What the method has tuned stays as it is."""
+    posterior, way = found(name), METHODS[name]
+    more = points(3, seed=8)
+    data = more, way.targets(more, way.num_targets)
+    if type(posterior.process) is AroundNetwork or name.startswith("codes"):
+        with pytest.raises(NotAvailable, match="new data would move|Call adapt_classes with all"):
+            posterior.update(data)
+        return
+    updated = posterior.update(data)
+    together = tuple(torch.cat(pair) for pair in zip(posterior.data, data, strict=True))
+    if name.startswith("dual"):
+        anew = way.build(*together)
+    else:
+        anew = condition(
+            posterior.kernel,
+            together,
+            posterior.likelihood,
+            mean=posterior.process.prior_mean,
+            solver=posterior.solver,
+            inference=posterior.inference,
+        )
+    assert_same_law(updated, anew, 1e-7)
+    expected = anew.log_marginal_likelihood()
+    torch.testing.assert_close(updated.log_marginal_likelihood(), expected, rtol=1e-7, atol=1e-7)
+
+
 @ANY
 def test_draws_have_the_law_of_the_posterior(name):
     posterior, x, count = found(name), points(3, seed=9), 2_000
@@ -202,6 +232,19 @@ def test_predictions_one_by_one_are_those_of_the_batch(name):
 def test_moving_nowhere_changes_nothing(name):
     moved = found(name).to("cpu", torch.float64)
     assert_same_law(found(name), moved, 1e-12)
+
+
+@ANY
+def test_moving_to_float32_and_back_keeps_the_law_and_leaves_the_original_alone(name):
+    """Back in float64 it is the law of parameters that were rounded once, with all factors as they were."""
+    posterior, x = found(name), unseen_points()
+    before = posterior.marginal(x)
+    back = posterior.to(dtype=torch.float32).to(dtype=torch.float64)
+    assert back.marginal(x).mean.dtype == back.sample(x, 1).dtype == torch.float64
+    assert_same_law(back, posterior, 1e-4)
+    after = posterior.marginal(x)
+    assert torch.equal(after.mean, before.mean)
+    assert torch.equal(after.covariance_matrix, before.covariance_matrix)
 
 
 @ANY

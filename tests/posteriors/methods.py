@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import net2gp as n2g
 from contributing import example
 from net2gp.errors import NotStationary
+from net2gp.likelihoods import NegativeBinomial, Ordinal, Poisson, StudentT
 from net2gp.types import Likelihood
 from posteriors.ways import (
     WAYS,
@@ -24,6 +25,8 @@ from posteriors.ways import (
     binary_targets,
     built,
     class_targets,
+    count_targets,
+    level_targets,
     network,
     points,
     real_targets,
@@ -33,20 +36,56 @@ NOISY = n2g.Gaussian(0.1)
 Make = Callable[[nn.Sequential, Tensor, Tensor, Likelihood], Any]
 
 
-def by_laplace(structure: Any) -> Make:
+def by_adapt(**options: Any) -> Make:
+    return lambda model, x, y, likelihood: n2g.adapt(model, (x, y), likelihood, **options)
+
+
+def by_tasks(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    return n2g.adapt_tasks(model, {"this": (x, y), "that": (x[:9], -y[:9])}, likelihood)["this"]
+
+
+def by_tune(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    kernel = n2g.linearize(model).kernel()
+    return n2g.tune(
+        lambda noise_var: n2g.condition(kernel, (x, y), n2g.Gaussian(noise_var)), noise_var=0.3
+    )
+
+
+def by_dual(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    return by_laplace(n2g.Full())(model, x, y, likelihood).dual().condition()
+
+
+def by_gaussian_process(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    return by_laplace(n2g.Full())(model, x, y, likelihood).dual().gaussian_process()
+
+
+def by_natural_gradients(kind: Any) -> Make:
     def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotStationary)  # laws hold wherever the network stands
-            return n2g.laplace(model, (x, y), likelihood, structure=structure, prior_var=0.7)
+        optimizer = kind(model, likelihood, len(x), prior_var=0.7, learning_rate=0.05)
+        for _ in range(5):
+            optimizer.step(x, y)
+        return optimizer.posterior((x, y))
 
     return make
 
 
-def by_vogn(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
-    optimizer = n2g.training.VOGN(model, likelihood, len(x), prior_var=0.7, learning_rate=0.05)
-    for _ in range(5):
-        optimizer.step(x, y)
-    return optimizer.posterior((x, y))
+def by_evidence(structure: Any) -> Make:
+    def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+        schedule = n2g.training.Schedule(num_epochs=12, burn_in=5, learning_rate=1e-2)
+        return n2g.training.train_by_evidence(
+            model, (x, y), likelihood, structure=structure, schedule=schedule
+        )
+
+    return make
+
+
+def by_laplace(structure: Any) -> Make:
+    return lambda model, x, y, likelihood: n2g.laplace(
+        model, (x, y), likelihood, structure=structure, prior_var=0.7
+    )
+
+
+by_vogn = by_natural_gradients(n2g.training.VOGN)
 
 
 def by_ivon(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
@@ -100,17 +139,20 @@ class Method:
 
     @property
     def num_targets(self) -> int:
-        return self.outputs
+        heteroscedastic = isinstance(self.likelihood, n2g.HeteroscedasticGaussian)
+        return self.outputs // 2 if heteroscedastic else self.outputs
 
     def network(self) -> nn.Sequential:
         return network(self.outputs)
 
     def data(self) -> tuple[Tensor, Tensor]:
         x = points(20)
-        return x, self.targets(x, self.outputs)
+        return x, self.targets(x, self.num_targets)
 
     def build(self, x: Tensor, y: Tensor) -> Any:
-        return self.make(self.network(), x, y, self.likelihood)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotStationary)  # laws hold wherever the network stands
+            return self.make(self.network(), x, y, self.likelihood)
 
 
 RECTIFIED = n2g.nngp(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)), bias_var=0.1)
@@ -135,7 +177,42 @@ STRUCTURES: dict[str, Any] = {
     "of contributing": example("structure").Isotropic(),
 }
 
+OTHER_LIKELIHOODS: dict[str, Method] = {
+    "labels": LABELS,
+    "counts": Method(by_vogn, Poisson(), 1, count_targets),
+    "dispersed counts": Method(by_vogn, NegativeBinomial(0.5), 1, count_targets),
+    "heavy tails": Method(by_vogn, StudentT(0.1, 4.0), 1),
+    "levels": Method(by_vogn, Ordinal((-0.4, 0.4)), 1, level_targets),
+    "noise of each point": Method(by_vogn, n2g.HeteroscedasticGaussian(n2g.links.LogVariance())),
+}
+ONE_OF_A_KIND = (
+    *("full", "diagonal", "kron", "low rank", "last layer", "subnetwork", "function space"),
+    "sampled",
+)
+
 METHODS: dict[str, Method] = {
+    **{
+        f"laplace, {likelihood}, {n}": replace(method, make=by_laplace(STRUCTURES[n]))
+        for likelihood, method in OTHER_LIKELIHOODS.items()
+        for n in ONE_OF_A_KIND
+    },
+    "adapt": replace(REGRESSION, make=by_adapt(), likelihood=n2g.Gaussian()),
+    "adapt around zero": replace(REGRESSION, make=by_adapt(zero_mean=True)),
+    "adapt in weight space": replace(
+        REGRESSION, make=by_adapt(solver=n2g.solvers.WeightCholesky())
+    ),
+    "adapt, classes": replace(CLASSES, make=by_adapt()),
+    "adapt, labels": replace(LABELS, make=by_adapt()),
+    "adapt, counts": replace(OTHER_LIKELIHOODS["counts"], make=by_adapt()),
+    "adapt to tasks": replace(REGRESSION, make=by_tasks, likelihood=n2g.Gaussian()),
+    "tune": replace(REGRESSION, make=by_tune),
+    "dual": replace(REGRESSION, make=by_dual),
+    "dual, classes": replace(CLASSES, make=by_dual),
+    "dual as a gaussian process": replace(REGRESSION, make=by_gaussian_process),
+    "voggn": replace(REGRESSION, make=by_natural_gradients(n2g.training.VOGGN)),
+    "oggn, classes": replace(CLASSES, make=by_natural_gradients(n2g.training.OGGN)),
+    "training by evidence": replace(REGRESSION, make=by_evidence(n2g.Kron())),
+    "training by evidence, classes": replace(CLASSES, make=by_evidence(n2g.Diagonal())),
     **{f"laplace, {n}": replace(REGRESSION, make=by_laplace(s)) for n, s in STRUCTURES.items()},
     **{
         f"laplace, classes, {n}": replace(CLASSES, make=by_laplace(s))
@@ -144,7 +221,6 @@ METHODS: dict[str, Method] = {
     "laplace, classes, two weights": replace(
         CLASSES, make=by_laplace(n2g.structures.Subnetwork(2))
     ),
-    "laplace, labels, full": replace(LABELS, make=by_laplace(n2g.Full())),
     "laplace, contrast, kron last layer": replace(
         CLASSES,
         likelihood=n2g.Categorical(n2g.links.Contrast()),

@@ -135,6 +135,12 @@ BERNOULLI = Way(Bernoulli(), targets=binary_targets)
 CATEGORICAL = Way(Categorical(MonteCarlo(256)), outputs=3, targets=class_targets)
 HETEROSCEDASTIC = Way(HeteroscedasticGaussian(LogVariance()))
 POISSON = Way(Poisson(), targets=count_targets)
+BY_LAW = {
+    "poisson": POISSON,
+    "negative binomial": replace(POISSON, likelihood=NegativeBinomial(0.5)),
+    "student t": Way(StudentT(0.1, 4.0)),
+    "ordinal": Way(Ordinal((-0.4, 0.4)), 1, targets=level_targets),
+}
 FEW = replace(  # L-BFGS over all sites takes hundreds of steps
     HETEROSCEDASTIC,
     kernel=lambda linearized: linearized.kernel(0.1),
@@ -210,14 +216,19 @@ WAYS: dict[str, Way] = {
     "heteroscedastic, variational": replace(FEW, solver=Cholesky()),
     "heteroscedastic, variational in weight space": replace(FEW, solver=WeightCholesky()),
     "heteroscedastic, rbf": replace(HETEROSCEDASTIC, kernel=lambda _: RBF(), with_mean=False),
-    "poisson by laplace": replace(POISSON, solver=Cholesky()),
+    **{
+        f"{name} by laplace{how}": replace(way, solver=solver, tol=tol)
+        for name, way in BY_LAW.items()
+        for how, solver, tol in (
+            ("", Cholesky(), 1e-8),
+            (" in weight space", WeightCholesky(), 1e-8),
+            (" and conjugate gradients", ITERATIVE, 1e-6),
+        )
+    },
+    "poisson, variational": replace(POISSON, solver=Cholesky(), inference=SEARCH, tol=1e-6),
     "poisson, variational in weight space": replace(
         POISSON, solver=WeightCholesky(), inference=SEARCH, tol=1e-6
     ),
-    "negative binomial by laplace in weight space": replace(
-        POISSON, likelihood=NegativeBinomial(0.5), solver=WeightCholesky()
-    ),
-    "student t by laplace": Way(StudentT(0.1, 4.0), solver=Cholesky()),
     "ordinal by laplace, rbf": Way(
         Ordinal((-0.4, 0.4)), 1, targets=level_targets, kernel=lambda _: RBF(), with_mean=False
     ),
