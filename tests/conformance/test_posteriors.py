@@ -147,7 +147,7 @@ def test_updating_what_a_method_found_is_conditioning_on_everything_or_is_refuse
     more = points(3, seed=8)
     data = more, way.targets(more, way.num_targets)
     if type(posterior.process) is AroundNetwork or name.startswith("codes"):
-        with pytest.raises(NotAvailable, match="new data would move|Call adapt_classes with all"):
+        with pytest.raises(NotAvailable, match=r"new data would move|Call adapt_classes with all"):
             posterior.update(data)
         return
     updated = posterior.update(data)
