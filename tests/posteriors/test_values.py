@@ -1,13 +1,15 @@
 """A posterior is a value, wherever and however it is used."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.errors import InputError
+from net2gp.posteriors.move import move
 
 
 @pytest.fixture
@@ -131,3 +133,21 @@ def test_a_network_that_computes_something_else_is_not_loaded(data, network, tmp
     other = nn.Sequential(nn.Linear(1, 10), nn.ReLU(), nn.Linear(10, 1)).eval()
     with pytest.raises(InputError, match="parameters but computes something else"):
         n2g.load(tmp_path / "posterior", other)
+
+
+def test_moving_goes_by_what_a_part_is_and_not_by_its_name():
+    @dataclass(frozen=True)
+    class Parts:
+        inner: object
+        center: object
+        factor: Tensor
+        x: Tensor
+
+    one = torch.ones(2, 2, dtype=torch.float64)
+    module = nn.Linear(2, 1).double()
+    moved = move(Parts(n2g.RBF(one[0]), module, one, one), None, torch.float32)
+    assert moved.inner(one.float()).dtype == torch.float32
+    assert moved.center.weight.dtype == torch.float32
+    assert module.weight.dtype == torch.float64
+    assert moved.factor.dtype == torch.float64
+    assert moved.x.dtype == torch.float32

@@ -26,7 +26,20 @@ def move(value: T, device: torch.device | str | None, dtype: torch.dtype | None)
         raise InputError(f"dtype must be torch.float32 or torch.float64, but is {dtype}.")
     if device is not None:
         check_device(device)
-    return _move(value, device, dtype)
+    return _parts(value, device, dtype)
+
+
+def _parts(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
+    """Move each field of a dataclass; fields named x and y are data, which follow the kernel's dtype."""
+
+    def data(one: Tensor) -> Tensor:
+        return one.to(device=device, dtype=dtype if one.is_floating_point() else None)
+
+    changes = {}
+    for name, part in ((f.name, getattr(value, f.name)) for f in fields(value)):
+        whole = name in ("x", "y") and part is not None
+        changes[name] = map_inputs(part, data) if whole else _move(part, device, dtype)
+    return replace(value, **changes)
 
 
 def _move(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
@@ -36,19 +49,9 @@ def _move(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
         return tuple(_move(item, device, dtype) for item in value)
     if isinstance(value, dict):
         return {key: _move(item, device, dtype) for key, item in value.items()}
-    if not is_dataclass(value) or isinstance(value, type):
+    if isinstance(value, type):
         return value
-    changes = {f.name: _field(f.name, getattr(value, f.name), device, dtype) for f in fields(value)}
-    return replace(value, **changes)
-
-
-def _field(name: str, value: Any, device: Any, dtype: torch.dtype | None) -> Any:
-    if name in ("kernel", "prior_mean", "linearized") and hasattr(value, "to"):
-        if isinstance(value, nn.Module):  # its to() would move the user's own module
-            value = deepcopy(value)
-        return value.to(device, dtype)
-    if name in ("x", "y"):
-        return map_inputs(
-            value, lambda v: v.to(device=device, dtype=dtype if v.is_floating_point() else None)
-        )
-    return _move(value, device, dtype)
+    if hasattr(value, "to"):  # kernels, means and linearizations
+        # the to() of a module would move the user's own
+        return (deepcopy(value) if isinstance(value, nn.Module) else value).to(device, dtype)
+    return _parts(value, device, dtype) if is_dataclass(value) else value
