@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -154,21 +154,6 @@ def activation_of(layer: nn.Module) -> Activation:
 
 
 @activation_of.register
-def _(layer: nn.Identity) -> Activation:
-    return powers.polynomial((0.0, 1.0))
-
-
-@activation_of.register
-def _(layer: nn.ReLU) -> Activation:
-    return powers.ABReLU(0.0, 1.0)
-
-
-@activation_of.register
-def _(layer: nn.LeakyReLU) -> Activation:
-    return powers.ABReLU(float(layer.negative_slope), 1.0)
-
-
-@activation_of.register
 def _(layer: nn.PReLU) -> Activation:
     if layer.weight.numel() != 1:
         raise UnsupportedLayer(
@@ -193,96 +178,6 @@ def _(layer: nn.GELU) -> Activation:
     if layer.approximate == "none":
         return closed.Gelu()
     return _numeric(Applied(F.gelu, options=(("approximate", "tanh"),)), (), layer)
-
-
-@activation_of.register
-def _(layer: points.Sin) -> Activation:
-    return closed.Sin(layer.amplitude, layer.frequency, layer.phase)
-
-
-@activation_of.register
-def _(layer: points.Cos) -> Activation:
-    return closed.Sin(layer.amplitude, layer.frequency, layer.phase + math.pi / 2)
-
-
-@activation_of.register
-def _(layer: points.Erf) -> Activation:
-    return closed.Erf(layer.amplitude, layer.frequency, layer.shift)
-
-
-@activation_of.register
-def _(layer: points.SigmoidLike) -> Activation:
-    return closed.Erf(0.5, 1 / layer.scale, 0.5)
-
-
-@activation_of.register
-def _(layer: points.Rbf) -> Activation:
-    return closed.Rbf(layer.gamma)
-
-
-@activation_of.register
-def _(layer: points.Exp) -> Activation:
-    return closed.Exp(layer.amplitude, layer.rate)
-
-
-@activation_of.register
-def _(layer: points.ExpNormalized) -> Activation:
-    return powers.ExpNormalized(layer.gamma, layer.shift)
-
-
-@activation_of.register
-def _(layer: points.GaussianBump) -> Activation:
-    return closed.GaussianBump(layer.amplitude, layer.rate)
-
-
-@activation_of.register
-def _(layer: points.Gabor) -> Activation:
-    return closed.Gabor()
-
-
-@activation_of.register
-def _(layer: points.Sign) -> Activation:
-    return powers.Step(2.0, -1.0)
-
-
-@activation_of.register
-def _(layer: points.Step) -> Activation:
-    return powers.Step()
-
-
-@activation_of.register
-def _(layer: points.Abs) -> Activation:
-    return powers.ABReLU(-1.0, 1.0)
-
-
-@activation_of.register
-def _(layer: points.ABReLU) -> Activation:
-    return powers.ABReLU(layer.negative, layer.positive)
-
-
-@activation_of.register
-def _(layer: points.Monomial) -> Activation:
-    return powers.polynomial((*(0.0,) * layer.degree, 1.0))
-
-
-@activation_of.register
-def _(layer: points.RectifiedMonomial) -> Activation:
-    return powers.RectifiedPower(layer.degree) if layer.degree else powers.Step()
-
-
-@activation_of.register
-def _(layer: points.Polynomial) -> Activation:
-    return powers.polynomial(layer.coefficients)
-
-
-@activation_of.register
-def _(layer: points.Hermite) -> Activation:
-    return powers.hermite(layer.degree)
-
-
-@activation_of.register
-def _(layer: points.Pointwise) -> Activation:
-    return Quadrature(layer.function, layer.kinks, getattr(layer.function, "__name__", "φ"))
 
 
 def _numeric(
@@ -310,41 +205,11 @@ def _(layer: nn.Softplus) -> Activation:
 
 
 @activation_of.register
-def _(layer: nn.ELU) -> Activation:
-    return _numeric(Applied(F.elu, (layer.alpha,)), (0.0,), layer)
-
-
-@activation_of.register
-def _(layer: nn.CELU) -> Activation:
-    return _numeric(Applied(F.celu, (layer.alpha,)), (0.0,), layer)
-
-
-@activation_of.register
-def _(layer: nn.SELU) -> Activation:
-    return _numeric(F.selu, (0.0,), layer)
-
-
-@activation_of.register
-def _(layer: nn.Softsign) -> Activation:
-    return _numeric(F.softsign, (0.0,), layer)
-
-
-@activation_of.register
 def _(layer: nn.Hardtanh) -> Activation:
     low, high = float(layer.min_val), float(layer.max_val)
     knots = tuple(end for end in (low, high) if math.isfinite(end))
     slopes = (*(() if math.isinf(low) else (0.0,)), 1.0, *(() if math.isinf(high) else (0.0,)))
     return PiecewiseLinear(knots, slopes, min(max(0.0, low), high), type(layer).__name__)
-
-
-@activation_of.register
-def _(layer: nn.Hardsigmoid) -> Activation:
-    return PiecewiseLinear((-3.0, 3.0), (0.0, 1 / 6, 0.0), 0.5, type(layer).__name__)
-
-
-@activation_of.register
-def _(layer: nn.Hardswish) -> Activation:
-    return _numeric(_hardswish, (-3.0, 3.0), layer)
 
 
 @activation_of.register
@@ -356,14 +221,53 @@ def _(layer: nn.Softshrink) -> Activation:
 
 
 @activation_of.register
-def _(layer: nn.Hardshrink) -> Activation:
-    return _numeric(Applied(F.hardshrink, (layer.lambd,)), (-layer.lambd, layer.lambd), layer)
-
-
-@activation_of.register
 def _(layer: nn.Threshold) -> Activation:
     function = Applied(F.threshold, (layer.threshold, layer.value))
     return _numeric(function, (float(layer.threshold),), layer)
+
+
+_BY_LAYER: dict[type[nn.Module], Callable[[Any], Activation]] = {
+    nn.Identity: lambda layer: powers.polynomial((0.0, 1.0)),
+    nn.ReLU: lambda layer: powers.ABReLU(0.0, 1.0),
+    nn.LeakyReLU: lambda layer: powers.ABReLU(float(layer.negative_slope), 1.0),
+    points.Sin: lambda layer: closed.Sin(layer.amplitude, layer.frequency, layer.phase),
+    points.Cos: lambda layer: closed.Sin(
+        layer.amplitude, layer.frequency, layer.phase + math.pi / 2
+    ),
+    points.Erf: lambda layer: closed.Erf(layer.amplitude, layer.frequency, layer.shift),
+    points.SigmoidLike: lambda layer: closed.Erf(0.5, 1 / layer.scale, 0.5),
+    points.Rbf: lambda layer: closed.Rbf(layer.gamma),
+    points.Exp: lambda layer: closed.Exp(layer.amplitude, layer.rate),
+    points.ExpNormalized: lambda layer: powers.ExpNormalized(layer.gamma, layer.shift),
+    points.GaussianBump: lambda layer: closed.GaussianBump(layer.amplitude, layer.rate),
+    points.Gabor: lambda layer: closed.Gabor(),
+    points.Sign: lambda layer: powers.Step(2.0, -1.0),
+    points.Step: lambda layer: powers.Step(),
+    points.Abs: lambda layer: powers.ABReLU(-1.0, 1.0),
+    points.ABReLU: lambda layer: powers.ABReLU(layer.negative, layer.positive),
+    points.Monomial: lambda layer: powers.polynomial((*(0.0,) * layer.degree, 1.0)),
+    points.RectifiedMonomial: lambda layer: (
+        powers.RectifiedPower(layer.degree) if layer.degree else powers.Step()
+    ),
+    points.Polynomial: lambda layer: powers.polynomial(layer.coefficients),
+    points.Hermite: lambda layer: powers.hermite(layer.degree),
+    points.Pointwise: lambda layer: Quadrature(
+        layer.function, layer.kinks, getattr(layer.function, "__name__", "φ")
+    ),
+    nn.ELU: lambda layer: _numeric(Applied(F.elu, (layer.alpha,)), (0.0,), layer),
+    nn.CELU: lambda layer: _numeric(Applied(F.celu, (layer.alpha,)), (0.0,), layer),
+    nn.SELU: lambda layer: _numeric(F.selu, (0.0,), layer),
+    nn.Softsign: lambda layer: _numeric(F.softsign, (0.0,), layer),
+    nn.Hardsigmoid: lambda layer: PiecewiseLinear(
+        (-3.0, 3.0), (0.0, 1 / 6, 0.0), 0.5, type(layer).__name__
+    ),
+    nn.Hardswish: lambda layer: _numeric(_hardswish, (-3.0, 3.0), layer),
+    nn.Hardshrink: lambda layer: _numeric(
+        Applied(F.hardshrink, (layer.lambd,)), (-layer.lambd, layer.lambd), layer
+    ),
+}
+for _kind, _form in _BY_LAYER.items():
+    activation_of.register(_kind, _form)
 
 
 def _softplus(u: Tensor, beta: float = 1.0) -> Tensor:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from net2gp.limits.integrals.polynomials import hermite_coefficients, horner
 
 
-class Sin(nn.Module):
+class Shown(nn.Module):
+    """A layer whose numbers are printed with its name."""
+
+    def extra_repr(self) -> str:
+        """Return the numbers, for printing."""
+        own = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return ", ".join(str(value) for name, value in own.items() if name != "training")
+
+
+class Sin(Shown):
     """The function amplitude · sin(frequency · x + phase).
 
     Args:
@@ -34,12 +43,8 @@ class Sin(nn.Module):
         """Apply the function to every entry."""
         return self.amplitude * torch.sin(self.frequency * x + self.phase)
 
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.amplitude}, {self.frequency}, {self.phase}"
 
-
-class Cos(nn.Module):
+class Cos(Shown):
     """The function amplitude · cos(frequency · x + phase).
 
     Args:
@@ -59,12 +64,8 @@ class Cos(nn.Module):
         """Apply the function to every entry."""
         return self.amplitude * torch.cos(self.frequency * x + self.phase)
 
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.amplitude}, {self.frequency}, {self.phase}"
 
-
-class Erf(nn.Module):
+class Erf(Shown):
     """The function amplitude · erf(frequency · x) + shift.
 
     Args:
@@ -84,10 +85,6 @@ class Erf(nn.Module):
         """Apply the function to every entry."""
         return self.amplitude * torch.erf(self.frequency * x) + self.shift
 
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.amplitude}, {self.frequency}, {self.shift}"
-
 
 class SigmoidLike(nn.Module):
     """The function (erf(x / 2.4020563531719796) + 1)/2, the error function closest to the sigmoid on [−5, 5].
@@ -103,7 +100,7 @@ class SigmoidLike(nn.Module):
         return torch.erf(x / self.scale) / 2 + 0.5
 
 
-class Rbf(nn.Module):
+class Rbf(Shown):
     """The function √2 sin(√(2γ)·x + π/4), whose kernel is the squared exponential exp(−γ|x − x'|²).
 
     Args:
@@ -121,12 +118,8 @@ class Rbf(nn.Module):
         """Apply the function to every entry."""
         return math.sqrt(2) * torch.sin(math.sqrt(2 * self.gamma) * x + math.pi / 4)
 
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.gamma}"
 
-
-class Exp(nn.Module):
+class Exp(Shown):
     """The function amplitude · exp(rate · x).
 
     Args:
@@ -144,10 +137,6 @@ class Exp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the function to every entry."""
         return self.amplitude * torch.exp(self.rate * x)
-
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.amplitude}, {self.rate}"
 
 
 class ExpNormalized(nn.Module):
@@ -182,7 +171,7 @@ class ExpNormalized(nn.Module):
         return f"{self.gamma}, {self.shift}, dim={self.dim}"
 
 
-class GaussianBump(nn.Module):
+class GaussianBump(Shown):
     """The function amplitude · exp(−rate · x²).
 
     Args:
@@ -200,10 +189,6 @@ class GaussianBump(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the function to every entry."""
         return self.amplitude * torch.exp(-self.rate * x * x)
-
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.amplitude}, {self.rate}"
 
 
 class Gabor(nn.Module):
@@ -256,7 +241,7 @@ class Abs(nn.Module):
         return x.abs()
 
 
-class ABReLU(nn.Module):
+class ABReLU(Shown):
     """The function negative · min(x, 0) + positive · max(x, 0).
 
     Args:
@@ -275,12 +260,8 @@ class ABReLU(nn.Module):
         """Apply the function to every entry."""
         return self.negative * x.clamp_max(0) + self.positive * x.clamp_min(0)
 
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.negative}, {self.positive}"
 
-
-class Monomial(nn.Module):
+class Monomial(Shown):
     """The power x^degree.
 
     Args:
@@ -298,12 +279,8 @@ class Monomial(nn.Module):
         """Apply the function to every entry."""
         return x**self.degree
 
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.degree}"
 
-
-class RectifiedMonomial(nn.Module):
+class RectifiedMonomial(Shown):
     """The power max(x, 0)^degree; degree 0 is the step function.
 
     Args:
@@ -322,10 +299,6 @@ class RectifiedMonomial(nn.Module):
         if self.degree == 0:
             return torch.heaviside(x, torch.full((), 0.5, dtype=x.dtype, device=x.device))
         return x.clamp_min(0) ** self.degree
-
-    def extra_repr(self) -> str:
-        """Return the parameters, for printing."""
-        return f"{self.degree}"
 
 
 class Polynomial(nn.Module):
