@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +77,20 @@ def test_the_api_page_documents_everything_public():
     objects = {name: one for name, one in public.items() if not isinstance(one, ModuleType)}
     assert [name for name, one in objects.items() if id(one) not in documented] == []
     assert len(net2gp.__all__) <= 40
+
+
+def test_the_design_names_every_file_and_the_order_of_imports():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = text[text.index("## 3.") : text.index("## 4.")]
+    words, flat = set(re.findall(r"\w+", section)), " ".join(section.split())
+    files = {path.stem for path in (ROOT / "src" / "net2gp").rglob("*.py")}
+    assert files - words - {"__init__", "_version"} == set()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    orders = [" → ".join(names).replace("net2gp.", "") for names in layers]
+    assert len(orders) >= 5
+    assert [order for order in orders if order not in flat] == []
 
 
 def test_importing_loads_nothing_that_is_not_used():

@@ -76,7 +76,7 @@ def private(text: str) -> Iterator[str]:
         names = chain(node) if isinstance(node, ast.Attribute) else []
         module = aliases.get(names[0], "") if names else ""
         for name in names[1:]:
-            if module in PUBLIC and name not in PUBLIC[module]:
+            if module in PUBLIC and name not in PUBLIC[module] and not name.startswith("__"):
                 yield f"{module}.{name}"
             module = f"{module}.{name}"
 
