@@ -33,24 +33,24 @@ Mean = Callable[[Inputs], Tensor]
 class Kernel(Protocol):
     """A covariance function.
 
-    Outputs are independent (K ⊗ I) unless `joint` is true; then rows run point by point, index n·C + c.
+    Outputs are independent copies (K ⊗ I) unless `outputs(x)` says how many are coupled; then rows run point
+    by point, index n·C + c. `net2gp.kernels.BaseKernel` gives it all to a class with `__call__` and `diag`.
     """
 
-    @property
-    def joint(self) -> bool:
-        """Whether the kernel couples the outputs."""
+    def outputs(self, x: Inputs) -> int | None:
+        """C if the kernel couples the outputs of points like those in `x`, None if they are independent."""
 
     def check(self, x: Inputs) -> None:
         """Raise an error that says what to change, if `x` cannot be an input of this kernel."""
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M), or (N·C, M·C) if joint; y = x if left out."""
+        """k(x, y): (N, M), or (N·C, M·C) if coupled; y = x if left out."""
 
     def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n) for each point: (N, 1, 1), or (N, C, C) if joint."""
+        """k(x_n, x_n) for each point: (N, 1, 1), or (N, C, C) if coupled."""
 
     def diag(self, x: Inputs) -> Tensor:
-        """The diagonal of k(x, x): (N,), or (N·C,) if joint."""
+        """The diagonal of k(x, x): (N,), or (N·C,) if coupled."""
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """k(x, y) @ v for v of shape (M or M·C, k), never storing k(x, y)."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from net2gp import RBF, infinite_width, linearize, nngp, ntk
+from net2gp import RBF, condition, infinite_width, linearize, load, nngp, ntk, tune
 from net2gp.deep import composed
-from net2gp.kernels import IndependentOutputs
+from net2gp.errors import InputError
+from net2gp.kernels import BaseFeatureKernel, BaseKernel, IndependentOutputs, Product, Sum, savable
+from net2gp.likelihoods import Gaussian
+from net2gp.limits import monte_carlo_kernel
+from net2gp.posteriors.recipes.class_codes import Standardized
+from net2gp.solvers import CG, WeightCholesky
 from net2gp.types import FeatureKernel, Kernel
 from posteriors.ways import network, points, seeded
 
@@ -24,6 +30,56 @@ def convolutional(dtype: torch.dtype = torch.float64):
         torch.manual_seed(0)
         convolution = nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 4, 2), nn.ReLU(), nn.Flatten()
         return linearize(nn.Sequential(*convolution, nn.Linear(4, 2)).to(dtype).eval())
+
+
+@savable("tests.Periodic")
+@dataclass(frozen=True)
+class Periodic(BaseKernel):
+    """A kernel of a user: one method and the diagonal."""
+
+    period: float = 2.0
+
+    def __call__(self, x, y=None):
+        y = x if y is None else y
+        return torch.exp(-2 * torch.sin(torch.pi / self.period * (x[:, None] - y)).square().sum(-1))
+
+    def diag(self, x):
+        return torch.ones_like(x[:, 0])
+
+
+@savable("tests.Coupled")
+@dataclass(frozen=True, eq=False)
+class Coupled(BaseKernel):
+    """A kernel of a user with outputs that are correlated by B, a tensor: k ⊗ B."""
+
+    B: Tensor
+
+    def outputs(self, x):
+        return len(self.B)
+
+    def __call__(self, x, y=None):
+        return torch.kron(Periodic()(x, y), self.B.to(x))
+
+    def diag(self, x):
+        return self.B.to(x).diagonal().repeat(len(x))
+
+
+@savable("tests.Quadratic")
+@dataclass(frozen=True)
+class Quadratic(BaseFeatureKernel):
+    """A kernel of a user by its features."""
+
+    num_features = 4
+
+    def features(self, x):
+        return torch.stack([x[:, 0] ** 0, x[:, 0], x[:, 1], x[:, 0] * x[:, 1]], 1)[:, None]
+
+
+COUPLING = torch.tensor([[1.0, 0.4, 0.0], [0.4, 2.0, 0.1], [0.0, 0.1, 0.5]], dtype=torch.float64)
+
+
+def _head(dtype: torch.dtype) -> Kernel:
+    return linearize(network(3, seed=3, dtype=dtype), only="2.*").kernel(2.0)
 
 
 KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
@@ -53,6 +109,25 @@ KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
     ),
     "composed": (1, lambda dtype: composed(RBF(0.7, 1.5), RBF(0.8), width=2)),
     "independent rbf": (2, lambda dtype: IndependentOutputs(RBF(0.8, 1.5), 2)),
+    "monte carlo": (
+        1,
+        lambda dtype: monte_carlo_kernel(network(3, dtype=dtype), 5, weight_var=1.5, bias_var=0.1),
+    ),
+    "standardized": (1, lambda dtype: Standardized.of(RBF(0.8), points(6, seed=5).to(dtype))),
+    "own": (1, lambda dtype: Periodic()),
+    "own, scaled": (1, lambda dtype: 2.0 * Periodic(1.5)),
+    "own, coupled": (3, lambda dtype: Coupled(COUPLING.to(dtype))),
+    "own, by features": (1, lambda dtype: Quadratic()),
+    "own, by features, scaled": (1, lambda dtype: torch.tensor(0.4, dtype=dtype) * Quadratic()),
+    "sum": (1, lambda dtype: RBF(0.8) + Periodic() + 0.3 * nngp(network(3, dtype=dtype))),
+    "sum with features": (3, lambda dtype: linearized(dtype).kernel(0.7) + _head(dtype)),
+    "sum of own features": (1, lambda dtype: Quadratic() + Quadratic().scaled(0.3) + Quadratic()),
+    "sum of coupled and independent": (3, lambda dtype: Periodic() + linearized(dtype).kernel()),
+    "sum of three": (3, lambda dtype: _head(dtype) + RBF() + Coupled(COUPLING.to(dtype))),
+    "product": (1, lambda dtype: RBF(0.8) * Periodic() * RBF(1.5)),
+    "product of coupled and independent": (3, lambda dtype: linearized(dtype).kernel() * RBF()),
+    "product of coupled": (3, lambda dtype: _head(dtype) * Coupled(COUPLING.to(dtype))),
+    "sum of products": (1, lambda dtype: 0.5 * (RBF() * Periodic()) + Quadratic() * RBF(2.0)),
     "independent trace": (2, lambda dtype: IndependentOutputs(linearized(dtype).trace_kernel(), 2)),
 }
 EACH = pytest.mark.parametrize("name", KERNELS)
@@ -71,7 +146,7 @@ def test_it_is_a_kernel_and_its_rows_run_over_points_and_outputs(name):
     kernel, x, z = kernel_of(name), points(5), points(4, seed=2)
     C = KERNELS[name][0]
     assert isinstance(kernel, Kernel)
-    assert kernel.joint is (C > 1)
+    assert kernel.outputs(x) == (C if C > 1 else None)
     assert kernel(x, z).shape == (5 * C, 4 * C)
     assert kernel.blocks(x).shape == (5, C, C)
     assert kernel.diag(x).shape == (5 * C,)
@@ -121,7 +196,7 @@ def test_matmul_is_the_dense_product(name):
 
 @EACH
 def test_matmul_in_tiles_is_the_dense_product(name, monkeypatch):
-    monkeypatch.setattr("net2gp.kernels.TILE_BYTES", 100)
+    monkeypatch.setattr("net2gp.kernels.base.TILE_BYTES", 100)
     monkeypatch.setattr("net2gp.linear.jacobians.tangent.available_memory", lambda device: 4000)
     kernel, x = kernel_of(name), points(7)
     v = torch.randn(kernel.diag(x).shape[0], 2, generator=seeded(0), dtype=torch.float64)
@@ -167,7 +242,10 @@ def test_a_precise_kernel_multiplies_in_float64_what_the_network_gives(name):
     assert float(torch.linalg.eigvalsh(K).min()) > -1e-13 * float(K.trace())
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("tangent")])
+WITH_FEATURES = [n for n in KERNELS if n.startswith("tangent") or "features" in n]
+
+
+@pytest.mark.parametrize("name", WITH_FEATURES)
 def test_features_give_the_kernel(name):
     kernel, x, z = kernel_of(name), points(5), points(4, seed=2)
     assert isinstance(kernel, FeatureKernel)
@@ -181,8 +259,8 @@ def test_features_give_the_kernel(name):
 
 
 def test_kernels_without_features_do_not_claim_them():
-    for name in ("trace", "rbf", "independent rbf", "independent trace"):
-        assert not isinstance(kernel_of(name), FeatureKernel)
+    for name in KERNELS:
+        assert isinstance(kernel_of(name), FeatureKernel) == (name in WITH_FEATURES)
 
 
 def test_the_trace_kernel_is_the_mean_of_the_diagonal_blocks():
@@ -226,3 +304,146 @@ def test_rbf_is_differentiable_in_its_length_scales():
     build = lambda scales: RBF(scales, 1.3)(x)
     scales = torch.tensor([0.8, 1.2], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(build, (scales,))
+
+
+@EACH
+def test_what_a_kernel_says_does_not_depend_on_what_it_has_seen(name):
+    kernel, x = kernel_of(name), points(4)
+    first, count = kernel(x), kernel.outputs(x)
+    for other in (points(3, seed=7), points(1, seed=8)):
+        kernel(other), kernel.diag(other), kernel.blocks(other), kernel.outputs(other)
+    assert torch.equal(kernel(x), first)
+    assert kernel.outputs(x) == count
+
+
+@EACH
+def test_its_matrix_is_differentiable_in_the_points(name):
+    if name == "monte carlo":
+        pytest.skip("draws are made without gradients")
+    kernel, x, z = kernel_of(name), points(2), points(3, seed=2)
+    assert torch.autograd.gradcheck(lambda a: kernel(a, z), (x.requires_grad_(),), atol=1e-6)
+
+
+@EACH
+def test_a_posterior_can_be_conditioned_on_it_and_moved(name):
+    kernel, x = kernel_of(name), points(6)
+    C = kernel.outputs(x) or 2
+    y = torch.stack([(x[:, 0] * (c + 1)).sin() for c in range(C)], 1)
+    posterior = condition(kernel, (x, y), Gaussian(0.1))
+    K = kernel(x)
+    K = K if len(K) == 6 * C else torch.kron(K, torch.eye(C, dtype=K.dtype))
+    z = points(3, seed=2)
+    cross = kernel(z, x)
+    cross = cross if len(cross) == 3 * C else torch.kron(cross, torch.eye(C, dtype=K.dtype))
+    mean = cross @ torch.linalg.solve(K + 0.1 * torch.eye(6 * C).to(K), y.reshape(-1, 1))
+    assert_close(posterior.predict(z).mean, mean.reshape(3, C), tol=1e-9)
+    assert posterior.sample(z, 2).shape == (2, 3, C)
+    single = posterior.to(dtype=torch.float32)
+    assert_close(single.predict(z.float()).mean.double(), mean.reshape(3, C), tol=1e-3)
+
+
+OWN = [
+    name for name in KERNELS if name.startswith(("own", "sum of own", "product", "sum of products"))
+]
+
+
+@pytest.mark.parametrize("name", [n for n in OWN if "coupled and independent" not in n])
+def test_a_posterior_of_it_comes_back_from_a_file(name, tmp_path):
+    kernel, x = kernel_of(name), points(6)
+    y = x[:, :1].sin().expand(-1, kernel.outputs(x) or 1)
+    posterior = condition(kernel, (x, y), Gaussian(0.1))
+    posterior.save(tmp_path / "it")
+    again = load(tmp_path / "it", network(3, seed=3))
+    z = points(3, seed=2)
+    assert torch.equal(again.predict(z).mean, posterior.predict(z).mean)
+    assert torch.equal(again.predict(z).variance, posterior.predict(z).variance)
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_FEATURES if "own" in name or "sum" in name])
+def test_weight_space_is_function_space(name):
+    kernel, x, z = kernel_of(name), points(9), points(3, seed=2)
+    y = x[:, :1].sin().expand(-1, kernel.outputs(x) or 1).contiguous()
+    dense = condition(kernel, (x, y), Gaussian(0.1)).predict(z)
+    weights = condition(kernel, (x, y), Gaussian(0.1), solver=WeightCholesky()).predict(z)
+    assert_close(weights.mean, dense.mean, tol=1e-8)
+    assert_close(weights.variance, dense.variance, tol=1e-8)
+    draws = condition(kernel, (x, y), Gaussian(0.1)).sample_functions(2)
+    assert draws(z).shape == (2, *y[:3].shape)
+
+
+def test_the_scale_of_a_kernel_of_a_user_is_tuned_by_the_evidence():
+    x, y = points(8), points(8)[:, :1].sin()
+    build = lambda scale: condition(scale * Periodic() + RBF(), (x, y), Gaussian(0.1))
+    tuned = tune(build, scale=1.0)
+    best = max(float(build(s).log_marginal_likelihood()) for s in (0.01, 0.1, 1.0, 10.0))
+    assert float(tuned.log_marginal_likelihood()) >= best
+
+
+def test_a_sum_is_solved_by_conjugate_gradients_as_by_cholesky():
+    x, z = points(9), points(3, seed=2)
+    kernel, y = kernel_of("sum of coupled and independent"), x[:, :1].sin().expand(-1, 3)
+    exact = condition(kernel, (x, y), Gaussian(0.1)).predict(z)
+    found = condition(kernel, (x, y), Gaussian(0.1), solver=CG(tol=1e-11)).predict(z)
+    assert_close(found.mean, exact.mean, tol=1e-8)
+
+
+def test_sums_and_products_are_entrywise_and_independent_outputs_are_k_times_i():
+    x, z = points(5), points(4, seed=2)
+    tangent, rbf = kernel_of("tangent"), RBF(0.8)
+    wide = torch.kron(rbf(x, z), torch.eye(3, dtype=torch.float64))
+    assert_close((tangent + rbf)(x, z), tangent(x, z) + wide)
+    assert_close((rbf * tangent)(x, z), tangent(x, z) * wide)
+    assert_close((2.0 * rbf + rbf * 3)(x, z), 5 * rbf(x, z))
+    assert isinstance(rbf + rbf + rbf, Sum)
+    assert len((rbf + (rbf + rbf)).kernels) == 3
+    assert isinstance(rbf * rbf, Product)
+
+
+def test_kernels_of_unlike_numbers_of_outputs_have_no_sum():
+    three, two = kernel_of("tangent"), kernel_of("tangent of a convolution")
+    for kernel in (three + two, three * two):
+        with pytest.raises(InputError, match="kernels of 2 and 3 coupled outputs have no sum"):
+            kernel(points(3))
+    with pytest.raises(
+        InputError, match=r"features of 1 and 3 outputs.*IndependentOutputs\(kernel, 3\)"
+    ):
+        (three + Quadratic()).features(points(3))
+
+
+def test_a_scale_must_be_positive_and_a_kernel_a_dataclass():
+    class Plain(BaseKernel):
+        __call__, diag = Periodic.__call__, Periodic.diag
+
+    with pytest.raises(InputError, match="variance"):
+        -1.0 * Periodic()
+    with pytest.raises(InputError, match=r"Plain is no dataclass.*@dataclass\(frozen=True\)"):
+        Plain().to(dtype=torch.float32)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        RBF() + 1.0
+
+
+def test_one_limit_kernel_serves_vectors_sequences_and_vectors_again():
+    body = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    kernel, x = nngp(body), points(4)
+    sequences = torch.stack([points(4, seed=s) for s in range(3)], 1)
+    y = points(4, seed=9, inputs=3)
+    fresh = condition(nngp(body), (x, y), Gaussian(0.1))
+    before = condition(kernel, (x, y), Gaussian(0.1))
+    assert kernel.outputs(sequences) == 9
+    assert kernel.blocks(sequences).shape == (4, 9, 9)
+    after = condition(kernel, (x, y), Gaussian(0.1))
+    for posterior in (before, after):
+        assert kernel.outputs(x) is None
+        assert torch.equal(posterior.joint(x).covariance_matrix, fresh.joint(x).covariance_matrix)
+
+
+def test_a_sum_of_kernels_of_one_network_is_saved_and_of_two_refused(tmp_path):
+    one, x = linearized(), points(6)
+    y = x[:, :1].sin().expand(-1, 3)
+    posterior = condition(one.kernel(0.7) + one.trace_kernel() * RBF(), (x, y), Gaussian(0.1))
+    posterior.save(tmp_path / "it")
+    again = load(tmp_path / "it", network(3, seed=5))
+    assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+    posterior = condition(kernel_of("sum with features"), (x, y), Gaussian(0.1))
+    with pytest.raises(InputError, match="of two networks or more, but load takes one"):
+        posterior.save(tmp_path / "other")

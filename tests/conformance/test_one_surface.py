@@ -80,7 +80,7 @@ def test_novelty_is_the_posterior_variance_over_the_prior_variance(name):
     variance = posterior.marginal(x).covariance_matrix.diagonal(dim1=1, dim2=2).sum(1)
     kernel, C = posterior.kernel, EVERY[name].outputs
     prior = kernel(x).diagonal().reshape(len(x), -1)
-    prior = prior.sum(1) * (1 if kernel.joint else C)
+    prior = prior.sum(1) * (C if kernel.outputs(x) is None else 1)
     novelty = posterior.novelty(x)
     assert novelty.shape == (len(x),)
     if "weights" not in name and "subnetwork" not in name:  # their prior is of some parameters only

@@ -32,7 +32,11 @@ def lowest_eigenvalue(matrix: Tensor) -> float:
 def prior_covariance(name: str, x: Tensor) -> Tensor:
     kernel = built(name).kernel
     K = kernel(x)
-    return K if kernel.joint else torch.kron(K, torch.eye(WAYS[name].outputs, dtype=K.dtype))
+    return (
+        K
+        if kernel.outputs(x) is not None
+        else torch.kron(K, torch.eye(WAYS[name].outputs, dtype=K.dtype))
+    )
 
 
 def assert_same_law(one, other, tol: float) -> None:

@@ -128,7 +128,7 @@ def test_inputs_that_have_no_composition_are_refused():
     with pytest.raises(InputError, match="a kernel as inner"):
         composed(RBF(), network)
     with pytest.raises(InputError, match=r"outputs are correlated.*trace_kernel"):
-        composed(RBF(), n2g.linearize(network.eval()).kernel())
+        composed(RBF(), n2g.linearize(network.eval()).kernel())(torch.zeros(2, 1))
     with pytest.raises(InputError, match="one for each of the width = 2"):
         composed(RBF(torch.ones(3)), RBF(), width=2)
     with pytest.raises(InputError, match="width"):

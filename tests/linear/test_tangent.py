@@ -48,8 +48,8 @@ def test_the_kernels_are_what_the_posteriors_expect() -> None:
     linearized = linearize(nn.Linear(2, 2).eval())
     assert isinstance(linearized.kernel(), FeatureKernel)
     assert isinstance(linearized.trace_kernel(), Kernel)
-    assert linearized.kernel().joint
-    assert not linearized.trace_kernel().joint
+    assert linearized.kernel().outputs(torch.zeros(1, 2)) == 2
+    assert linearized.trace_kernel().outputs(torch.zeros(1, 2)) is None
     assert linearized.kernel().num_features == 6
 
 

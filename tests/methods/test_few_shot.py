@@ -61,7 +61,7 @@ def test_the_standardized_kernel_is_a_kernel():
     X, z = points(6), points(9, seed=2)
     kernel = standardized(X).scaled(0.7)
     assert isinstance(kernel, Kernel)
-    assert not kernel.joint
+    assert kernel.outputs(z) is None
     assert_close(kernel(z), kernel(z).T, tol=1e-15)
     assert float(torch.linalg.eigvalsh(kernel(z)).min()) > -1e-12
     assert_close(kernel.diag(z), kernel(z).diagonal())

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, check_count
-from net2gp.inputs import chunks, num_rows
-from net2gp.kernels import RBF, TILE_BYTES
+from net2gp.kernels import RBF, BaseKernel
+from net2gp.kernels.base import dtype_of
 from net2gp.types import Inputs, Kernel
 
 
 @dataclass(frozen=True, eq=False)
-class Composed:
+class Composed(BaseKernel):
     """E k₂(g(x), g(x')): the covariance of f ∘ g, itself a kernel. Made by `composed`."""
 
     outer: RBF
@@ -26,27 +26,19 @@ class Composed:
     width: int
     product_dtype: torch.dtype | None = None
 
-    @property
-    def joint(self) -> bool:
-        """False: outputs are independent copies."""
-        return False
-
     def check(self, x: Inputs) -> None:
-        """As the inner kernel."""
+        """As the inner kernel, whose outputs must be independent."""
         self.inner.check(x)
+        _check_independent(self.inner, x)
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """E k₂(g(x), g(y)): (N, M)."""
         similarity = torch.exp(-0.5 * ratios(self, x, y).log1p().sum(0))
-        return (self.outer.output_var * similarity).to(self.product_dtype or self.dtype_at(x))
+        return (self.outer.output_var * similarity).to(self.result_dtype(x))
 
-    def dtype_at(self, x: Inputs) -> torch.dtype:
-        """The dtype of results: that of the inner kernel."""
-        return self.inner.diag(next(chunks(x, 1))).dtype
-
-    def blocks(self, x: Inputs) -> Tensor:
-        """σ₂² for each point: (N, 1, 1)."""
-        return self.diag(x)[:, None, None]
+    def result_dtype(self, x: Inputs) -> torch.dtype:
+        """The dtype of the inner kernel, or float64 if precise."""
+        return self.product_dtype or dtype_of(self.inner, x)
 
     def diag(self, x: Inputs) -> Tensor:
         """σ₂² for each point: (N,)."""
@@ -54,25 +46,9 @@ class Composed:
         dtype = self.product_dtype or inner.dtype
         return (torch.ones_like(inner, dtype=dtype) * self.outer.output_var).to(dtype)
 
-    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
-        size = max(1, TILE_BYTES // (8 * num_rows(y)))
-        tiles = (self(part, y) for part in chunks(x, size))
-        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
-
-    def precise(self) -> Composed:
-        """The same kernel of the same inputs, its results in float64."""
-        return replace(self, product_dtype=torch.float64)
-
     def scaled(self, variance: float | Tensor) -> Composed:
         """variance · k."""
         return replace(self, outer=self.outer.scaled(variance))
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Composed:
-        """The same kernel with its tensors on another device or in another dtype."""
-        return replace(self, outer=self.outer.to(device, dtype), inner=self.inner.to(device, dtype))
 
 
 def composed(outer: RBF, inner: Kernel, *, width: int | None = None) -> Composed:
@@ -115,11 +91,6 @@ def composed(outer: RBF, inner: Kernel, *, width: int | None = None) -> Composed
             f"composed needs a kernel as inner, such as n2g.RBF(...) or n2g.nngp(network), but inner "
             f"is a {type(inner).__name__}."
         )
-    if inner.joint:
-        raise InputError(
-            "composed needs an inner kernel of independent outputs, but its outputs are correlated "
-            "(inner.joint is True). For a network, use linearize(network).trace_kernel() or nngp(network)."
-        )
     scales = torch.as_tensor(outer.lengthscale).numel()
     width = scales if width is None else width
     check_count(width, "width")
@@ -129,6 +100,14 @@ def composed(outer: RBF, inner: Kernel, *, width: int | None = None) -> Composed
             f"processes, but got {scales}."
         )
     return Composed(outer, inner, width)
+
+
+def _check_independent(inner: Kernel, x: Inputs) -> None:
+    if inner.outputs(x) is not None:
+        raise InputError(
+            "composed needs an inner kernel of independent outputs, but its outputs are correlated. For a "
+            "network, use linearize(network).trace_kernel() or nngp(network)."
+        )
 
 
 def increment_kurtosis(kernel: Composed, x: Inputs, y: Inputs | None = None) -> Tensor:
@@ -179,6 +158,7 @@ def increment_kurtosis(kernel: Composed, x: Inputs, y: Inputs | None = None) -> 
 
 def ratios(kernel: Composed, x: Inputs, y: Inputs | None) -> Tensor:
     """Compute v(x, y) / ℓ_h² of each inner process: (H, N, M), in float64."""
+    _check_independent(kernel.inner, x)
     inner = kernel.inner.precise()
     own, other = inner.diag(x), inner.diag(x if y is None else y)
     v = (own[:, None] + other[None, :] - 2 * inner(x, y)).double().clamp(min=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -11,13 +12,12 @@ from torch import Tensor, fx, nn
 from net2gp.errors import InputError, check_dtype_and_device, check_positive
 from net2gp.inputs import (
     check_inputs,
-    chunks,
     describe,
     map_inputs,
-    num_rows,
     ordinary_tensors,
     tensors,
 )
+from net2gp.kernels.base import BaseKernel
 from net2gp.limits.initialization import as_built
 from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
@@ -25,8 +25,6 @@ from net2gp.limits.tiles.batch import Tiles
 from net2gp.limits.tiles.matrices import diagonal, matrix
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs
-
-MATMUL_BYTES = 2**27
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,7 @@ class InfiniteWidth:
         return {**vars(self), "plans": {}}  # made again from the graph when inputs come
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> tuple[Tensor, Tensor]:
-        """k(x, y) of the NNGP and of the tangent kernel: (N, M) each, or (N·C, M·C) if `joint`."""
+        """k(x, y) of the NNGP and of the tangent kernel: (N, M) each, or (N·C, M·C) if coupled."""
         first, second = self.values(x, y, tangent=True)
         assert second is not None
         return first, second
@@ -140,8 +138,7 @@ class InfiniteWidth:
         """The data and profiles of a batch, ready to be paired."""
         inputs = self.inputs(x)
         plan = self.plan(x)
-        floating = next((one.dtype for one in inputs if one.is_floating_point()), None)
-        dtype = self.product_dtype or floating or torch.get_default_dtype()
+        dtype = self.result_dtype(x)
         prior = self.prior.to(inputs[0].device, dtype)
         tiles = Tiles.of(plan, prior, plan.data(inputs, dtype), tangent)
         if not bool(torch.isfinite(tiles.own[0]).all()):
@@ -151,27 +148,19 @@ class InfiniteWidth:
             )
         return tiles
 
-    def couples(self, x: Inputs) -> bool:
-        """Whether the outputs for inputs of this shape are coupled: they are if they keep positions."""
-        return bool(self.plan(x).program.output.positions)
+    def outputs(self, x: Inputs) -> int | None:
+        """C if the network keeps positions to the end, which couples its outputs; else None."""
+        plan = self.plan(x)
+        return prod(plan.layout.shape) if plan.program.output.positions else None
 
-    def at(self, x: Inputs) -> InfiniteWidth:
-        """The same limit with no memory but of inputs of the shape of `x`, which settle `joint`."""
-        return replace(self, plans={self.key(x): self.plan(x)})
-
-    @property
-    def joint(self) -> bool:
-        """Whether outputs are coupled, as those of networks that keep positions to the end are.
-
-        Known once inputs were seen: after `check(x)` or a call. Where inputs of one shape couple them and
-        of another do not, it is false, and `at(x)` says which is meant.
-        """
-        seen = [bool(plan.program.output.positions) for plan in self.plans.values()]
-        return bool(seen) and all(seen)
+    def result_dtype(self, x: Inputs) -> torch.dtype:
+        """The dtype of the kernels: float64 if precise, else that of the inputs."""
+        floating = (one.dtype for one in tensors(x) if one.is_floating_point())
+        return self.product_dtype or next(floating, None) or torch.get_default_dtype()
 
 
 @dataclass(frozen=True, eq=False)
-class LimitKernel:
+class LimitKernel(BaseKernel):
     """One of the two kernels of an infinitely wide network, with the interface of every kernel."""
 
     limit: InfiniteWidth
@@ -187,24 +176,20 @@ class LimitKernel:
 
     __repr__, _repr_html_ = as_text, as_html
 
-    @property
-    def joint(self) -> bool:
-        """Whether the outputs are coupled: only those of networks that keep positions to the end are.
-
-        Known once inputs were seen: after `check(x)` or a call; `at(x)` settles it for inputs of one shape.
-        """
-        return self.limit.joint
-
-    def at(self, x: Inputs) -> LimitKernel:
-        """The same kernel with no memory but of inputs of the shape of `x`, which settle `joint`."""
-        return replace(self, limit=self.limit.at(x))
-
     def check(self, x: Inputs) -> None:
         """Raise an error that says what to change, if the network cannot take `x`."""
         self.limit.plan(x)
 
+    def outputs(self, x: Inputs) -> int | None:
+        """C if the network keeps positions of `x` to the end, which couples its outputs; else None."""
+        return self.limit.outputs(x)
+
+    def result_dtype(self, x: Inputs) -> torch.dtype:
+        """The dtype of the inputs, or float64 if precise."""
+        return self.limit.result_dtype(x)
+
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M), or (N·C, M·C) if joint."""
+        """k(x, y): (N, M), or (N·C, M·C) if coupled."""
         first, second = self.limit.values(x, y, self.tangent, self.variance)
         return self._chosen(first, second)
 
@@ -214,21 +199,9 @@ class LimitKernel:
         assert second is not None
         return second
 
-    def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N, 1, 1), or (N, C, C) if joint."""
-        if not self.limit.couples(x):
-            return self.diag(x)[:, None, None]
-        return torch.stack([self(part) for part in chunks(x, 1)])
-
     def diag(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N,), or (N·C,) if joint."""
+        """k(x_n, x_n): (N,), or (N·C,) if coupled."""
         return self._chosen(*self.limit.diagonals(x, self.tangent)) * self.variance
-
-    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
-        size = max(1, MATMUL_BYTES // (v.element_size() * num_rows(y)))
-        tiles = (self(part, y) for part in chunks(x, size))
-        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
 
     def precise(self) -> LimitKernel:
         """The same kernel of the same inputs, computed in float64."""

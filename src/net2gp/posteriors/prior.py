@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpytorch.distributions import MultivariateNormal
 
 from net2gp.inputs import num_rows
-from net2gp.kernels import IndependentOutputs, settled
+from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.types import Inputs, Kernel, Mean
 
@@ -36,9 +36,8 @@ def prior(
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 2.2.
     """
-    kernel = settled(kernel, x)
-    joint = kernel if kernel.joint else IndependentOutputs(kernel, num_outputs)
-    covariance = joint(x)
+    alone = kernel.outputs(x) is None
+    covariance = (IndependentOutputs(kernel, num_outputs) if alone else kernel)(x)
     center = covariance.new_zeros(len(covariance))
     if mean is not None:
         center = mean(x).reshape(num_rows(x) * (len(covariance) // num_rows(x))).to(center)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_positive
 from net2gp.inputs import gather, num_rows
-from net2gp.kernels import settled
 from net2gp.linalg import cholesky
 from net2gp.types import Data, Kernel
 
@@ -40,14 +39,11 @@ def rkhs_norm(kernel: Kernel, data: Data, *, noise_var: float | Tensor = 0.0) ->
     """
     check_positive(noise_var, "noise_var", zero=True)
     x, y = gather(data)
-    kernel = settled(kernel, x)
     kernel.check(x)
     K = kernel.precise()(x)
     targets = y.to(K)
-    if kernel.joint:
+    if targets.dim() == 1 or len(K) > num_rows(x):
         targets = targets.reshape(-1, 1)
-    elif targets.dim() == 1:
-        targets = targets[:, None]
     if targets.dim() != 2 or len(targets) != len(K):
         raise InputError(
             f"rkhs_norm needs real targets of shape (N, C) for the {num_rows(x)} points, but y has shape "

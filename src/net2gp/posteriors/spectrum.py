@@ -118,7 +118,7 @@ class Spectrum:
             # Weight space needs another factorization, but only of the small P×P matrix.
             data = (problem.x, problem.y)
             return condition(kernel, data, likelihood, mean=problem.mean, solver=WeightCholesky())
-        scaled = Problem(kernel, problem.mean, likelihood, problem.x, problem.y, problem.offset)
+        scaled = replace(problem, kernel=kernel, likelihood=likelihood)
         factor = SpectralFactor(self.Q, self.eigenvalues * scale + noise_var)
         alpha = factor.solve(as_rows(problem, problem.target))
         evidence = self.log_marginal_likelihood(noise_var, scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -70,19 +71,39 @@ def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> 
 def network_value(kernel: Kernel, x: Inputs | None) -> Tensor | None:
     """The output of the network behind a kernel at the first training point, or its limit at the first two.
 
-    The network runs in eval mode, as it was linearized; training it further does not change the posterior.
+    The network runs in eval mode, as it was linearized; training it further does not change the posterior. A sum
+    or product may hold several kernels, but of one network, since `load` takes one.
     """
-    inner: Any = kernel
-    while not isinstance(inner, LimitKernel | TangentKernel):
-        inner = getattr(inner, "kernel", None) or getattr(inner, "tangent", None)
-        if inner is None:
-            return None
-    if x is None:
+    found = list(_of_networks(kernel))
+    if not found or x is None:
         return None
-    if isinstance(inner, LimitKernel):
-        return inner(rows(x, slice(0, 2))).detach()
-    with evaluating(inner.linearized.network):
-        return inner.linearized(rows(x, slice(0, 1)))
+    modules = {id(k.linearized.network) for k in found if isinstance(k, TangentKernel)}
+    limits = {k.limit.graph.code for k in found if isinstance(k, LimitKernel)}
+    if len(modules) > 1 or len(limits) > 1:
+        raise InputError(
+            "the kernel is made of the kernels of two networks or more, but load takes one network, so that "
+            "such a posterior cannot be saved. Condition again after load, or put the networks into one."
+        )
+    values = [_value(one, x) for one in found]
+    return values[0] if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
+
+
+def _of_networks(kernel: Any) -> Iterator[LimitKernel | TangentKernel]:
+    """The kernels inside of a kernel that belong to a network."""
+    if isinstance(kernel, LimitKernel | TangentKernel):
+        yield kernel
+    elif is_dataclass(kernel):
+        for value in vars(kernel).values():
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Kernel):
+                    yield from _of_networks(part)
+
+
+def _value(kernel: LimitKernel | TangentKernel, x: Inputs) -> Tensor:
+    if isinstance(kernel, LimitKernel):
+        return kernel(rows(x, slice(0, 2))).detach()
+    with evaluating(kernel.linearized.network):
+        return kernel.linearized(rows(x, slice(0, 1)))
 
 
 def encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device, check_positive
-from net2gp.inputs import check_inputs, chunks, describe, num_rows, rows, tensors
+from net2gp.inputs import check_inputs, describe, num_rows, rows, tensors
+from net2gp.kernels.base import BaseKernel
 from net2gp.limits.prior import Parameterization, Variances
 from net2gp.limits.sampling.channels import widened
 from net2gp.limits.sampling.draws import Draws, normal_draws, own_draws
@@ -58,7 +59,7 @@ class _Running:
 
 
 @dataclass(frozen=True, eq=False)
-class MonteCarloKernel:
+class MonteCarloKernel(BaseKernel):
     """A kernel estimated from draws of a network's parameters, with the interface of every kernel.
 
     The draws are numbered and do not depend on the points, so that every matrix is a mean of positive
@@ -72,11 +73,6 @@ class MonteCarloKernel:
     tangent: bool
     variance: float | Tensor = 1.0
     product_dtype: torch.dtype | None = None
-
-    @property
-    def joint(self) -> bool:
-        """False: outputs are averaged over."""
-        return False
 
     @property
     def nngp(self) -> MonteCarloKernel:
@@ -94,6 +90,10 @@ class MonteCarloKernel:
         like = next(self.network.parameters())
         for value in tensors(x):
             check_dtype_and_device(value, "x", like, "the network")
+
+    def result_dtype(self, x: Inputs) -> torch.dtype:
+        """The dtype of the network, or float64 if precise."""
+        return self.product_dtype or next(self.network.parameters()).dtype
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """k(x, y): (N, M)."""
@@ -124,7 +124,7 @@ class MonteCarloKernel:
         if every < 1:
             raise InputError(f"every must be at least 1, but {every} was given.")
         totals = tuple(_Running() for _ in range(1 + tangent))
-        dtype = self.product_dtype or next(self.network.parameters()).dtype
+        dtype = self.result_dtype(x)
         sampling = Sampling(self.network, self.draws, x, y, tangent, diagonal)
         size = self._draws_at_once(x, y, tangent)
         with progress("draws", total=self.num_samples) as advance:
@@ -169,26 +169,12 @@ class MonteCarloKernel:
                 handle.remove()
         return count
 
-    def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N, 1, 1)."""
-        return self.diag(x)[:, None, None]
-
     def diag(self, x: Inputs) -> Tensor:
         """k(x_n, x_n): (N,)."""
         found = _last(
             self._streams(x, None, tangent=self.tangent, every=self.num_samples, diagonal=True)
         )
         return found[-1].mean
-
-    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
-        size = max(1, BUDGET // (8 * num_rows(y)))
-        tiles = (self(part, y) for part in chunks(x, size))
-        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
-
-    def precise(self) -> MonteCarloKernel:
-        """The same kernel, its means in float64."""
-        return replace(self, product_dtype=torch.float64)
 
     def scaled(self, variance: float | Tensor) -> MonteCarloKernel:
         """variance · k."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import check_inputs, chunks, follows, num_rows, ordinary_tensors, rows
+from net2gp.kernels.features import BaseFeatureKernel
 from net2gp.linear.forward.factors import Factor, add_blocks, in_dtype, mixed
 from net2gp.linear.jacobians.capture import Plan, capture, plan
 from net2gp.linear.jacobians.jacobian import jacobian
@@ -41,7 +42,7 @@ KEPT_BYTES = 2**26
 
 
 @dataclass(frozen=True, eq=False)
-class TangentKernel:
+class TangentKernel(BaseFeatureKernel):
     """k(x, x') = J(x) diag(prior_var) J(x')ᵀ over all outputs: rows run n·C + c.
 
     Linear, convolution, embedding and affine-norm parameters contribute by structure: for a weight
@@ -68,11 +69,6 @@ class TangentKernel:
     __repr__, _repr_html_ = as_text, as_html
 
     @property
-    def joint(self) -> bool:
-        """True: the outputs share their parameters, so they are coupled."""
-        return True
-
-    @property
     def num_features(self) -> int:
         """P, the number of chosen parameters."""
         return self.linearized.num_params
@@ -86,9 +82,13 @@ class TangentKernel:
         """Raise if the network cannot take `x`, or cannot be linearized there."""
         self._plan(x, training=False)
 
-    def num_outputs(self, x: Inputs) -> int:
-        """C at points like those in `x`, after the same checks."""
+    def outputs(self, x: Inputs) -> int:
+        """C at points like those in `x`, after the same checks: outputs share their parameters."""
         return self._plan(x, training=False).num_outputs
+
+    def result_dtype(self, x: Inputs) -> torch.dtype:
+        """The dtype of the products, whatever `x` is."""
+        return self.dtype
 
     @ordinary_tensors()
     def keep(self, x: Inputs) -> Kept | None:

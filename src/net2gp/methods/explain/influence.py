@@ -60,7 +60,7 @@ def contributions(posterior: Posterior, x: Inputs) -> Tensor:
     known, C = posterior.data[0], posterior.num_outputs
     M, N = num_rows(x), num_rows(known)
     alpha = _residuals(posterior, _index(posterior, None))
-    if not posterior.kernel.joint:
+    if isinstance(posterior.process, Conditioned) and posterior.process.rows_per_point < C:
         cross = posterior.kernel.precise()(x, known)
         return (cross[..., None] * alpha).to(_dtype(posterior, x))
     _check_memory(M * C, N * C, alpha)
@@ -239,7 +239,7 @@ def _by_joint(process: Process, left_out: Inputs, x: Inputs | None) -> tuple[Ten
 def _by_factor(
     process: Conditioned, left_out: Inputs, x: Inputs | None
 ) -> tuple[Tensor | None, Tensor]:
-    precise, C = process.kernel.precise(), process.num_outputs if process.kernel.joint else 1
+    precise, C = process.kernel.precise(), process.rows_per_point
     N, total = num_rows(left_out), num_rows(process.x) * C
     _check_memory(total, N * C, process.alpha)
     K = precise(process.x, left_out)

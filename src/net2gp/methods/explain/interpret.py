@@ -11,7 +11,6 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_count
 from net2gp.inputs import check_inputs, describe, num_rows, rows
-from net2gp.kernels import settled
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.types import Inputs, Kernel
@@ -47,10 +46,9 @@ def output_blocks(kernel: Kernel, x: Inputs, y: Inputs | None = None) -> Tensor:
     torch.Size([4, 5, 3, 3])
     """
     _check_kernel(kernel)
-    kernel = settled(kernel, x)
     K = kernel(x, y)
     N, M = num_rows(x), num_rows(x if y is None else y)
-    C = K.shape[0] // N if kernel.joint else 1
+    C = K.shape[0] // N
     return K.reshape(N, C, M, C).transpose(1, 2)
 
 
@@ -84,13 +82,12 @@ def aggregate(
     """
     aggregation = _checked(aggregation)
     _check_kernel(kernel)
-    kernel = settled(kernel, x)
-    if not kernel.joint:
-        return kernel(x, y)
     if isinstance(kernel, TangentKernel):
         if isinstance(aggregation, Summed):
             return _of_the_sum(kernel)(x, y)
         return TraceKernel(kernel)(x, y) * kernel.blocks(rows(x, slice(0, 1))).shape[-1]
+    if kernel.outputs(x) is None:
+        return kernel(x, y)
     blocks = output_blocks(kernel, x, y)
     if isinstance(aggregation, Summed):
         return blocks.sum((2, 3))

@@ -37,15 +37,13 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """Infinitely wide networks: outputs start as GP(0, K) and move along Θ."""
+    """Infinitely wide networks: outputs start as GP(0, K) and move along Θ.
+
+    `joint` says whether the kernels couple the outputs, as `at` finds out from the training points.
+    """
 
     pair: KernelPair
-
-    @property
-    def joint(self) -> bool:
-        """Whether the kernels couple the outputs."""
-        kernel = self._alone(Part.NTK)
-        return bool(getattr(self.pair, "joint", False)) if kernel is None else kernel.joint
+    joint: bool = False
 
     def check(self, x: Inputs) -> None:
         """Raise unless `x` can be an input of both kernels."""
@@ -56,7 +54,9 @@ class Limit:
 
     def at(self, x: Inputs) -> Limit:
         """The same kernels for inputs of this shape, which determines whether outputs are coupled."""
-        return Limit(self.pair.at(x)) if isinstance(self.pair, InfiniteWidth) else self
+        kernel = self._alone(Part.NTK)
+        given = bool(getattr(self.pair, "joint", False))
+        return replace(self, joint=given if kernel is None else kernel.outputs(x) is not None)
 
     def start(self, x: Inputs) -> Tensor | None:
         """The mean at the start: None, which means zero."""

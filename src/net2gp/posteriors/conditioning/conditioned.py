@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NotAvailable
-from net2gp.inputs import chunks, num_rows, rows
+from net2gp.inputs import chunks, num_rows
+from net2gp.kernels.base import BaseKernel, Kept, dtype_of
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
 from net2gp.linalg.chance import random_normal
-from net2gp.linear.jacobians.tangent import Kept, TangentKernel
 from net2gp.posteriors.conditioning.problem import check_points, kernel_facts, kernel_variances
 from net2gp.posteriors.conditioning.process import contrast_by_blocks
 from net2gp.posteriors.conditioning.samples import FunctionSamples
@@ -68,7 +68,7 @@ class Conditioned:
     """A process with mean m(x) + k(x, X) α and covariance k(x, x') − k(x, X)(K + Λ⁻¹)⁻¹ k(X, x').
 
     Everything that a prediction needs is a field, so a second prediction solves nothing. If the kernel treats
-    outputs as independent copies (`kernel.joint` is False), rows are points and columns are outputs;
+    outputs as independent copies, rows are points and columns are outputs;
     otherwise there is one column, and output c of point n is row n·C + c. Covariances are differences of
     nearly equal numbers, so they come from the kernel in float64; means and results have the dtype of the
     kernel.
@@ -98,6 +98,11 @@ class Conditioned:
     gram: Tensor | None = field(default=None, repr=False)
     weights: Tensor | None = field(default=None, repr=False)
     cache: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def rows_per_point(self) -> int:
+        """How many rows belong to a training point: C, or 1 if the outputs share them."""
+        return self.num_outputs // self.alpha.shape[1]
 
     def facts(self) -> dict[str, str]:
         """The kernel and its number of features."""
@@ -145,7 +150,7 @@ class Conditioned:
         prior = self._precise_kernel(x)
         own = prior.detach().diagonal()
         covariance = prior - self._explained(x, cross, own, lambda a, b: a.mT @ b)
-        if not self.kernel.joint:
+        if self.rows_per_point < self.num_outputs:
             covariance = kron_identity(covariance, self.num_outputs)
         covariance = (0.5 * (covariance + covariance.mT)).to(mean.dtype)
         return mean.reshape(-1), covariance
@@ -178,9 +183,9 @@ class Conditioned:
 
     @cached_property
     def _kept(self) -> Kept | None:
-        """The gradients of a tangent kernel at the training points, if they are small enough to be kept."""
+        """What the kernel keeps of the training points, if that is small enough."""
         kernel = self._precise_kernel
-        return kernel.keep(self.x) if isinstance(kernel, TangentKernel) else None
+        return kernel.keep(self.x) if isinstance(kernel, BaseKernel) else None
 
     def _with_prior(self, x: Inputs) -> tuple[Tensor | None, Tensor]:
         """k(X, x), or None as in `_cross`, and k(x_n, x_n) for each point, both in float64."""
@@ -205,9 +210,7 @@ class Conditioned:
         return product.reshape(num_rows(x), self.num_outputs)
 
     def _dtype(self, x: Inputs) -> torch.dtype:
-        if isinstance(self.kernel, TangentKernel):
-            return self.kernel.dtype
-        return self.kernel.diag(rows(x, slice(0, 1))).dtype
+        return dtype_of(self.kernel, x)
 
     def _mean(self, x: Inputs, cross: Tensor | None) -> Tensor:
         centered = self._centered(x, cross)
@@ -285,5 +288,4 @@ class Conditioned:
         return self.kernel
 
     def _chunk_size(self) -> int:
-        outputs = self.num_outputs if self.kernel.joint else 1
-        return max(1, TEST_BYTES // (8 * len(self.alpha) * outputs))
+        return max(1, TEST_BYTES // (8 * len(self.alpha) * self.rows_per_point))

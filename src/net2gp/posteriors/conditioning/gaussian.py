@@ -61,12 +61,12 @@ def noisy_gram(problem: Problem) -> Tensor:
 
 def noise_rows(problem: Problem) -> Tensor:
     """The noise variance of each row of the Gram matrix."""
-    return problem.noise.reshape(-1) if problem.kernel.joint else problem.noise[:, 0]
+    return problem.noise[:, : problem.rows_per_point].reshape(-1)
 
 
 def as_rows(problem: Problem, value: Tensor) -> Tensor:
-    """(N, C) as one column with rows n·C + c for joint kernels, and as C columns otherwise."""
-    return value.reshape(-1, 1) if problem.kernel.joint else value
+    """(N, C) as one column with rows n·C + c for coupled outputs, and as C columns otherwise."""
+    return value.reshape(-1, 1) if problem.coupled else value
 
 
 def from_factor(problem: Problem, solver: Cholesky, factor: CholeskyFactor) -> Solved:
@@ -92,8 +92,7 @@ def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> So
     """
     with torch.no_grad():
         noise = noise_rows(problem)
-        C = problem.num_outputs if problem.kernel.joint else 1
-        curvature = torch.diag_embed(noise.reciprocal().reshape(-1, C))
+        curvature = torch.diag_embed(noise.reciprocal().reshape(-1, problem.rows_per_point))
         system = matrix_free_system(problem, solver)
         factor = system.factor(curvature)
         t = as_rows(problem, problem.target)

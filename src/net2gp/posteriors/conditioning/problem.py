@@ -20,7 +20,8 @@ from net2gp.inputs import (
     rows,
     tensors,
 )
-from net2gp.kernels import IndependentOutputs, settled
+from net2gp.kernels import IndependentOutputs
+from net2gp.kernels.base import dtype_of
 from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.memory import available_memory
@@ -42,6 +43,7 @@ class Problem:
         x: The training points X.
         y: The targets.
         offset: The prior mean at the training points, m(X): (N, C), float64.
+        coupled: Whether rows of the Gram matrix run n·C + c; if not, rows are points, and the outputs share it.
     """
 
     kernel: Kernel
@@ -50,6 +52,7 @@ class Problem:
     x: Inputs
     y: Tensor
     offset: Tensor
+    coupled: bool = True
 
     @property
     def num_outputs(self) -> int:
@@ -58,8 +61,13 @@ class Problem:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows of the Gram matrix: N·C for joint kernels, else N."""
-        return self.offset.numel() if self.kernel.joint else self.offset.shape[0]
+        """The number of rows of the Gram matrix: N·C if the outputs are coupled, else N."""
+        return self.offset.shape[0] * self.rows_per_point
+
+    @property
+    def rows_per_point(self) -> int:
+        """How many rows of the Gram matrix belong to a point: C, or 1 if the outputs share it."""
+        return self.num_outputs if self.coupled else 1
 
     @property
     def noise(self) -> Tensor:
@@ -103,15 +111,9 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     x, y = gather(data)
     # A posterior is a value: editing the data in place later must not change it.
     x, y = map_inputs(x, copied), copied(y)
-    kernel = settled(kernel, x)
-    if isinstance(kernel, TangentKernel):
-        C, dtype = kernel.num_outputs(x), kernel.dtype
-    else:
-        kernel.check(x)
-        first = kernel.diag(rows(x, slice(0, 1)))
-        C = len(first) if kernel.joint else _num_outputs(likelihood, mean, x, y)
-        dtype = first.dtype
-    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype)
+    count = checked_outputs(kernel, x)
+    C = _num_outputs(likelihood, mean, x, y) if count is None else count
+    offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype_of(kernel, x))
     if mean is not None:
         given = mean(x)
         if not isinstance(given, Tensor) or given.shape != offset.shape:
@@ -121,7 +123,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
             )
         offset = given.detach()
     likelihood.check(offset, y)
-    problem = Problem(kernel, mean, likelihood, x, y, offset.to(torch.float64))
+    problem = Problem(kernel, mean, likelihood, x, y, offset.to(torch.float64), count is not None)
     if has_gaussian_noise(likelihood):
         _check_noise(problem)
         if isinstance(kernel, TangentKernel):
@@ -129,18 +131,20 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     return _with_joint_kernel(problem)
 
 
+def checked_outputs(kernel: Kernel, x: Inputs) -> int | None:
+    """C of the kernel at points like those in `x`, or None; raises if it cannot take them."""
+    if not isinstance(kernel, TangentKernel):  # which checks the points when it counts
+        kernel.check(x)
+    return kernel.outputs(x)
+
+
 def check_points(kernel: Kernel, num_outputs: int, x: Inputs, known: Inputs | None = None) -> None:
     """Raise unless `x` can be inputs of the kernel and give as many outputs as the data `known` did."""
     check_inputs(x)
     if known is not None:
         check_batch(x, known)
-    if isinstance(kernel, TangentKernel):
-        count = kernel.num_outputs(x)
-    else:
-        kernel.check(x)
-        with torch.no_grad():
-            count = len(kernel.diag(rows(x, slice(0, 1)))) if kernel.joint else num_outputs
-    if count != num_outputs:
+    count = checked_outputs(kernel, x)
+    if count not in (None, num_outputs):
         raise InputError(
             f"the network gives {count} outputs for a point of x, {describe(x)}, but gave {num_outputs} for "
             "the data. Pass points of the same shape."
@@ -187,15 +191,18 @@ def _num_outputs(likelihood: Likelihood, mean: Mean | None, x: Inputs, y: Tensor
 def _with_joint_kernel(problem: Problem) -> Problem:
     """Use a joint kernel unless the outputs share one Gram matrix and one noise.
 
-    Independent outputs remain one problem of N rows only if Gaussian noise is the same for all of them.
+    Independent outputs remain one problem of N rows only if Gaussian noise is the same for all of them, and
+    if the kernel has no features, since features of one output are no features of several.
     """
-    if problem.kernel.joint:
+    if problem.coupled:
         return problem
-    if has_gaussian_noise(problem.likelihood):
+    alone = problem.num_outputs > 1 and isinstance(problem.kernel, FeatureKernel)
+    if has_gaussian_noise(problem.likelihood) and not alone:
         noise = problem.noise
         if bool((noise == noise[:, :1]).all()):
             return problem
-    return replace(problem, kernel=IndependentOutputs(problem.kernel, problem.num_outputs))
+    joint = IndependentOutputs(problem.kernel, problem.num_outputs)
+    return replace(problem, kernel=joint, coupled=True)
 
 
 def _check_noise(problem: Problem) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, distributions
 from torch.nn.functional import one_hot
 
 from net2gp.errors import InputError, NotAvailable
-from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, same_inputs, tensors
+from net2gp.inputs import describe, follows, map_inputs, num_rows, same_inputs, tensors
+from net2gp.kernels import BaseKernel
 from net2gp.likelihoods import Categorical
 from net2gp.likelihoods.responses import Response, response
 from net2gp.memory import check_memory
@@ -23,11 +24,9 @@ from net2gp.types import Data, Inputs, Kernel, Likelihood
 SMALLEST = 1e-12
 """Of the variance, less is rounding: such a point is at the mean, and correlated with none."""
 
-TILE_BYTES = 2**27
-
 
 @dataclass(frozen=True, eq=False)
-class Standardized:
+class Standardized(BaseKernel):
     """The correlations of a kernel's features, counted from their mean over some points X.
 
     With c(x, x') = k(x, x') − m(x) − m(x') + m̄, m(x) = mean_n k(x, X_n) and m̄ = mean_n m(X_n), it is
@@ -49,12 +48,11 @@ class Standardized:
     @staticmethod
     def of(kernel: Kernel, points: Inputs) -> Standardized:
         """The kernel of one output, standardized at the points."""
-        if not isinstance(kernel, Kernel) or isinstance(kernel, type) or kernel.joint:
+        if not _has_one_output(kernel, points):
             raise InputError(
                 f"expected a network or a kernel of one output, but got {describe(kernel)}. "
                 "Pass the network, or linearize(network).trace_kernel(), or RBF()."
             )
-        kernel.check(points)
         check_memory(
             6 * 8 * num_rows(points) ** 2,
             tensors(points)[0].device,
@@ -73,38 +71,20 @@ class Standardized:
         own = map_inputs(points, lambda v: v.detach().clone())
         return Standardized(kernel, own, means, _correlations(K, means, means.mean()))
 
-    @property
-    def joint(self) -> bool:
-        """False: outputs are independent copies."""
-        return False
-
     def check(self, x: Inputs) -> None:
         """As the kernel itself."""
         self.kernel.check(x)
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """variance · c(x, y) / √(c(x, x) c(y, y)): (N, M)."""
-        return (self.variance * self._correlations(x, x if y is None else y)).to(self._dtype(x))
-
-    def blocks(self, x: Inputs) -> Tensor:
-        """The variance: (N, 1, 1)."""
-        return self.diag(x)[:, None, None]
+        return (self.variance * self._correlations(x, x if y is None else y)).to(
+            self.result_dtype(x)
+        )
 
     def diag(self, x: Inputs) -> Tensor:
         """The variance: (N,)."""
-        dtype = self._dtype(x)
+        dtype = self.result_dtype(x)
         return (self.means.new_ones(num_rows(x), dtype=dtype) * self.variance).to(dtype)
-
-    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
-        size = max(1, TILE_BYTES // (8 * num_rows(y)))
-        return torch.cat(
-            [tile @ v.to(tile.dtype) for tile in (self(p, y) for p in chunks(x, size))]
-        )
-
-    def precise(self) -> Standardized:
-        """The same kernel, its results in float64 (it computes in float64 anyway)."""
-        return replace(self, product_dtype=torch.float64)
 
     def scaled(self, variance: float | Tensor) -> Standardized:
         """variance · k."""
@@ -139,9 +119,17 @@ class Standardized:
         left, right = (_roots(kernel.diag(v), m, level) for v, m in ((x, means), (y, other)))
         return (K - means[:, None] - other + level) / (left[:, None] * right)
 
-    def _dtype(self, x: Inputs) -> torch.dtype:
+    def result_dtype(self, x: Inputs) -> torch.dtype:
+        """The dtype of the points, or float64 if precise."""
         own = tensors(x)[0].dtype
         return self.product_dtype or (own if own.is_floating_point else torch.get_default_dtype())
+
+
+def _has_one_output(kernel: Kernel, points: Inputs) -> bool:
+    if not isinstance(kernel, Kernel) or isinstance(kernel, type):
+        return False
+    kernel.check(points)
+    return kernel.outputs(points) is None
 
 
 def _correlations(K: Tensor, means: Tensor, level: Tensor) -> Tensor:

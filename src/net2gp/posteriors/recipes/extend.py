@@ -75,7 +75,7 @@ def extend(
         return with_gram(problem, solver, inference, K, start)
     if isinstance(process, Whitened):
         return _with_precision(posterior, process, problem, new)
-    same_rows = problem.kernel.joint == process.kernel.joint
+    same_rows = problem.rows_per_point == process.rows_per_point
     if isinstance(solver, CG):
         return gaussian_cg(problem, solver, _guess(process, problem) if same_rows else None)
     assert not isinstance(solver, WeightCholesky)

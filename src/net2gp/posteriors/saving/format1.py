@@ -45,10 +45,10 @@ def _function_posterior(
     fields.pop("structure", None)
     noise = None
     if fields["sites"] is None:
-        kernel, alpha = fields["kernel"], fields["alpha"]
+        alpha = fields["alpha"]
         f = alpha.new_zeros(num_rows(x), fields["num_outputs"])
         variances = likelihood.noise_variance(f)
-        noise = variances.reshape(-1) if kernel.joint else variances[:, 0]
+        noise = variances[:, : len(alpha) // num_rows(x)].reshape(-1)
     process = Conditioned(prior_mean=prior_mean, x=x, noise=noise, **fields)
     left_out = isinstance(solver, CG) and solver.num_probes == 0
     return Posterior(process, likelihood, x, y, None if left_out else evidence, recipe)

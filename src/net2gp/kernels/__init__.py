@@ -1,0 +1,30 @@
+"""Covariance functions: what every kernel is given, kernels made of kernels, and those without a network.
+
+`base` has the class that a kernel of your own derives from, and sums, products and multiples; `features` the
+same for kernels that are inner products of features; `rbf` the squared exponential.
+"""
+
+from net2gp.kernels.base import BaseKernel, IndependentOutputs, Precise, Product, Scaled, Sum
+from net2gp.kernels.features import (
+    BaseFeatureKernel,
+    FeatureSum,
+    PreciseFeatures,
+    ScaledFeatures,
+)
+from net2gp.kernels.rbf import RBF
+from net2gp.tags import savable
+
+__all__ = [
+    "RBF",
+    "BaseFeatureKernel",
+    "BaseKernel",
+    "FeatureSum",
+    "IndependentOutputs",
+    "Precise",
+    "PreciseFeatures",
+    "Product",
+    "Scaled",
+    "ScaledFeatures",
+    "Sum",
+    "savable",
+]

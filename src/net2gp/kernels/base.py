@@ -1,0 +1,420 @@
+"""What every kernel is given by default, and the kernels that are made of others."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
+from operator import add, mul
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.errors import InputError, check_positive
+from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows, rows
+from net2gp.linalg import kron_identity
+from net2gp.tags import savable
+from net2gp.types import Inputs, Kernel
+
+TILE_BYTES = 2**27
+"""The size of the part of a kernel matrix that a product with it holds at a time."""
+
+Kept = Callable[[Inputs], tuple[Tensor, Tensor]]
+"""From x to k(X, x) and k(x_n, x_n), with what belongs to the points X held."""
+
+
+class BaseKernel(ABC):
+    """A covariance function of your own: write `__call__` and `diag`, and get the rest.
+
+    A frozen dataclass that derives from it is a kernel wherever one is taken: `condition`, `tune`, draws,
+    files. `k + l`, `k * l` and `2.0 * k` are kernels again: the covariances of a sum and of a product of
+    independent processes, and of one that is multiplied by √2. Outputs are independent copies of each other,
+    with covariance K ⊗ I, unless `outputs` says how many are coupled. Override a member where you know
+    something faster.
+
+    A kernel is a value: what it says of points depends on them and on its fields, and on nothing that it has
+    seen before.
+
+    >>> @dataclass(frozen=True)
+    ... class Linear(BaseKernel):
+    ...     offset: float = 0.0
+    ...
+    ...     def __call__(self, x, y=None):
+    ...         return x @ (x if y is None else y).mT + self.offset
+    ...
+    ...     def diag(self, x):
+    ...         return (x * x).sum(1) + self.offset
+    >>> x = torch.tensor([[1.0], [2.0]])
+    >>> (Linear() + 3.0 * Linear(1.0))(x)
+    tensor([[ 7., 11.],
+            [11., 19.]])
+
+    Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 4.2.4.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y): (N, M), or (N·C, M·C) with rows n·C + c; y = x if left out."""
+
+    @abstractmethod
+    def diag(self, x: Inputs) -> Tensor:
+        """The diagonal of k(x, x): (N,), or (N·C,)."""
+
+    def outputs(self, x: Inputs) -> int | None:
+        """None: outputs are independent copies, as many as the data have."""
+        return None
+
+    def check(self, x: Inputs) -> None:
+        """Raise unless `x` is a tensor of finite numbers, or a tuple or dict of such."""
+        check_inputs(x)
+
+    def result_dtype(self, x: Inputs) -> torch.dtype:
+        """The dtype of k(x, x), from its value at the first point."""
+        with torch.no_grad():
+            return self.diag(rows(x, slice(0, 1))).dtype
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n) for each point: (N, 1, 1), or (N, C, C)."""
+        if self.outputs(x) is None:
+            return self.diag(x)[:, None, None]
+        return torch.stack([self(part) for part in chunks(x, 1)])
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
+        per_point = len(v) // num_rows(y)
+        size = max(1, self._tile_bytes() // (8 * per_point * len(v)))
+        tiles = (self(part, y) for part in chunks(x, size))
+        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
+
+    def keep(self, x: Inputs) -> Kept | None:
+        """k(x, ·) with what belongs to `x` held from one prediction to the next, or None if nothing is."""
+        return None
+
+    def precise(self) -> Kernel:
+        """The same kernel of the same inputs, its results in float64.
+
+        A field `product_dtype` is set to float64 where there is one; else fields and inputs are converted.
+        """
+        if hasattr(self, "product_dtype"):
+            return _changed(self, {"product_dtype": torch.float64})
+        return Precise(self)
+
+    def scaled(self, variance: float | Tensor) -> Kernel:
+        """variance · k."""
+        return Scaled(self, variance)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same kernel with its tensors, kernels and modules on another device or in another dtype."""
+        moved = {name: _moved(value, device, dtype) for name, value in vars(self).items()}
+        return _changed(self, moved)
+
+    def __add__(self, other: Kernel) -> Kernel:
+        return (
+            Sum(terms_of(self, Sum) + terms_of(other, Sum)) if _is_kernel(other) else NotImplemented
+        )
+
+    def __mul__(self, other: Kernel | float | Tensor) -> Kernel:
+        if isinstance(other, float | int | Tensor):
+            return self.scaled(other)
+        if not _is_kernel(other):
+            return NotImplemented
+        return Product(terms_of(self, Product) + terms_of(other, Product))
+
+    __rmul__ = __mul__
+
+    def _tile_bytes(self) -> int:
+        return TILE_BYTES
+
+
+def _is_kernel(value: Any) -> bool:
+    return isinstance(value, Kernel) and not isinstance(value, type)
+
+
+def terms_of(kernel: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """The terms of a sum, or factors of a product: (k + l) + m is one sum of three."""
+    return kernel.kernels if isinstance(kernel, kind) else (kernel,)
+
+
+def _changed(kernel: Any, changes: dict[str, Any]) -> Any:
+    if not is_dataclass(kernel) or isinstance(kernel, type):
+        raise InputError(
+            f"a kernel is a value, but {type(kernel).__name__} is no dataclass. Put @dataclass(frozen=True) "
+            "above it."
+        )
+    known = {field.name for field in fields(kernel) if field.init}
+    return replace(kernel, **{name: value for name, value in changes.items() if name in known})
+
+
+def _moved(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+    if isinstance(value, tuple):
+        return tuple(_moved(item, device, dtype) for item in value)
+    if isinstance(value, nn.Module):  # whose own to() would move the user's module
+        return copy.deepcopy(value).to(device=device, dtype=dtype)
+    return value.to(device, dtype) if _is_kernel(value) else value
+
+
+def dtype_of(kernel: Kernel, x: Inputs) -> torch.dtype:
+    """The dtype of k(x, x)."""
+    if isinstance(kernel, BaseKernel):
+        return kernel.result_dtype(x)
+    return kernel.diag(rows(x, slice(0, 1))).dtype
+
+
+@savable("kernels.Precise")
+@dataclass(frozen=True, eq=False)
+class Precise(BaseKernel):
+    """The kernel in float64, of inputs in any precision: what `precise()` returns by default.
+
+    Args:
+        kernel: the kernel, whose tensors are converted to float64.
+    """
+
+    kernel: Kernel
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernel", self.kernel.to(None, torch.float64))
+
+    def outputs(self, x: Inputs) -> int | None:
+        """As the kernel itself."""
+        return self.kernel.outputs(widened(x))
+
+    def check(self, x: Inputs) -> None:
+        """As the kernel itself."""
+        check_inputs(x)
+        self.kernel.check(widened(x))
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y) in float64."""
+        return self.kernel(widened(x), None if y is None or y is x else widened(y)).double()
+
+    def diag(self, x: Inputs) -> Tensor:
+        """The diagonal of k(x, x) in float64."""
+        return self.kernel.diag(widened(x)).double()
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n) in float64."""
+        return self.kernel.blocks(widened(x)).double()
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k(x, y) @ v in float64."""
+        return self.kernel.matmul(widened(x), widened(y), v.double())
+
+
+def widened(x: Inputs) -> Inputs:
+    """The inputs in float64, but for integers such as tokens."""
+    return map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
+
+
+@savable("kernels.Scaled")
+@dataclass(frozen=True, eq=False)
+class Scaled(BaseKernel):
+    """variance · k: what `variance * k` and `k.scaled(variance)` are unless a kernel has a scale of its own.
+
+    Args:
+        kernel: the kernel k.
+        variance: a positive number, or a tensor of one element, which may require a gradient.
+
+    Raises:
+        InputError: the variance is not positive.
+    """
+
+    kernel: Kernel
+    variance: float | Tensor
+
+    def __post_init__(self) -> None:
+        check_positive(self.variance, "variance")
+
+    def outputs(self, x: Inputs) -> int | None:
+        """As the kernel itself."""
+        return self.kernel.outputs(x)
+
+    def check(self, x: Inputs) -> None:
+        """As the kernel itself."""
+        self.kernel.check(x)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """variance · k(x, y)."""
+        return self._times(self.kernel(x, y))
+
+    def diag(self, x: Inputs) -> Tensor:
+        """variance · k(x_n, x_n)."""
+        return self._times(self.kernel.diag(x))
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """variance · k(x_n, x_n) as blocks."""
+        return self._times(self.kernel.blocks(x))
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """variance · k(x, y) @ v."""
+        return self._times(self.kernel.matmul(x, y, v))
+
+    def precise(self) -> Kernel:
+        """The same kernel of the same inputs, its results in float64."""
+        return replace(self, kernel=self.kernel.precise())
+
+    def scaled(self, variance: float | Tensor) -> Scaled:
+        """One scale in place of two."""
+        check_positive(variance, "variance")
+        return replace(self, variance=self.variance * variance)
+
+    def _times(self, value: Tensor) -> Tensor:
+        return value * torch.as_tensor(self.variance, dtype=value.dtype, device=value.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Combined(BaseKernel):
+    """Several kernels at the same points, each made as wide as the widest."""
+
+    kernels: tuple[Kernel, ...]
+
+    def outputs(self, x: Inputs) -> int | None:
+        """C of the kernels whose outputs are coupled, or None where no kernel couples them."""
+        counts = {kernel.outputs(x) for kernel in self.kernels} - {None}
+        if len(counts) > 1:
+            numbers = " and ".join(str(count) for count in sorted(c for c in counts if c))
+            raise InputError(
+                f"kernels of {numbers} coupled outputs have no sum and no product. Combine kernels of one "
+                "network, or of networks with the same number of outputs."
+            )
+        return counts.pop() if counts else None
+
+    def check(self, x: Inputs) -> None:
+        """As each of the kernels, which must have the same number of outputs."""
+        for kernel in self.kernels:
+            kernel.check(x)
+        self.outputs(x)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """The matrices combined, entry by entry: (N, M), or (N·C, M·C)."""
+        return self._combined(x, [kernel(x, y) for kernel in self.kernels], kron_identity)
+
+    def diag(self, x: Inputs) -> Tensor:
+        """The diagonals combined, entry by entry: (N,), or (N·C,)."""
+        found = [kernel.diag(x) for kernel in self.kernels]
+        return self._combined(x, found, lambda d, count: d.repeat_interleave(count))
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """The blocks combined, entry by entry: (N, 1, 1), or (N, C, C)."""
+        found = [kernel.blocks(x) for kernel in self.kernels]
+        return self._combined(x, found, lambda b, count: b * torch.eye(count).to(b))
+
+    def precise(self) -> Kernel:
+        """The same kernel of the same inputs, its results in float64."""
+        return replace(self, kernels=tuple(kernel.precise() for kernel in self.kernels))
+
+    def _combined(
+        self, x: Inputs, parts: Sequence[Tensor], widen: Callable[[Tensor, int], Tensor]
+    ) -> Tensor:
+        """All parts combined, those of independent outputs as K ⊗ I where others couple C of them."""
+        if len({part.shape for part in parts}) == 1:
+            return reduce(self._operation(), parts)
+        count = self.outputs(x)
+        assert count is not None
+        alone = [kernel.outputs(x) is None for kernel in self.kernels]
+        wide = [widen(p, count) if one else p for p, one in zip(parts, alone, strict=True)]
+        return reduce(self._operation(), wide)
+
+    @staticmethod
+    @abstractmethod
+    def _operation() -> Callable[[Tensor, Tensor], Tensor]: ...
+
+
+@savable("kernels.Sum")
+@dataclass(frozen=True, eq=False)
+class Sum(Combined):
+    """k + l: the covariance of a sum of independent processes.
+
+    Where one kernel couples C outputs and another has independent ones, the other is K ⊗ I_C. The cost is the
+    cost of all kernels together.
+
+    Args:
+        kernels: the terms.
+    """
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """Σ k(x, y) @ v, by the products of the kernels."""
+        count = len(v) // num_rows(y)
+        joint = [
+            IndependentOutputs(kernel, count) if count > 1 and kernel.outputs(x) is None else kernel
+            for kernel in self.kernels
+        ]
+        return reduce(add, [kernel.matmul(x, y, v) for kernel in joint])
+
+    def scaled(self, variance: float | Tensor) -> Kernel:
+        """variance · k: every term multiplied."""
+        return replace(self, kernels=tuple(kernel.scaled(variance) for kernel in self.kernels))
+
+    @staticmethod
+    def _operation() -> Callable[[Tensor, Tensor], Tensor]:
+        return add
+
+
+@savable("kernels.Product")
+@dataclass(frozen=True, eq=False)
+class Product(Combined):
+    """k · l, entry by entry: the covariance of a product of independent processes.
+
+    Where one kernel couples C outputs and another has independent ones, the other is K ⊗ I_C, so that the
+    outputs of the product are uncorrelated. The cost is the cost of all kernels together.
+
+    Args:
+        kernels: the factors.
+    """
+
+    @staticmethod
+    def _operation() -> Callable[[Tensor, Tensor], Tensor]:
+        return mul
+
+
+@dataclass(frozen=True, eq=False)
+class IndependentOutputs(BaseKernel):
+    """k ⊗ I_C: a kernel of one output as the joint kernel of C independent ones, rows n·C + c.
+
+    Args:
+        kernel: a kernel of independent outputs.
+        num_outputs: C.
+    """
+
+    kernel: Kernel
+    num_outputs: int
+
+    def outputs(self, x: Inputs) -> int:
+        """C."""
+        return self.num_outputs
+
+    def check(self, x: Inputs) -> None:
+        """As the kernel of one output."""
+        self.kernel.check(x)
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y) ⊗ I: (N·C, M·C)."""
+        return kron_identity(self.kernel(x, y), self.num_outputs)
+
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n) I: (N, C, C)."""
+        diagonal = self.kernel.diag(x)
+        return diagonal[:, None, None] * torch.eye(self.num_outputs).to(diagonal)
+
+    def diag(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n), C times each: (N·C,)."""
+        return self.kernel.diag(x).repeat_interleave(self.num_outputs)
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """(k(x, y) ⊗ I) @ v, with the outputs as further columns."""
+        columns = v.reshape(num_rows(y), self.num_outputs * v.shape[1])
+        return self.kernel.matmul(x, y, columns).reshape(-1, v.shape[1])
+
+    def precise(self) -> IndependentOutputs:
+        """The same kernel of the same inputs, its results in float64."""
+        return replace(self, kernel=self.kernel.precise())
+
+    def scaled(self, variance: float | Tensor) -> IndependentOutputs:
+        """variance · k."""
+        return replace(self, kernel=self.kernel.scaled(variance))

@@ -1,0 +1,96 @@
+"""The squared-exponential kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import InputError, check_dtype_and_device, check_positive
+from net2gp.inputs import check_inputs, describe
+from net2gp.kernels.base import BaseKernel
+from net2gp.types import Inputs
+
+
+@dataclass(frozen=True, eq=False)
+class RBF(BaseKernel):
+    """k(x, x') = output_var · exp(−‖x − x'‖² / (2 lengthscale²)), for x of shape (N, D).
+
+    Cost: N·M·D. Squared distances are taken in float64 and from differences to the mean of x, so that
+    neither a short length scale nor an offset of the data costs digits; the result has x's dtype.
+
+    Args:
+        lengthscale: ℓ, a number, or a tensor (D,) with one length scale per column of x. It may require a
+            gradient.
+        output_var: the variance of every output, a number or a tensor of one element, which may require a
+            gradient.
+        product_dtype: the dtype of results; None is the dtype of x.
+
+    Raises:
+        InputError: a length scale or the variance is not positive.
+
+    >>> RBF()(torch.tensor([[0.0], [1.0]]))
+    tensor([[1.0000, 0.6065],
+            [0.6065, 1.0000]])
+
+    Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 4.
+    """
+
+    lengthscale: float | Tensor = 1.0
+    output_var: float | Tensor = 1.0
+    product_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self.lengthscale, "lengthscale")
+        check_positive(self.output_var, "output_var")
+
+    def check(self, x: Inputs) -> None:
+        """Raise unless `x` is one floating tensor of shape (N, D)."""
+        check_inputs(x)
+        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+            raise InputError(
+                f"RBF needs x as a floating tensor of shape (N, D), but x is {describe(x)}."
+            )
+        if isinstance(self.lengthscale, Tensor) and self.lengthscale.shape not in (
+            torch.Size([]),
+            torch.Size([1]),
+            x.shape[1:],
+        ):
+            raise InputError(
+                f"RBF needs one lengthscale, or one for each of the {x.shape[1]} columns of x, but "
+                f"lengthscale is {describe(self.lengthscale)}."
+            )
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """k(x, y): (N, M)."""
+        self.check(x)
+        y = x if y is None else y
+        self.check(y)
+        assert isinstance(x, Tensor)
+        assert isinstance(y, Tensor)
+        check_dtype_and_device(x, "x", y, "the other points")
+        if x.shape[1] != y.shape[1]:
+            raise InputError(
+                f"RBF compares points of equally many columns, but got {describe(x)} and {describe(y)}."
+            )
+        center = x.detach().double().mean(0)
+        lengthscale = torch.as_tensor(self.lengthscale, dtype=torch.float64, device=x.device)
+        a, b = (x - center) / lengthscale, (y - center) / lengthscale
+        squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2 * a @ b.T
+        if y is x:
+            squared = squared - torch.diag(squared.diagonal())
+        # rounding below zero is lifted as a constant: a clamp would cut the second derivatives at y = x
+        squared = squared + (squared.clamp(min=0) - squared).detach()
+        return (self.output_var * torch.exp(-0.5 * squared)).to(self.product_dtype or x.dtype)
+
+    def diag(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N,)."""
+        self.check(x)
+        assert isinstance(x, Tensor)
+        dtype = self.product_dtype or x.dtype
+        return (x.new_ones(x.shape[0], dtype=dtype) * self.output_var).to(dtype)
+
+    def scaled(self, variance: float | Tensor) -> RBF:
+        """variance · k."""
+        return replace(self, output_var=self.output_var * variance)
