@@ -13,6 +13,7 @@ from net2gp.errors import InputError, check_dtype_and_device, check_positive
 from net2gp.inputs import (
     check_inputs,
     describe,
+    follows,
     map_inputs,
     ordinary_tensors,
     tensors,
@@ -22,9 +23,12 @@ from net2gp.limits.initialization import as_built
 from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
 from net2gp.limits.tiles.batch import Tiles
-from net2gp.limits.tiles.matrices import diagonal, matrix
+from net2gp.limits.tiles.matrices import diagonal, matrix, own_blocks
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs
+
+KEPT_BYTES = 2**26
+"""What the moments of training points may take to be held from one prediction to the next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +124,11 @@ class InfiniteWidth:
         left = self.tiles(x, tangent)
         if y is None or y is x:
             return matrix(left, None, scale)
+        self.check_alike(x, y)
+        return matrix(left, self.tiles(y, tangent), scale)
+
+    def check_alike(self, x: Inputs, y: Inputs) -> None:
+        """Raise unless `y` has the shapes, dtypes and device of `x`."""
         for one, other in zip(self.inputs(x), self.inputs(y, "y"), strict=True):
             check_dtype_and_device(other, "y", one, "x")
             if one.shape[1:] != other.shape[1:]:
@@ -127,7 +136,6 @@ class InfiniteWidth:
                     f"both sets of points need inputs of one shape, but got {tuple(one.shape)} and "
                     f"{tuple(other.shape)}."
                 )
-        return matrix(left, self.tiles(y, tangent), scale)
 
     @ordinary_tensors()
     def diagonals(self, x: Inputs, tangent: bool) -> tuple[Tensor, Tensor | None]:
@@ -199,9 +207,24 @@ class LimitKernel(BaseKernel):
         assert second is not None
         return second
 
+    @ordinary_tensors()
+    def blocks(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n): (N, 1, 1), or (N, C, C) if coupled."""
+        return self._chosen(*own_blocks(self.limit.tiles(x, self.tangent))) * self.variance
+
     def diag(self, x: Inputs) -> Tensor:
         """k(x_n, x_n): (N,), or (N·C,) if coupled."""
         return self._chosen(*self.limit.diagonals(x, self.tangent)) * self.variance
+
+    @ordinary_tensors()
+    def keep(self, x: Inputs) -> KeptLimit | None:
+        """k(x, ·) with the moments of the points `x` held, or None where they are large or differentiated."""
+        if follows(x) or self.limit.prior.requires_grad:
+            return None
+        with torch.no_grad():
+            tiles = self.limit.tiles(x, self.tangent)
+        numbers = sum(t.numel() for t in (*tiles.data.values(), *tiles.profile.values()))
+        return KeptLimit(self, x, tiles) if 8 * numbers <= KEPT_BYTES else None
 
     def precise(self) -> LimitKernel:
         """The same kernel of the same inputs, computed in float64."""
@@ -217,6 +240,30 @@ class LimitKernel(BaseKernel):
     ) -> LimitKernel:
         """The same kernel with its tensors on another device or in another dtype."""
         return replace(self, limit=replace(self.limit, prior=self.limit.prior.to(device, dtype)))
+
+
+@dataclass(frozen=True, eq=False)
+class KeptLimit:
+    """The kernel with the points `known`, whose moments `tiles` serve every later call."""
+
+    kernel: LimitKernel
+    known: Inputs
+    tiles: Tiles
+
+    def __reduce__(self) -> Any:
+        return LimitKernel.keep, (
+            self.kernel,
+            self.known,
+        )  # a plan holds functions, which are not pickled
+
+    @ordinary_tensors()
+    def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """k(known, x): (N·C, M·C), and k(x_m, x_m): (M, C, C), both from the moments of `x`."""
+        kernel, limit = self.kernel, self.kernel.limit
+        limit.check_alike(self.known, x)
+        own = limit.tiles(x, kernel.tangent)
+        matrices, blocks = matrix(self.tiles, own, kernel.variance), own_blocks(own)
+        return kernel._chosen(*matrices), kernel._chosen(*blocks) * kernel.variance
 
 
 def infinite_width(

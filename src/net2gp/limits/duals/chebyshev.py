@@ -12,6 +12,8 @@ from torch import Tensor
 
 from net2gp.limits.duals.correlation import correlation, recording
 
+_FEW = 1 << 14  # entries times degrees up to which all terms of a series are held at once
+
 
 def unit_nodes(count: int) -> Tensor:
     """Return the zeros of T_count, in rising order.
@@ -37,10 +39,17 @@ def vandermonde(x: Tensor, count: int) -> Tensor:
     >>> vandermonde(torch.tensor([0.5]), 3)
     tensor([[ 1.0000,  0.5000, -0.5000]])
     """
+    if not recording(x):
+        return cosines(x, torch.arange(count, device=x.device))
     columns = [torch.ones_like(x), x]
     while len(columns) < count:
         columns.append(2 * x * columns[-1] - columns[-2])
     return torch.stack(columns[:count], -1)
+
+
+def cosines(x: Tensor, degrees: Tensor) -> Tensor:
+    """T_k(x) = cos(k acos x) for each of the degrees, along a new last axis, in three operations."""
+    return torch.cos(torch.acos(x.clamp(-1, 1))[..., None] * degrees)
 
 
 @dataclass(frozen=True)
@@ -97,11 +106,26 @@ def series(
     `t` is (B, R, C). `first` is (B, R, n) and `second` (B, C, n), or both are (n,) for the same coefficients
     everywhere. A series that has only odd or only even degrees runs in T_2(t), at half the length.
     """
+    if t.numel() * len(degrees) <= _FEW and first.dim() > 1 and not recording(t, first, second):
+        return _direct(t, degrees, coefficients, first, second)
     parity = {degree % 2 for degree in degrees}
     if len(parity) == 1 and len(degrees) > 1:
         return _halved(t, degrees, coefficients, first, second)
     table = dict(zip(degrees, coefficients, strict=True))
     return _clenshaw(2 * t, table, first, second, t)
+
+
+def _direct(
+    t: Tensor, degrees: Sequence[int], coefficients: Tensor, first: Tensor, second: Tensor
+) -> Tensor:
+    """All terms at once and their sum: a handful of operations, where a recurrence takes two per degree."""
+    waves = cosines(t, torch.tensor(degrees, device=t.device)).movedim(-1, 0)
+    inner = coefficients[:, None]
+    if first.shape[1] <= second.shape[1]:
+        matrices = (first @ inner) @ second.mT
+    else:
+        matrices = first @ (inner @ second.mT)
+    return (waves * matrices).sum(0)
 
 
 def _halved(

@@ -10,6 +10,7 @@ values come from quadrature.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,6 +46,9 @@ _MIN_PAIRS = 1 << 15  # below, series are faster than building a table
 _MIN_PAIRS_WITH_GRADIENTS = 128  # likewise, where derivatives are wanted
 _MIN_PAIRS_WITH_KINKS = 1 << 20  # likewise, for kinks and a range of variances
 _MAX_SPAN = 24  # factors of two between the largest and the smallest variance
+_MIN_PAIRS_TO_KEEP = 512  # from which on a table is built that serves smaller calls after it
+_KEPT: deque[tuple[PointFunction, Table]] = deque(maxlen=32)  # tables for calls of few pairs
+_FINE = 1e-12  # their tolerance: as good as the series that they stand in for
 _CHECKS = 16  # random pairs at which the error is measured
 
 
@@ -106,11 +110,9 @@ def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Ta
     count = math.prod(torch.broadcast_shapes(cov.shape, var1.shape, var2.shape))
     if count < (_MIN_PAIRS_WITH_GRADIENTS if recording(cov, var1, var2) else _MIN_PAIRS):
         return None
-    ends = torch.stack([*torch.aminmax(var1.detach()), *torch.aminmax(var2.detach())]).double()
-    small, large = float(ends.min()), float(ends.max())
-    if not small > 0 or not math.isfinite(large):
+    low, high = _log_range(var1, var2)
+    if not math.isfinite(high - low):
         return None
-    low, high = math.log(small), math.log(large)
     exact = cov.dtype == torch.float64
     if high - low <= (1e-12 if exact else 2e-6) and not recording(var1, var2):
         low = high = (low + high) / 2
@@ -126,6 +128,45 @@ def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Ta
     return table if table.error <= (1e-10 if exact else 1e-6) else None
 
 
+def kept_table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Table | None:
+    """A table for few pairs of a smooth function, or None: one that a larger call has left behind.
+
+    Calls of some hundred pairs, such as the Gram matrix of a few dozen points, build a table with room for
+    variances half as large and twice as large. It is right to 1e-12, as the series that takes its place
+    where there is none: the first prediction after conditioning is as quick as all others, and none depends
+    on what was asked before but by rounding. The last 32 tables are kept.
+    """
+    if recording(cov, var1, var2):
+        return None
+    low, high = _log_range(var1, var2)
+    if not math.isfinite(high - low):
+        return None
+    for known, table in tuple(_KEPT):
+        if table.low <= low and high <= table.high and known == act:
+            return table
+    count = math.prod(torch.broadcast_shapes(cov.shape, var1.shape, var2.shape))
+    if count < _MIN_PAIRS_TO_KEEP:
+        return None
+    step = math.log(2)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    for room in (1, 0):
+        bounds = step * (first - room), step * (last + room)
+        if last - first > _MAX_SPAN or kinks_of(act, REACH * math.exp(bounds[1] / 2)):
+            continue
+        table = build(act, *bounds, _FINE)
+        if table.error <= _FINE:
+            _KEPT.append((act, table))
+            return table
+    return None
+
+
+def _log_range(var1: Tensor, var2: Tensor) -> tuple[float, float]:
+    """The logarithms of the smallest and the largest variance; not finite where one is zero."""
+    ends = torch.stack([*torch.aminmax(var1.detach()), *torch.aminmax(var2.detach())]).double()
+    low, high = torch.stack([ends.min(), ends.max()]).log().tolist()
+    return low, high
+
+
 @lru_cache(maxsize=64)
 def build(act: PointFunction, low: float, high: float, tolerance: float) -> Table:
     """The table for variances from e^low to e^high, refined until `error` meets the tolerance or gives up."""
@@ -136,7 +177,7 @@ def build(act: PointFunction, low: float, high: float, tolerance: float) -> Tabl
         return _NONE
     checks = _checks(act, low, high, tolerance)
     best: Table | None = None
-    for level in range(4):
+    for level in range(1 if tolerance <= _FINE else 0, 4):
         size = 1 if high == low else round((6 + 2 * (high - low)) * 1.5**level)
         if smooth:
             values = _fourier_values(act, _variances(low, high, size), level)
@@ -234,6 +275,8 @@ def _checks(
     var1, var2 = torch.exp(low + (high - low) * x[0]), torch.exp(low + (high - low) * x[1])
     theta = math.pi * x[2] ** 2
     theta[:2] = torch.tensor([0.0, 1e-3])
+    if tolerance <= _FINE:  # next to full correlation the reference itself is right to 1e-11 only
+        theta[1:] = theta[1:].clamp(0.6, math.pi - 0.6)
     var2[:1] = var1[:1]
     cov = torch.cos(theta) * torch.sqrt(var1 * var2)
     order = ORDER if tolerance < 1e-8 else COARSE

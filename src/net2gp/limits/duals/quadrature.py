@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError
-from net2gp.limits.duals.interpolation import table_for
+from net2gp.limits.duals.interpolation import kept_table_for, table_for
 from net2gp.limits.integrals.expectations import (
     COARSE,
     ORDER,
@@ -95,6 +95,10 @@ class Quadrature:
         table = table_for(self, cov, var1, var2)
         if table is not None:
             return table.dual(cov, var1, var2, slope)
+        table = kept_table_for(self, cov, var1, var2)
+        if table is not None:
+            values = table.dual(cov.double(), var1.double(), var2.double(), slope)
+            return values[0].to(cov), None if values[1] is None else values[1].to(cov)
         return mixed_dual(self, self, cov, var1, var2, slope)
 
 

@@ -79,13 +79,13 @@ def _with_gradients(left: Tiles, right: Tiles | None, scale: float | Tensor) -> 
     )
     assert cov is not None
     if right is None:
-        exact, steep = _own_blocks(left)
+        exact, steep = own_blocks(left)
         cov = _scattered(cov, exact)
         ntk = None if ntk is None or steep is None else _scattered(ntk, steep)
     return cov * scale, None if ntk is None else ntk * scale
 
 
-def _own_blocks(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
+def own_blocks(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
     """k(x_n, x_n) of every point: (N, 1, 1), or (N, C, C) for outputs with positions."""
     result: list[Tensor | None] = []
     for t in tiles.own:
@@ -231,7 +231,7 @@ def _filled(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
                     result[b, a] = tile.T
             advance()
     if right is None:
-        for result, blocks in zip(results, _own_blocks(left), strict=False):
+        for result, blocks in zip(results, own_blocks(left), strict=False):
             assert blocks is not None
             n, c = blocks.shape[:2]
             result.view(n, c, n, c).diagonal(0, 0, 2).copy_(blocks.permute(1, 2, 0))
@@ -243,6 +243,6 @@ def _filled(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
 
 def diagonal(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
     """The diagonals of both kernels."""
-    blocks = [None if b is None else b.diagonal(0, 1, 2).reshape(-1) for b in _own_blocks(tiles)]
+    blocks = [None if b is None else b.diagonal(0, 1, 2).reshape(-1) for b in own_blocks(tiles)]
     assert blocks[0] is not None
     return blocks[0], blocks[1]
