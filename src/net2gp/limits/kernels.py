@@ -20,7 +20,7 @@ from net2gp.inputs import (
 )
 from net2gp.kernels.base import BaseKernel
 from net2gp.limits.initialization import as_built
-from net2gp.limits.plan import Plan, graph_of, plan_of, weight_names
+from net2gp.limits.plan import Plan, graph_of, plan_of, remember, weight_names
 from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
 from net2gp.limits.tiles.batch import Tiles
 from net2gp.limits.tiles.matrices import diagonal, matrix, own_blocks
@@ -88,15 +88,10 @@ class InfiniteWidth:
     @ordinary_tensors()
     def plan(self, x: Inputs) -> Plan:
         """What is computed for inputs of this shape."""
-        key = self.key(x)
-        if key not in self.plans:
-            self.plans[key] = plan_of(self.graph, self.inputs(x))
-        return self.plans[key]
-
-    def key(self, x: Inputs) -> tuple[tuple[int | torch.dtype, ...], ...]:
-        """What of the inputs a plan depends on."""
         inputs = self.inputs(x)
-        return tuple((*one.shape[1:], one.dtype) for one in inputs)
+        key = tuple((*one.shape[1:], one.dtype) for one in inputs)
+        found = self.plans.get(key)
+        return remember(self.plans, key, plan_of(self.graph, inputs)) if found is None else found
 
     def inputs(self, x: Inputs, name: str = "x") -> tuple[Tensor, ...]:
         """The inputs in the order of the network's arguments."""

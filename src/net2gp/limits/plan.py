@@ -37,6 +37,18 @@ from net2gp.limits.signals.layout import Layout, LayoutError
 WEIGHTED = (*weighted_layers.KINDS, *recurrent_layers.KINDS)
 
 
+NUM_KNOWN = 16
+"""Plans, and polynomials and compiled functions of each plan, that are held at a time."""
+
+
+def remember(known: dict[Any, Any], key: Any, value: Any) -> Any:
+    """`value`, put into a dict of at most `NUM_KNOWN`, which the oldest leaves."""
+    while len(known) >= NUM_KNOWN:
+        known.pop(next(iter(known)), None)
+    known[key] = value
+    return value
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The program of a network for inputs of one shape.
@@ -46,8 +58,8 @@ class Plan:
         program: The program, which computes moments.
         extract: How to get the data that the program needs: the node it comes from, and a function of it.
         layout: The layout of the output.
-        compiled: Compiled programs for tiles, filled as they are needed.
-        polynomials: Polynomials in the angle, filled as they are needed.
+        compiled: Compiled programs for tiles: the last few that were needed.
+        polynomials: Polynomials in the angle: the last few that were needed.
     """
 
     graph: fx.GraphModule

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -103,22 +104,10 @@ class SumPool3d(nn.Module):
         return _window(self)
 
 
-class LocallyConnected1d(nn.Module):
-    """A convolution with its own weights at every place:
+class _LocallyConnected(nn.Module):
+    """Weights and biases of their own at every place of an input with `rank` axes of positions."""
 
-        y[n, o, t] = bias[o, t] + Σ_{c, k} weight[o, c, k, t] · x[n, c, stride · t + k − padding].
-
-    `input_shape` is (in_channels, length), since the number of weights depends on both; `padding_mode`
-    is "zeros" or "circular". Weights and biases start uniform within ±1/√(in_channels · kernel_size),
-    as those of `nn.Conv1d`. Cost: O(N · out_channels · in_channels · kernel_size · places).
-    Reference: Novak et al., Bayesian deep convolutional networks with many channels are Gaussian
-    processes (https://arxiv.org/abs/1810.05148).
-
-    >>> layer = LocallyConnected1d((3, 8), out_channels=5, kernel_size=3, padding=1)
-    >>> layer.weight.shape, layer(torch.zeros(2, 3, 8)).shape
-    (torch.Size([5, 3, 3, 8]), torch.Size([2, 5, 8]))
-    """
-
+    rank: ClassVar[int]
     bias: nn.Parameter | None
 
     def __init__(
@@ -132,11 +121,11 @@ class LocallyConnected1d(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.in_channels, *size = _sizes(input_shape, 2, "input_shape")
+        self.in_channels, *size = _sizes(input_shape, 1 + self.rank, "input_shape")
         self.input_size, self.out_channels = tuple(size), out_channels
-        self.kernel_size = _sizes(kernel_size, 1, "kernel_size")
-        self.stride = _sizes(stride, 1, "stride")
-        self.padding = _sizes(padding, 1, "padding", least=0)
+        self.kernel_size = _sizes(kernel_size, self.rank, "kernel_size")
+        self.stride = _sizes(stride, self.rank, "stride")
+        self.padding = _sizes(padding, self.rank, "padding", least=0)
         self.padding_mode = _check_mode(padding_mode)
         self.output_size = _places(self.input_size, self.kernel_size, self.stride, self.padding)
         filters = (out_channels, self.in_channels, *self.kernel_size)
@@ -145,8 +134,42 @@ class LocallyConnected1d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, as `nn.Conv1d` does."""
+        """Draw the weights anew, as a convolution does."""
         _reset(self.weight, self.bias, self.in_channels * math.prod(self.kernel_size))
+
+    def extra_repr(self) -> str:
+        """The arguments of the constructor."""
+        return _connections(self)
+
+
+class LocallyConnected1d(_LocallyConnected):
+    """A convolution with its own weights at every place:
+
+        y[n, o, t] = bias[o, t] + Σ_{c, k} weight[o, c, k, t] · x[n, c, stride · t + k − padding].
+
+    Weights and biases start uniform within ±1/√(in_channels · kernel_size), as in `nn.Conv1d`.
+    Cost: O(N · out_channels · in_channels · kernel_size · places).
+    Reference: Novak et al., Bayesian deep convolutional networks with many channels are Gaussian
+    processes (https://arxiv.org/abs/1810.05148).
+
+    Args:
+        input_shape: (in_channels, length), since the number of weights depends on both.
+        out_channels: the number of channels of the output.
+        kernel_size: the places of a window.
+        stride: the distance between windows.
+        padding: the places added at both ends.
+        padding_mode: "zeros" or "circular".
+        bias: whether there are biases, one for each channel and place of the output.
+
+    Raises:
+        InputError: a size is no positive whole number, or the window is larger than the padded input.
+
+    >>> layer = LocallyConnected1d((3, 8), out_channels=5, kernel_size=3, padding=1)
+    >>> layer.weight.shape, layer(torch.zeros(2, 3, 8)).shape
+    (torch.Size([5, 3, 3, 8]), torch.Size([2, 5, 8]))
+    """
+
+    rank = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, in_channels, T) to (N, out_channels, T')."""
@@ -157,57 +180,37 @@ class LocallyConnected1d(nn.Module):
         y = torch.einsum("nctk,ockt->not", patches, self.weight)
         return y if self.bias is None else y + self.bias
 
-    def extra_repr(self) -> str:
-        """The arguments of the constructor."""
-        return _connections(self)
 
-
-class LocallyConnected2d(nn.Module):
+class LocallyConnected2d(_LocallyConnected):
     """A convolution with its own weights at every place:
 
         y[n, o, h, w] = bias[o, h, w] + Σ_{c, i, j} weight[o, c, i, j, h, w]
                                         · x[n, c, stride · h + i − padding, stride · w + j − padding].
 
-    `input_shape` is (in_channels, height, width), since the number of weights depends on all three;
-    `padding_mode` is "zeros" or "circular". Weights and biases start uniform within
-    ±1/√(in_channels · kernel_height · kernel_width), as those of `nn.Conv2d`.
+    Weights and biases start uniform within ±1/√(in_channels · kernel_height · kernel_width), as in
+    `nn.Conv2d`.
     Cost: O(N · out_channels · in_channels · kernel_height · kernel_width · places).
     Reference: Novak et al., Bayesian deep convolutional networks with many channels are Gaussian
     processes (https://arxiv.org/abs/1810.05148).
+
+    Args:
+        input_shape: (in_channels, height, width), since the number of weights depends on all three.
+        out_channels: the number of channels of the output.
+        kernel_size: the places of a window, one number or one per axis.
+        stride: the distance between windows, one number or one per axis.
+        padding: the places added at both ends, one number or one per axis.
+        padding_mode: "zeros" or "circular".
+        bias: whether there are biases, one for each channel and place of the output.
+
+    Raises:
+        InputError: a size is no positive whole number, or the window is larger than the padded input.
 
     >>> layer = LocallyConnected2d((3, 8, 6), out_channels=5, kernel_size=3, stride=2)
     >>> layer.weight.shape, layer(torch.zeros(2, 3, 8, 6)).shape
     (torch.Size([5, 3, 3, 3, 3, 2]), torch.Size([2, 5, 3, 2]))
     """
 
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        input_shape: Sequence[int],
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        padding_mode: str = "zeros",
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        self.in_channels, *size = _sizes(input_shape, 3, "input_shape")
-        self.input_size, self.out_channels = tuple(size), out_channels
-        self.kernel_size = _sizes(kernel_size, 2, "kernel_size")
-        self.stride = _sizes(stride, 2, "stride")
-        self.padding = _sizes(padding, 2, "padding", least=0)
-        self.padding_mode = _check_mode(padding_mode)
-        self.output_size = _places(self.input_size, self.kernel_size, self.stride, self.padding)
-        filters = (out_channels, self.in_channels, *self.kernel_size)
-        self.weight = nn.Parameter(torch.empty(*filters, *self.output_size))
-        self.bias = nn.Parameter(torch.empty(out_channels, *self.output_size)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the weights anew, as `nn.Conv2d` does."""
-        _reset(self.weight, self.bias, self.in_channels * math.prod(self.kernel_size))
+    rank = 2
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, in_channels, H, W) to (N, out_channels, H', W')."""
@@ -217,10 +220,6 @@ class LocallyConnected2d(nn.Module):
         patches = rows.unfold(3, self.kernel_size[1], self.stride[1])
         y = torch.einsum("nchwij,ocijhw->nohw", patches, self.weight)
         return y if self.bias is None else y + self.bias
-
-    def extra_repr(self) -> str:
-        """The arguments of the constructor."""
-        return _connections(self)
 
 
 def _sizes(value: int | Sequence[int], count: int, name: str, *, least: int = 1) -> tuple[int, ...]:
@@ -292,7 +291,7 @@ def _window(pool: SumPool1d | SumPool2d | SumPool3d) -> str:
     return f"kernel_size={pool.kernel_size}, stride={pool.stride}, padding={pool.padding}"
 
 
-def _connections(layer: LocallyConnected1d | LocallyConnected2d) -> str:
+def _connections(layer: _LocallyConnected) -> str:
     shape = (layer.in_channels, *layer.input_size)
     mode = "" if layer.padding_mode == "zeros" else f", padding_mode={layer.padding_mode!r}"
     bias = "" if layer.bias is not None else ", bias=False"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from net2gp.limits.moments.evaluation import Evaluation, Pair
 from net2gp.limits.moments.expression_moments import run
+from net2gp.limits.plan import remember
 from net2gp.limits.prior import Prior
 from net2gp.limits.signals.positions import functional_windows
 from net2gp.limits.tiles.batch import Tiles
@@ -75,5 +76,5 @@ def compiled(left: Tiles, right: Tiles) -> Callable[..., Any]:
                 found(*example)  # compiles, so that a failure shows here
         except Exception:  # compilers fail in many ways, and none of them matters for the result
             found = function
-        known[key] = found
+        remember(known, key, found)
     return known[key]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from net2gp.limits.moments.evaluation import Pair
-from net2gp.limits.plan import Plan
+from net2gp.limits.plan import Plan, remember
 from net2gp.limits.signals.layout import POSITION
 from net2gp.limits.tiles import compiled_tiles
 from net2gp.limits.tiles.angle_polynomial import (
@@ -171,10 +171,12 @@ def _by_angle(left: Tiles, other: Tiles) -> Cell | None:
     tolerance = max(2 * torch.finfo(x.dtype).eps, exact)
     square = 1.0 if scaled else (low + high) / 2
     key = (left.tangent, scaled, square, tolerance, *prior.values())
-    if key not in left.plan.polynomials:
-        polynomial = fitted(program, prior, left.tangent, square, scaled, tolerance)
-        left.plan.polynomials[key] = polynomial
-    found = left.plan.polynomials[key]
+    known = left.plan.polynomials
+    if key in known:
+        found = known[key]
+    else:
+        fit = fitted(program, prior, left.tangent, square, scaled, tolerance)
+        found = remember(known, key, fit)
     if found is None:
         return None
     roots = [t.sqrt() for t in (squares[0], squares[-1])]
