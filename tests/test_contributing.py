@@ -1,7 +1,7 @@
 """CONTRIBUTING.md: each example is one complete short file, and is held to the laws of what it adds to.
 
 The examples are entries of the registries that the other suites run over: CASES of likelihoods, WAYS and
-METHODS of posteriors, CLOSED activations, ARCHITECTURES. Here are the page itself and the limit rule.
+METHODS of posteriors, KERNELS, CLOSED activations, ARCHITECTURES. Here are the page itself and the limit rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 import net2gp as n2g
 from contributing import example, sources
 
-SHORT = ("likelihood", "structure", "activation")
+SHORT = ("likelihood", "kernel", "structure", "activation")
 """What must fit into one new file of 25 lines."""
 
 ALL = (*SHORT, "limit rule", "layer rule", "method")

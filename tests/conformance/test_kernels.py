@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from contributing import example
 from net2gp import RBF, condition, infinite_width, linearize, load, nngp, ntk, tune
 from net2gp.deep import composed
 from net2gp.errors import InputError
@@ -32,19 +33,7 @@ def convolutional(dtype: torch.dtype = torch.float64):
         return linearize(nn.Sequential(*convolution, nn.Linear(4, 2)).to(dtype).eval())
 
 
-@savable("tests.Periodic")
-@dataclass(frozen=True)
-class Periodic(BaseKernel):
-    """A kernel of a user: one method and the diagonal."""
-
-    period: float = 2.0
-
-    def __call__(self, x, y=None):
-        y = x if y is None else y
-        return torch.exp(-2 * torch.sin(torch.pi / self.period * (x[:, None] - y)).square().sum(-1))
-
-    def diag(self, x):
-        return torch.ones_like(x[:, 0])
+Periodic = example("kernel").Periodic
 
 
 @savable("tests.Coupled")

@@ -4,13 +4,8 @@
 same for kernels that are inner products of features; `rbf` the squared exponential.
 """
 
-from net2gp.kernels.base import BaseKernel, IndependentOutputs, Precise, Product, Scaled, Sum
-from net2gp.kernels.features import (
-    BaseFeatureKernel,
-    FeatureSum,
-    PreciseFeatures,
-    ScaledFeatures,
-)
+from net2gp.kernels.base import BaseKernel, IndependentOutputs, Product, Scaled, Sum
+from net2gp.kernels.features import BaseFeatureKernel
 from net2gp.kernels.rbf import RBF
 from net2gp.tags import savable
 
@@ -18,13 +13,9 @@ __all__ = [
     "RBF",
     "BaseFeatureKernel",
     "BaseKernel",
-    "FeatureSum",
     "IndependentOutputs",
-    "Precise",
-    "PreciseFeatures",
     "Product",
     "Scaled",
-    "ScaledFeatures",
     "Sum",
     "savable",
 ]

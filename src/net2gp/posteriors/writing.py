@@ -71,8 +71,8 @@ def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> 
 def network_value(kernel: Kernel, x: Inputs | None) -> Tensor | None:
     """The output of the network behind a kernel at the first training point, or its limit at the first two.
 
-    The network runs in eval mode, as it was linearized; training it further does not change the posterior. A sum
-    or product may hold several kernels, but of one network, since `load` takes one.
+    The network runs in eval mode, as it was linearized; training it further does not change the posterior. A
+    sum or product may hold several kernels, but of one network, since `load` takes one.
     """
     found = list(_of_networks(kernel))
     if not found or x is None:

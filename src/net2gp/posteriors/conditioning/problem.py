@@ -43,7 +43,7 @@ class Problem:
         x: The training points X.
         y: The targets.
         offset: The prior mean at the training points, m(X): (N, C), float64.
-        coupled: Whether rows of the Gram matrix run n·C + c; if not, rows are points, and the outputs share it.
+        coupled: Whether rows of the Gram matrix run n·C + c; if not, the outputs share one of N rows.
     """
 
     kernel: Kernel
