@@ -1,7 +1,7 @@
 """CONTRIBUTING.md: each example is one complete short file, and is held to the laws of what it adds to.
 
 The examples are entries of the registries that the other suites run over: CASES of likelihoods, WAYS and
-METHODS of posteriors, KERNELS, CLOSED activations, ARCHITECTURES. Here are the page itself and the limit rule.
+METHODS of posteriors, KERNELS, CLOSED activations, ARCHITECTURES. Here are the page and the limit rule.
 """
 
 from __future__ import annotations

@@ -38,33 +38,92 @@ class Kernel(Protocol):
     """
 
     def outputs(self, x: Inputs) -> int | None:
-        """C if the kernel couples the outputs of points like those in `x`, None if they are independent."""
+        """Count the outputs that the kernel couples.
+
+        It depends on what `x` looks like, and not on what the kernel has seen before.
+
+        Args:
+            x: Points, of which the first are enough.
+
+        Returns:
+            C, or None where outputs are independent copies of each other, as many as the data have.
+        """
 
     def check(self, x: Inputs) -> None:
-        """Raise an error that says what to change, if `x` cannot be an input of this kernel."""
+        """Raise an error that says what to change, if `x` cannot be an input of this kernel.
+
+        Args:
+            x: N points.
+        """
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M), or (N·C, M·C) if coupled; y = x if left out."""
+        """Compute the kernel matrix.
+
+        Args:
+            x: N points.
+            y: M points, or None for x itself.
+
+        Returns:
+            k(x, y), of shape (N, M), or (N·C, M·C) if C outputs are coupled.
+        """
 
     def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n) for each point: (N, 1, 1), or (N, C, C) if coupled."""
+        """Compute the covariance of the outputs at each point by itself.
+
+        Args:
+            x: N points.
+
+        Returns:
+            k(x_n, x_n) for each point, of shape (N, 1, 1), or (N, C, C) if C outputs are coupled.
+        """
 
     def diag(self, x: Inputs) -> Tensor:
-        """The diagonal of k(x, x): (N,), or (N·C,) if coupled."""
+        """Compute the variances alone.
+
+        Args:
+            x: N points.
+
+        Returns:
+            The diagonal of k(x, x), of shape (N,), or (N·C,) if C outputs are coupled.
+        """
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v for v of shape (M or M·C, k), never storing k(x, y)."""
+        """Multiply the kernel matrix by another without storing it.
+
+        Args:
+            x: N points.
+            y: M points.
+            v: A matrix of shape (M, k), or (M·C, k) if C outputs are coupled.
+
+        Returns:
+            k(x, y) v, of shape (N, k), or (N·C, k).
+        """
 
     def precise(self) -> Kernel:
         """The same kernel of the same inputs, its products and results in float64."""
 
     def scaled(self, variance: float | Tensor) -> Kernel:
-        """variance · k."""
+        """Multiply the kernel by a number.
+
+        Args:
+            variance: The factor: a positive number, or a tensor of one element, which may require a gradient.
+
+        Returns:
+            The kernel variance · k.
+        """
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Kernel:
-        """The same kernel with its tensors on another device or in another dtype."""
+        """Move the kernel.
+
+        Args:
+            device: Where the tensors shall be, or None to leave them.
+            dtype: The dtype of floating tensors, or None to keep it.
+
+        Returns:
+            The same kernel with its tensors on that device and in that dtype.
+        """
 
 
 @runtime_checkable

@@ -19,7 +19,14 @@ from net2gp.types import Inputs, Kernel
 
 @dataclass(frozen=True, eq=False)
 class Composed(BaseKernel):
-    """E k₂(g(x), g(x')): the covariance of f ∘ g, itself a kernel. Made by `composed`."""
+    """E k₂(g(x), g(x')): the covariance of f ∘ g, itself a kernel. Made by `composed`.
+
+    Args:
+        outer: The kernel k₂ of f.
+        inner: The kernel of each inner process.
+        width: The number H of inner processes.
+        product_dtype: The dtype of results, or None for the dtype of the inner kernel.
+    """
 
     outer: RBF
     inner: Kernel

@@ -1,11 +1,13 @@
 """Covariance functions: what every kernel is given, kernels made of kernels, and those without a network.
 
 `base` has the class that a kernel of your own derives from, and sums, products and multiples; `features` the
-same for kernels that are inner products of features; `rbf` the squared exponential.
+same for kernels that are inner products of features; `independent` makes independent outputs a joint kernel,
+and `rbf` is the squared exponential.
 """
 
-from net2gp.kernels.base import BaseKernel, IndependentOutputs, Product, Scaled, Sum
+from net2gp.kernels.base import BaseKernel, Product, Scaled, Sum
 from net2gp.kernels.features import BaseFeatureKernel
+from net2gp.kernels.independent import IndependentOutputs
 from net2gp.kernels.rbf import RBF
 from net2gp.tags import savable
 

@@ -72,7 +72,14 @@ class BaseKernel(ABC):
         check_inputs(x)
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
-        """The dtype of k(x, x), from its value at the first point."""
+        """Find the dtype of k(x, x), by default from its value at the first point.
+
+        Args:
+            x: Points, of which the first is enough.
+
+        Returns:
+            The dtype.
+        """
         with torch.no_grad():
             return self.diag(rows(x, slice(0, 1))).dtype
 
@@ -90,7 +97,14 @@ class BaseKernel(ABC):
         return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
 
     def keep(self, x: Inputs) -> Kept | None:
-        """k(x, ·) with what belongs to `x` held from one prediction to the next, or None if nothing is."""
+        """Hold what belongs to training points from one prediction to the next.
+
+        Args:
+            x: The points.
+
+        Returns:
+            A function from other points z to k(x, z) and k(z_n, z_n), or None if there is nothing to hold.
+        """
         return None
 
     def precise(self) -> Kernel:
@@ -167,13 +181,19 @@ def dtype_of(kernel: Kernel, x: Inputs) -> torch.dtype:
     return kernel.diag(rows(x, slice(0, 1))).dtype
 
 
+def independent_product(kernel: Kernel, x: Inputs, y: Inputs, v: Tensor, count: int) -> Tensor:
+    """(k(x, y) ⊗ I) @ v of a kernel of independent outputs, with the outputs as further columns."""
+    columns = v.reshape(num_rows(y), count * v.shape[1])
+    return kernel.matmul(x, y, columns).reshape(-1, v.shape[1])
+
+
 @savable("kernels.Precise")
 @dataclass(frozen=True, eq=False)
 class Precise(BaseKernel):
     """The kernel in float64, of inputs in any precision: what `precise()` returns by default.
 
     Args:
-        kernel: the kernel, whose tensors are converted to float64.
+        kernel: The kernel, whose tensors are converted to float64.
     """
 
     kernel: Kernel
@@ -218,11 +238,11 @@ class Scaled(BaseKernel):
     """variance · k: what `variance * k` and `k.scaled(variance)` are unless a kernel has a scale of its own.
 
     Args:
-        kernel: the kernel k.
-        variance: a positive number, or a tensor of one element, which may require a gradient.
+        kernel: The kernel k.
+        variance: A positive number, or a tensor of one element, which may require a gradient.
 
     Raises:
-        InputError: the variance is not positive.
+        InputError: The variance is not positive.
     """
 
     kernel: Kernel
@@ -275,7 +295,17 @@ class Combined(BaseKernel):
     kernels: tuple[Kernel, ...]
 
     def outputs(self, x: Inputs) -> int | None:
-        """C of the kernels whose outputs are coupled, or None where no kernel couples them."""
+        """Count the outputs that some of the kernels couple.
+
+        Args:
+            x: Points, of which the first are enough.
+
+        Returns:
+            C, or None where no kernel couples them.
+
+        Raises:
+            InputError: Two kernels couple different numbers of outputs.
+        """
         counts = {kernel.outputs(x) for kernel in self.kernels} - {None}
         if len(counts) > 1:
             numbers = " and ".join(str(count) for count in sorted(c for c in counts if c))
@@ -335,17 +365,18 @@ class Sum(Combined):
     cost of all kernels together.
 
     Args:
-        kernels: the terms.
+        kernels: The terms.
     """
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """Σ k(x, y) @ v, by the products of the kernels."""
         count = len(v) // num_rows(y)
-        joint = [
-            IndependentOutputs(kernel, count) if count > 1 and kernel.outputs(x) is None else kernel
-            for kernel in self.kernels
+        alone = [count > 1 and kernel.outputs(x) is None for kernel in self.kernels]
+        products = [
+            independent_product(kernel, x, y, v, count) if one else kernel.matmul(x, y, v)
+            for kernel, one in zip(self.kernels, alone, strict=True)
         ]
-        return reduce(add, [kernel.matmul(x, y, v) for kernel in joint])
+        return reduce(add, products)
 
     def scaled(self, variance: float | Tensor) -> Kernel:
         """variance · k: every term multiplied."""
@@ -365,56 +396,9 @@ class Product(Combined):
     outputs of the product are uncorrelated. The cost is the cost of all kernels together.
 
     Args:
-        kernels: the factors.
+        kernels: The factors.
     """
 
     @staticmethod
     def _operation() -> Callable[[Tensor, Tensor], Tensor]:
         return mul
-
-
-@dataclass(frozen=True, eq=False)
-class IndependentOutputs(BaseKernel):
-    """k ⊗ I_C: a kernel of one output as the joint kernel of C independent ones, rows n·C + c.
-
-    Args:
-        kernel: a kernel of independent outputs.
-        num_outputs: C.
-    """
-
-    kernel: Kernel
-    num_outputs: int
-
-    def outputs(self, x: Inputs) -> int:
-        """C."""
-        return self.num_outputs
-
-    def check(self, x: Inputs) -> None:
-        """As the kernel of one output."""
-        self.kernel.check(x)
-
-    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y) ⊗ I: (N·C, M·C)."""
-        return kron_identity(self.kernel(x, y), self.num_outputs)
-
-    def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n) I: (N, C, C)."""
-        diagonal = self.kernel.diag(x)
-        return diagonal[:, None, None] * torch.eye(self.num_outputs).to(diagonal)
-
-    def diag(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n), C times each: (N·C,)."""
-        return self.kernel.diag(x).repeat_interleave(self.num_outputs)
-
-    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """(k(x, y) ⊗ I) @ v, with the outputs as further columns."""
-        columns = v.reshape(num_rows(y), self.num_outputs * v.shape[1])
-        return self.kernel.matmul(x, y, columns).reshape(-1, v.shape[1])
-
-    def precise(self) -> IndependentOutputs:
-        """The same kernel of the same inputs, its results in float64."""
-        return replace(self, kernel=self.kernel.precise())
-
-    def scaled(self, variance: float | Tensor) -> IndependentOutputs:
-        """variance · k."""
-        return replace(self, kernel=self.kernel.scaled(variance))

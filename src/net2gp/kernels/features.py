@@ -106,7 +106,7 @@ class PreciseFeatures(BaseFeatureKernel):
     """The features in float64, of inputs in any precision: what `precise()` returns by default.
 
     Args:
-        kernel: the kernel, whose tensors are converted to float64.
+        kernel: The kernel, whose tensors are converted to float64.
     """
 
     kernel: FeatureKernel
@@ -138,11 +138,11 @@ class ScaledFeatures(BaseFeatureKernel):
     """variance · k of a kernel with features: √variance · Φ.
 
     Args:
-        kernel: the kernel k.
-        variance: a positive number, or a tensor of one element, which may require a gradient.
+        kernel: The kernel k.
+        variance: A positive number, or a tensor of one element, which may require a gradient.
 
     Raises:
-        InputError: the variance is not positive.
+        InputError: The variance is not positive.
     """
 
     kernel: FeatureKernel
@@ -176,7 +176,7 @@ class FeatureSum(Combined):
     """k + l of kernels that all have features: [Φ, Ψ] side by side.
 
     Args:
-        kernels: the terms, with the same number of outputs.
+        kernels: The terms, with the same number of outputs.
     """
 
     kernels: tuple[FeatureKernel, ...]

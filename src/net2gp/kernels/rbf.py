@@ -21,14 +21,14 @@ class RBF(BaseKernel):
     neither a short length scale nor an offset of the data costs digits; the result has x's dtype.
 
     Args:
-        lengthscale: ℓ, a number, or a tensor (D,) with one length scale per column of x. It may require a
+        lengthscale: The length scale, a number, or a tensor (D,) with one length scale per column of x. It
+            may require a gradient.
+        output_var: The variance of every output, a number or a tensor of one element, which may require a
             gradient.
-        output_var: the variance of every output, a number or a tensor of one element, which may require a
-            gradient.
-        product_dtype: the dtype of results; None is the dtype of x.
+        product_dtype: The dtype of results, or None for the dtype of x.
 
     Raises:
-        InputError: a length scale or the variance is not positive.
+        InputError: A length scale or the variance is not positive.
 
     >>> RBF()(torch.tensor([[0.0], [1.0]]))
     tensor([[1.0000, 0.6065],
@@ -46,7 +46,14 @@ class RBF(BaseKernel):
         check_positive(self.output_var, "output_var")
 
     def check(self, x: Inputs) -> None:
-        """Raise unless `x` is one floating tensor of shape (N, D)."""
+        """Raise unless `x` can be an input of this kernel.
+
+        Args:
+            x: N points.
+
+        Raises:
+            InputError: `x` is not one floating tensor of shape (N, D), or there are other than D length scales.
+        """
         check_inputs(x)
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
             raise InputError(
@@ -63,7 +70,18 @@ class RBF(BaseKernel):
             )
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M)."""
+        """Compute the kernel matrix.
+
+        Args:
+            x: N points, of shape (N, D).
+            y: M points, of shape (M, D), or None for x itself.
+
+        Returns:
+            k(x, y), of shape (N, M).
+
+        Raises:
+            InputError: The numbers of columns differ.
+        """
         self.check(x)
         y = x if y is None else y
         self.check(y)

@@ -13,7 +13,8 @@ from net2gp.limits.finite_width import (
     square_correlation,
 )
 from net2gp.limits.initialization import as_built
-from net2gp.limits.kernels import InfiniteWidth, LimitKernel, infinite_width, nngp, ntk
+from net2gp.limits.kernels import infinite_width, nngp, ntk
+from net2gp.limits.limit_kernels import InfiniteWidth, LimitKernel
 from net2gp.limits.phase import (
     DepthScales,
     PhaseDiagram,

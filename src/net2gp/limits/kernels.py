@@ -2,263 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from math import prod
-from typing import Any
+from torch import nn
 
-import torch
-from torch import Tensor, fx, nn
-
-from net2gp.errors import InputError, check_dtype_and_device, check_positive
-from net2gp.inputs import (
-    check_inputs,
-    describe,
-    follows,
-    map_inputs,
-    ordinary_tensors,
-    tensors,
-)
-from net2gp.kernels.base import BaseKernel
+from net2gp.errors import InputError
 from net2gp.limits.initialization import as_built
-from net2gp.limits.plan import Plan, graph_of, plan_of, remember, weight_names
-from net2gp.limits.prior import Parameterization, Prior, Variances, prior_of
-from net2gp.limits.tiles.batch import Tiles
-from net2gp.limits.tiles.matrices import diagonal, matrix, own_blocks
-from net2gp.show import as_html, as_text, number
-from net2gp.types import Inputs
-
-KEPT_BYTES = 2**26
-"""What the moments of training points may take to be held from one prediction to the next."""
-
-
-@dataclass(frozen=True, eq=False)
-class InfiniteWidth:
-    """A network in the limit of infinitely many channels: both kernels from one pass.
-
-    Call it for the pair (NNGP, tangent kernel); `nngp` and `ntk` are each alone as kernels.
-    """
-
-    graph: fx.GraphModule
-    prior: Prior
-    product_dtype: torch.dtype | None = None
-    plans: dict[tuple[tuple[int | torch.dtype, ...], ...], Plan] = field(
-        default_factory=dict, repr=False
-    )
-
-    def __repr__(self) -> str:
-        calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
-        names = [
-            type(self.graph.get_submodule(str(node.target))).__name__
-            if node.op == "call_module"
-            else getattr(node.target, "__name__", str(node.target))
-            for node in calls
-        ]
-        more = [f"… ({len(names)} steps)"] if len(names) > 8 else []
-        return f"InfiniteWidth({', '.join(names[:8] + more)})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "plans": {}}  # made again from the graph when inputs come
-
-    def __call__(self, x: Inputs, y: Inputs | None = None) -> tuple[Tensor, Tensor]:
-        """k(x, y) of the NNGP and of the tangent kernel: (N, M) each, or (N·C, M·C) if coupled."""
-        first, second = self.values(x, y, tangent=True)
-        assert second is not None
-        return first, second
-
-    def diag(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """The diagonals of both: (N,) each, or (N·C,)."""
-        first, second = self.diagonals(x, tangent=True)
-        assert second is not None
-        return first, second
-
-    @property
-    def nngp(self) -> LimitKernel:
-        """The covariance of the network's outputs at initialization."""
-        return LimitKernel(self, tangent=False)
-
-    @property
-    def ntk(self) -> LimitKernel:
-        """The tangent kernel, constant during training in the limit."""
-        return LimitKernel(self, tangent=True)
-
-    def precise(self) -> InfiniteWidth:
-        """The same limit of the same inputs, computed in float64."""
-        return replace(self, product_dtype=torch.float64)
-
-    @ordinary_tensors()
-    def plan(self, x: Inputs) -> Plan:
-        """What is computed for inputs of this shape."""
-        inputs = self.inputs(x)
-        key = tuple((*one.shape[1:], one.dtype) for one in inputs)
-        found = self.plans.get(key)
-        return remember(self.plans, key, plan_of(self.graph, inputs)) if found is None else found
-
-    def inputs(self, x: Inputs, name: str = "x") -> tuple[Tensor, ...]:
-        """The inputs in the order of the network's arguments."""
-        check_inputs(x, name)
-        if not torch.is_inference_mode_enabled():  # a copy made in it has no derivatives outside
-            x = map_inputs(x, lambda v: v.clone() if v.is_inference() else v)
-        if any(one.is_complex() for one in tensors(x)):
-            raise InputError(f"{name} must hold real numbers, but is {describe(x)}.")
-        if isinstance(x, Tensor):
-            return (x,)
-        if isinstance(x, tuple):
-            return x
-        names = [node.target for node in self.graph.graph.nodes if node.op == "placeholder"]
-        if set(names) != set(x):
-            raise InputError(
-                f"x has the names {sorted(x)}, but the network takes {names}. Pass a dict with those names."
-            )
-        return tuple(x[name] for name in names)
-
-    @ordinary_tensors()
-    def values(
-        self, x: Inputs, y: Inputs | None, tangent: bool, scale: float | Tensor = 1.0
-    ) -> tuple[Tensor, Tensor | None]:
-        """k(x, y), of which the second is None unless `tangent`."""
-        left = self.tiles(x, tangent)
-        if y is None or y is x:
-            return matrix(left, None, scale)
-        self.check_alike(x, y)
-        return matrix(left, self.tiles(y, tangent), scale)
-
-    def check_alike(self, x: Inputs, y: Inputs) -> None:
-        """Raise unless `y` has the shapes, dtypes and device of `x`."""
-        for one, other in zip(self.inputs(x), self.inputs(y, "y"), strict=True):
-            check_dtype_and_device(other, "y", one, "x")
-            if one.shape[1:] != other.shape[1:]:
-                raise InputError(
-                    f"both sets of points need inputs of one shape, but got {tuple(one.shape)} and "
-                    f"{tuple(other.shape)}."
-                )
-
-    @ordinary_tensors()
-    def diagonals(self, x: Inputs, tangent: bool) -> tuple[Tensor, Tensor | None]:
-        """The diagonal of k(x, x)."""
-        return diagonal(self.tiles(x, tangent))
-
-    def tiles(self, x: Inputs, tangent: bool) -> Tiles:
-        """The data and profiles of a batch, ready to be paired."""
-        inputs = self.inputs(x)
-        plan = self.plan(x)
-        dtype = self.result_dtype(x)
-        prior = self.prior.to(inputs[0].device, dtype)
-        tiles = Tiles.of(plan, prior, plan.data(inputs, dtype), tangent)
-        if not bool(torch.isfinite(tiles.own[0]).all()):
-            raise InputError(
-                f"the kernel of a point of x with itself is not a finite number in {str(dtype)[6:]}: x, or "
-                "weight_var, is too large. Divide x by its standard deviation, or pass x.double()."
-            )
-        return tiles
-
-    def outputs(self, x: Inputs) -> int | None:
-        """C if the network keeps positions to the end, which couples its outputs; else None."""
-        plan = self.plan(x)
-        return prod(plan.layout.shape) if plan.program.output.positions else None
-
-    def result_dtype(self, x: Inputs) -> torch.dtype:
-        """The dtype of the kernels: float64 if precise, else that of the inputs."""
-        floating = (one.dtype for one in tensors(x) if one.is_floating_point())
-        return self.product_dtype or next(floating, None) or torch.get_default_dtype()
-
-
-@dataclass(frozen=True, eq=False)
-class LimitKernel(BaseKernel):
-    """One of the two kernels of an infinitely wide network, with the interface of every kernel."""
-
-    limit: InfiniteWidth
-    tangent: bool
-    variance: float | Tensor = 1.0
-
-    def _facts(self) -> dict[str, str]:
-        return {
-            "_limit": repr(self.limit),
-            "kernel": "NTK" if self.tangent else "NNGP",
-            "variance": number(self.variance),
-        }
-
-    __repr__, _repr_html_ = as_text, as_html
-
-    def check(self, x: Inputs) -> None:
-        """Raise an error that says what to change, if the network cannot take `x`."""
-        self.limit.plan(x)
-
-    def outputs(self, x: Inputs) -> int | None:
-        """C if the network keeps positions of `x` to the end, which couples its outputs; else None."""
-        return self.limit.outputs(x)
-
-    def result_dtype(self, x: Inputs) -> torch.dtype:
-        """The dtype of the inputs, or float64 if precise."""
-        return self.limit.result_dtype(x)
-
-    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M), or (N·C, M·C) if coupled."""
-        first, second = self.limit.values(x, y, self.tangent, self.variance)
-        return self._chosen(first, second)
-
-    def _chosen(self, first: Tensor, second: Tensor | None) -> Tensor:
-        if not self.tangent:
-            return first
-        assert second is not None
-        return second
-
-    @ordinary_tensors()
-    def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N, 1, 1), or (N, C, C) if coupled."""
-        return self._chosen(*own_blocks(self.limit.tiles(x, self.tangent))) * self.variance
-
-    def diag(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N,), or (N·C,) if coupled."""
-        return self._chosen(*self.limit.diagonals(x, self.tangent)) * self.variance
-
-    @ordinary_tensors()
-    def keep(self, x: Inputs) -> KeptLimit | None:
-        """k(x, ·) with the moments of the points `x` held, or None where they are large or differentiated."""
-        if follows(x) or self.limit.prior.requires_grad:
-            return None
-        with torch.no_grad():
-            tiles = self.limit.tiles(x, self.tangent)
-        numbers = sum(t.numel() for t in (*tiles.data.values(), *tiles.profile.values()))
-        return KeptLimit(self, x, tiles) if 8 * numbers <= KEPT_BYTES else None
-
-    def precise(self) -> LimitKernel:
-        """The same kernel of the same inputs, computed in float64."""
-        return replace(self, limit=self.limit.precise())
-
-    def scaled(self, variance: float | Tensor) -> LimitKernel:
-        """variance · k."""
-        check_positive(variance, "variance")
-        return replace(self, variance=self.variance * variance)
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> LimitKernel:
-        """The same kernel with its tensors on another device or in another dtype."""
-        return replace(self, limit=replace(self.limit, prior=self.limit.prior.to(device, dtype)))
-
-
-@dataclass(frozen=True, eq=False)
-class KeptLimit:
-    """The kernel with the points `known`, whose moments `tiles` serve every later call."""
-
-    kernel: LimitKernel
-    known: Inputs
-    tiles: Tiles
-
-    def __reduce__(self) -> Any:
-        return LimitKernel.keep, (
-            self.kernel,
-            self.known,
-        )  # a plan holds functions, which are not pickled
-
-    @ordinary_tensors()
-    def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """k(known, x): (N·C, M·C), and k(x_m, x_m): (M, C, C), both from the moments of `x`."""
-        kernel, limit = self.kernel, self.kernel.limit
-        limit.check_alike(self.known, x)
-        own = limit.tiles(x, kernel.tangent)
-        matrices, blocks = matrix(self.tiles, own, kernel.variance), own_blocks(own)
-        return kernel._chosen(*matrices), kernel._chosen(*blocks) * kernel.variance
+from net2gp.limits.limit_kernels import InfiniteWidth, LimitKernel
+from net2gp.limits.plan import graph_of, weight_names
+from net2gp.limits.prior import Parameterization, Variances, prior_of
 
 
 def infinite_width(
@@ -276,14 +26,25 @@ def infinite_width(
     z = W φ(z') + b that means K = σ_w² E[φ(u) φ(v)] + σ_b² with (u, v) ~ N(0, K'), and
     Θ = K + σ_w² Θ' E[φ'(u) φ'(v)]; the kernel of the inputs is x·x'/d.
 
-    `weight_var` (1 if left out) and `bias_var` (0) are numbers, tensors of one element, which may require
-    gradients, or mappings from the names of layers (patterns as in `"body.*"`) to such.
-    `parameterization` is "ntk" or "standard" (gradients with respect to W and b themselves, with the
-    module's own widths), for all layers or as a mapping. `initialization="as_built"` reads the variances
-    off the module's weights, if they are those of a known initialization.
-
     Cost: N²·(d + a few dozen operations a layer); positions of images multiply it by their number, or by its
     square where a later layer, such as pooling, needs all pairs of them.
+
+    Args:
+        network: The module. It is traced, and neither changed nor run.
+        weight_var: The variance of weights times their fan-in (1 if left out): a number, a tensor of one
+            element, which may require a gradient, or a mapping from names of layers (patterns as in
+            `"body.*"`) to such.
+        bias_var: The variance of biases (0 if left out), in the same forms.
+        parameterization: "ntk", or "standard" for gradients with respect to W and b themselves, with the
+            module's own widths; for all layers or as a mapping.
+        initialization: "as_built" reads the variances off the module's weights, if they come from a known
+            initialization. None uses `weight_var` and `bias_var`.
+
+    Returns:
+        The limit, whose kernels are `nngp` and `ntk`.
+
+    Raises:
+        InputError: `initialization` is another word, or is given together with variances.
 
     >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
     >>> limit = infinite_width(network, weight_var=2.0)
@@ -322,8 +83,19 @@ def nngp(
 ) -> LimitKernel:
     """The covariance of the outputs of `network` at initialization, at infinite width: a Gaussian process.
 
-    Arguments, cost and references as for `infinite_width`; **hidden widths are ignored**. Outputs are
-    independent and have the same kernel.
+    **Hidden widths are ignored**: they are sent to infinity. Outputs are independent and have the same
+    kernel, unless the network keeps positions to the end. Cost and references are as for `infinite_width`.
+
+    Args:
+        network: The module. It is traced, and neither changed nor run.
+        weight_var: The variance of weights times their fan-in (1 if left out): a number, a tensor of one
+            element, or a mapping from names of layers to such.
+        bias_var: The variance of biases (0 if left out), in the same forms.
+        initialization: "as_built" reads the variances off the module's weights. None uses `weight_var` and
+            `bias_var`.
+
+    Returns:
+        The kernel.
 
     >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
     >>> nngp(network, weight_var=2.0, bias_var=0.1)(torch.eye(2, dtype=torch.float64))
@@ -345,9 +117,21 @@ def ntk(
 ) -> LimitKernel:
     """The tangent kernel of `network` at infinite width, where training does not change it.
 
-    Arguments, cost and references as for `infinite_width`; **hidden widths are ignored**, except as
-    factors of the layers' gradients in the standard parameterization. Take `infinite_width` for both kernels:
-    the second costs little beside the first.
+    **Hidden widths are ignored**, except as factors of the layers' gradients in the standard
+    parameterization. Take `infinite_width` for both kernels: the second costs little beside the first. Cost
+    and references are as for `infinite_width`.
+
+    Args:
+        network: The module. It is traced, and neither changed nor run.
+        weight_var: The variance of weights times their fan-in (1 if left out): a number, a tensor of one
+            element, or a mapping from names of layers to such.
+        bias_var: The variance of biases (0 if left out), in the same forms.
+        parameterization: "ntk", or "standard" for gradients with respect to W and b themselves.
+        initialization: "as_built" reads the variances off the module's weights. None uses `weight_var` and
+            `bias_var`.
+
+    Returns:
+        The kernel.
 
     >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
     >>> ntk(network, weight_var=2.0).diag(torch.eye(2, dtype=torch.float64))

@@ -17,7 +17,7 @@ from torch import Tensor
 from net2gp._version import __version__
 from net2gp.errors import InputError
 from net2gp.inputs import rows
-from net2gp.limits.kernels import InfiniteWidth, LimitKernel
+from net2gp.limits.limit_kernels import InfiniteWidth, LimitKernel
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized

@@ -154,15 +154,15 @@ class LocallyConnected1d(_LocallyConnected):
 
     Args:
         input_shape: (in_channels, length), since the number of weights depends on both.
-        out_channels: the number of channels of the output.
-        kernel_size: the places of a window.
-        stride: the distance between windows.
-        padding: the places added at both ends.
-        padding_mode: "zeros" or "circular".
-        bias: whether there are biases, one for each channel and place of the output.
+        out_channels: The number of channels of the output.
+        kernel_size: The places of a window.
+        stride: The distance between windows.
+        padding: The places added at both ends.
+        padding_mode: What is added, "zeros" or "circular".
+        bias: Whether there are biases, one for each channel and place of the output.
 
     Raises:
-        InputError: a size is no positive whole number, or the window is larger than the padded input.
+        InputError: A size is no positive whole number, or the window is larger than the padded input.
 
     >>> layer = LocallyConnected1d((3, 8), out_channels=5, kernel_size=3, padding=1)
     >>> layer.weight.shape, layer(torch.zeros(2, 3, 8)).shape
@@ -195,15 +195,15 @@ class LocallyConnected2d(_LocallyConnected):
 
     Args:
         input_shape: (in_channels, height, width), since the number of weights depends on all three.
-        out_channels: the number of channels of the output.
-        kernel_size: the places of a window, one number or one per axis.
-        stride: the distance between windows, one number or one per axis.
-        padding: the places added at both ends, one number or one per axis.
-        padding_mode: "zeros" or "circular".
-        bias: whether there are biases, one for each channel and place of the output.
+        out_channels: The number of channels of the output.
+        kernel_size: The places of a window, one number or one per axis.
+        stride: The distance between windows, one number or one per axis.
+        padding: The places added at both ends, one number or one per axis.
+        padding_mode: What is added, "zeros" or "circular".
+        bias: Whether there are biases, one for each channel and place of the output.
 
     Raises:
-        InputError: a size is no positive whole number, or the window is larger than the padded input.
+        InputError: A size is no positive whole number, or the window is larger than the padded input.
 
     >>> layer = LocallyConnected2d((3, 8, 6), out_channels=5, kernel_size=3, stride=2)
     >>> layer.weight.shape, layer(torch.zeros(2, 3, 8, 6)).shape

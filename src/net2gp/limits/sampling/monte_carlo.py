@@ -23,7 +23,13 @@ from net2gp.types import Inputs
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A mean over draws of the parameters, and the standard error of each of its entries."""
+    """A mean over draws of the parameters, and the standard error of each of its entries.
+
+    Args:
+        mean: The mean.
+        standard_error: The standard error of each entry, of the same shape.
+        num_samples: The number of draws.
+    """
 
     mean: Tensor
     standard_error: Tensor
@@ -65,6 +71,14 @@ class MonteCarloKernel(BaseKernel):
     The draws are numbered and do not depend on the points, so that every matrix is a mean of positive
     semi-definite matrices, and a block of a larger one is the same as the block alone. Of several outputs,
     and of outputs at several positions, it is the mean: outputs are taken to be independent copies.
+
+    Args:
+        network: The network, whose parameters are replaced by draws.
+        draws: How parameters are drawn.
+        num_samples: The number of draws.
+        tangent: Whether it is the tangent kernel; otherwise it is the covariance of the outputs.
+        variance: A factor of the kernel.
+        product_dtype: The dtype of results, or None for the dtype of the network.
     """
 
     network: nn.Module
@@ -100,16 +114,41 @@ class MonteCarloKernel(BaseKernel):
         return self.estimate(x, y).mean
 
     def estimate(self, x: Inputs, y: Inputs | None = None) -> Estimate:
-        """k(x, y) and its standard errors: (N, M)."""
+        """Estimate the kernel matrix.
+
+        Args:
+            x: N points.
+            y: M points, or None for x itself.
+
+        Returns:
+            k(x, y) and its standard errors: (N, M).
+        """
         return _last(self.stream(x, y, every=self.num_samples))
 
     def estimates(self, x: Inputs, y: Inputs | None = None) -> tuple[Estimate, Estimate]:
-        """Both kernels, NNGP and tangent, from one pass over the draws."""
+        """Estimate both kernels from one pass over the draws.
+
+        Args:
+            x: N points.
+            y: M points, or None for x itself.
+
+        Returns:
+            The NNGP and the tangent kernel.
+        """
         first, second = _last(self._streams(x, y, tangent=True, every=self.num_samples))
         return first, second
 
     def stream(self, x: Inputs, y: Inputs | None = None, *, every: int = 10) -> Iterator[Estimate]:
-        """The estimate of k(x, y) after each further `every` draws; only running sums are kept."""
+        """Estimate k(x, y) from more and more draws; only running sums are kept.
+
+        Args:
+            x: N points.
+            y: M points, or None for x itself.
+            every: The number of draws between two estimates.
+
+        Yields:
+            The estimate after each further `every` draws.
+        """
         for found in self._streams(x, y, tangent=self.tangent, every=every):
             yield found[-1]
 
@@ -212,16 +251,32 @@ def monte_carlo_kernel(
         NTK:   k(x, x') = 1/S Σ_s Σ_p r_p ∂f(x; θ_s)/∂θ_p · ∂f(x'; θ_s)/∂θ_p / C     (tangent=True)
 
     Nothing is asked of the module but that it can be called: max pooling, softmax attention, LSTMs. Without
-    variances each layer's `reset_parameters()` draws, and the tangent kernel is that of the module's own
-    parameters (r = 1). With `weight_var` (and `bias_var`), weights are N(0, weight_var / fan_in), biases
-    N(0, bias_var), gains of norms one; r is their variance in the NTK parameterization (then the default)
-    and one in the standard one. `width` takes the network's `twin` of that width instead. The seed comes
-    from `generator`, or is always the same without one. A `twin` in the NTK parameterization redraws its
-    standard normal parameters.
+    variances each layer's `reset_parameters()` draws, and r = 1. With variances, weights are
+    N(0, weight_var / fan_in), biases N(0, bias_var) and gains of norms one; r is their variance in the NTK
+    parameterization and one in the standard one. A `twin` in the NTK parameterization redraws its standard
+    normal parameters.
 
     The trace over outputs in the NTK is taken along one random vector of signs for each draw, which is
     exact for one output. `estimate(x)` has the standard errors, which fall as 1/√S; the mean differs from
     the limit of infinite width by O(1/width). Cost: S·N passes; with the NTK also S·N·M·P, and N·P memory.
+
+    Args:
+        network: The module. It is copied.
+        num_samples: The number of draws S.
+        tangent: Whether the kernel is the NTK; otherwise it is the NNGP.
+        weight_var: The variance of weights times their fan-in, a number or a mapping from names of layers.
+            None is 1 if `bias_var` is given; if neither is, layers draw their own parameters.
+        bias_var: The variance of biases (0 if left out), in the same forms.
+        parameterization: "ntk" (the default with variances) or "standard".
+        width: The width of the `twin` that is drawn in place of the network, or None for the network itself.
+        generator: The source of the seed. Without one the draws are always the same.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        NetworkError: `network` is no module with parameters, or couples the points of a batch.
+        InputError: `num_samples` is less than 1.
 
     >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.MaxPool1d(2), nn.Linear(32, 1))
     >>> kernel = monte_carlo_kernel(network, 200, weight_var=2.0, bias_var=0.1)

@@ -49,11 +49,16 @@ class TangentKernel(BaseFeatureKernel):
     with inputs a and output gradients g, K += Σ_ts (a_t·a'_s)(g_t·g'_s) or the product of layer
     gradients, whichever is cheaper; all other parameters through their own columns of the Jacobian,
     a few at a time. Cost: C backward passes over x and y, plus N²C² times the number of layer outputs
-    (not parameters) for dense layers. `memory_budget` bounds, in bytes, what is held beside the result
-    (None: a quarter of the free memory).
+    (not parameters) for dense layers.
 
     A `precise` kernel runs the network in its own dtype but multiplies in float64: differences such as
     k(x, x) − k(x, X)K⁻¹k(X, x) keep their digits, at the price of float64 products alone.
+
+    Args:
+        linearized: The linearized network, whose Jacobian is J.
+        prior_var: The prior variance of every parameter, by name: one number, or one per entry.
+        memory_budget: The bytes that may be held beside the result, or None for a quarter of the free memory.
+        product_dtype: The dtype of products and results, or None for the dtype of the network.
 
     Reference: Novak et al., Fast finite width neural tangent kernel, ICML 2022.
     """
@@ -92,7 +97,15 @@ class TangentKernel(BaseFeatureKernel):
 
     @ordinary_tensors()
     def keep(self, x: Inputs) -> Kept | None:
-        """k(x, ·) with the factors at `x` held, or None where they are large or differentiated."""
+        """Hold the factors of the gradients at training points.
+
+        Args:
+            x: The points.
+
+        Returns:
+            A function from other points z to k(x, z) and k(z_n, z_n), or None where the factors are large or
+            differentiated.
+        """
         layout = self._plan(x, training=False)
         widened = self.dtype.itemsize / self.linearized.example.element_size()
         size = 2 * widened * num_rows(x) * layout.bytes_per_point
@@ -130,7 +143,15 @@ class TangentKernel(BaseFeatureKernel):
         return self.blocks(x).diagonal(dim1=1, dim2=2).reshape(-1)
 
     def blocks_and_products(self, x: Inputs, w: Tensor) -> tuple[Tensor, Tensor]:
-        """k(x_n, x_n) for each point, (N, C, C), and Φ(x) w, (N, C, k) for w (P, k), from one pass."""
+        """Compute the covariance of each point and the products of its features from one pass.
+
+        Args:
+            x: N points.
+            w: A matrix of shape (P, k).
+
+        Returns:
+            k(x_n, x_n) for each point, (N, C, C), and Φ(x) w, (N, C, k).
+        """
         check_height(w, self.num_features, "w", "parameters")
         layout = self._plan(x, training=False)
         if layout.leftover:  # whose Jacobians are made a few parameters at a time
@@ -324,13 +345,26 @@ class TangentKernel(BaseFeatureKernel):
         return groups
 
     def points_at_once(self, x: Inputs) -> int:
-        """How many points like those in `x` have their factors fit into the memory budget."""
+        """Count the points whose factors fit into the memory budget together.
+
+        Args:
+            x: Points of the same shape.
+
+        Returns:
+            The number of points.
+        """
         return self._points(self._plan(x, training=False))
 
     def factors(self, x: Inputs, mix: Tensor | None = None) -> list[Factor] | None:
-        """All scaled factors at `x`, or None where they do not fit into the memory budget.
+        """Compute the factors of the gradients at points, scaled by the roots of the prior variances.
 
-        With `mix` (N, C, K) they are those of the combinations Σ_c mix_nck f_c(x_n) in place of the outputs.
+        Args:
+            x: N points.
+            mix: Combinations Σ_c mix_nck f_c(x_n) that take the place of the outputs, of shape (N, C, K), or
+                None for the outputs themselves.
+
+        Returns:
+            The factors, or None where they do not fit into the memory budget.
         """
         if num_rows(x) > self.points_at_once(x):
             return None

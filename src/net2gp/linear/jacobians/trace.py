@@ -17,7 +17,7 @@ class TraceKernel(BaseKernel):
     """(1/C) Σ_c k_cc(x, x'): the tangent kernel averaged over outputs, for any number of independent ones.
 
     Args:
-        tangent: the tangent kernel k.
+        tangent: The tangent kernel k.
     """
 
     tangent: TangentKernel

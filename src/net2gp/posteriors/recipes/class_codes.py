@@ -34,8 +34,15 @@ class Standardized(BaseKernel):
     cannot tell classes apart but counts as prior variance; correlations do not depend on how bright an
     image is.
 
-    `means` are m(X), and `gram` are the correlations of X, which are never computed again. Cost: k(x, X) and
-    the diagonal of k, and between other points k itself.
+    Cost: k(x, X) and the diagonal of k, and between other points k itself.
+
+    Args:
+        kernel: The kernel k of one output.
+        points: The points X.
+        means: m(X), of shape (N,).
+        gram: The correlations of X, (N, N), which are never computed again.
+        variance: A factor of the kernel.
+        product_dtype: The dtype of results, or None for the dtype of the points.
     """
 
     kernel: Kernel
@@ -47,7 +54,18 @@ class Standardized(BaseKernel):
 
     @staticmethod
     def of(kernel: Kernel, points: Inputs) -> Standardized:
-        """The kernel of one output, standardized at the points."""
+        """Standardize a kernel of one output at some points.
+
+        Args:
+            kernel: The kernel k.
+            points: The points X.
+
+        Returns:
+            The standardized kernel.
+
+        Raises:
+            InputError: It is no kernel, its outputs are coupled, or it does not tell the points apart.
+        """
         if not _has_one_output(kernel, points):
             raise InputError(
                 f"expected a network or a kernel of one output, but got {describe(kernel)}. "

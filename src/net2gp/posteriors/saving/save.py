@@ -18,7 +18,7 @@ from net2gp import kernels, likelihoods
 from net2gp._version import __version__
 from net2gp.errors import FileFormatError, InputError, check_device
 from net2gp.inputs import describe, ordinary_tensors
-from net2gp.limits.kernels import InfiniteWidth, LimitKernel
+from net2gp.limits.limit_kernels import InfiniteWidth, LimitKernel
 from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
