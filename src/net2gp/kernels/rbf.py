@@ -52,7 +52,7 @@ class RBF(BaseKernel):
             x: N points.
 
         Raises:
-            InputError: `x` is not one floating tensor of shape (N, D), or there are other than D length scales.
+            InputError: `x` is not one floating tensor (N, D), or the length scales are not one or D.
         """
         check_inputs(x)
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
