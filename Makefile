@@ -36,6 +36,7 @@ slow: $(STAMP) ## the long reproductions
 bench: $(STAMP) ## speed and memory, side by side with the peers; then caches and solvers
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/limits.py
+	$(BIN)/python benchmarks/limit_predictions.py
 	$(BIN)/python benchmarks/laplace_torch.py
 	NET2GP_DATA=$${NET2GP_DATA:-$(realpath ../shared/data)} OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/solvers.py
 

@@ -1,11 +1,16 @@
 """Laws of the interpolation tables: as good as the quadrature that they replace, in every layout."""
 
+import copy
 import math
+from collections import deque
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import net2gp as n2g
+from net2gp.limits.duals import interpolation
 from net2gp.limits.duals.activations import activation_of
 from net2gp.limits.duals.chebyshev import (
     layout_of,
@@ -14,7 +19,7 @@ from net2gp.limits.duals.chebyshev import (
     unit_nodes,
     vandermonde,
 )
-from net2gp.limits.duals.interpolation import build, table_for
+from net2gp.limits.duals.interpolation import build, kept_table_for, table_for
 from net2gp.limits.duals.quadrature import mixed_dual
 
 
@@ -180,3 +185,106 @@ def test_coefficients_give_back_polynomials():
     wanted = torch.zeros(6, dtype=torch.float64)
     wanted[4] = 1.0
     torch.testing.assert_close(to_coefficients(6) @ values, wanted, atol=1e-14, rtol=0)
+
+
+@pytest.fixture
+def no_tables(monkeypatch):
+    """No table that another test has left behind."""
+    monkeypatch.setattr(interpolation, "_KEPT", deque(maxlen=32))
+
+
+SMOOTH = [nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.SiLU(), nn.Mish()]
+
+
+@pytest.mark.parametrize("layer", SMOOTH, ids=str)
+def test_few_pairs_are_the_same_with_and_without_a_table(layer, no_tables):
+    act = activation_of(layer)
+    cov, var = gram(30, seed=1)
+    new, own = gram(5, seed=2)
+    few = (new[0, 1:], own[:1], own[1:])
+    assert kept_table_for(act, *few) is None
+    without = act.dual(*few, True)
+    act.dual(cov, var[:, None], var, True)
+    assert kept_table_for(act, *few) is not None
+    again = act.dual(*few, True)
+    sizes = [act.variance(v, True) for v in few[1:]]
+    for a, b, one, two in zip(again, without, *sizes, strict=True):
+        assert ((a - b).abs() / torch.sqrt(one * two)).max() < 1e-12
+
+
+def test_a_kept_table_serves_single_precision_without_losing_digits(no_tables):
+    act = activation_of(nn.Tanh())
+    cov, var = gram(30, seed=1)
+    act.dual(cov, var[:, None], var, True)
+    exact = act.dual(cov[0, 1:9], var[:1], var[1:9], True)
+    single = act.dual(cov[0, 1:9].float(), var[:1].float(), var[1:9].float(), True)
+    for a, b in zip(single, exact, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=1e-7)
+
+
+def test_variances_beyond_a_kept_table_and_gradients_do_without(no_tables):
+    act = activation_of(nn.Tanh())
+    cov, var = gram(30, seed=1)
+    act.dual(cov, var[:, None], var, True)
+    far = 100 * var[:2]
+    assert kept_table_for(act, 0.3 * far, far, far) is None
+    followed = cov[0, :4].clone().requires_grad_()
+    assert kept_table_for(act, followed, var[:1], var[:4]) is None
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert kept_table_for(act, zero, zero, var[:1]) is None
+    assert kept_table_for(activation_of(nn.Hardtanh()), cov, var[:, None], var) is None
+
+
+def test_kept_tables_are_bounded(no_tables):
+    cov, var = gram(23, seed=1)
+    table = build(activation_of(nn.Tanh()), 0.0, 0.0, 1e-10)
+    for count in range(40):
+        interpolation._KEPT.append((count, table))
+    act = activation_of(nn.SiLU())
+    act.dual(cov, var[:, None], var, False)
+    assert len(interpolation._KEPT) == 32
+    assert interpolation._KEPT[-1][0] == act
+
+
+def test_a_posterior_says_the_same_with_and_without_tables(no_tables):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 3, generator=generator, dtype=torch.float64)
+    layers = nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)
+    kernel = n2g.ntk(nn.Sequential(*layers).double(), weight_var=1.5, bias_var=0.1)
+    alone = torch.cat([kernel(x[:1], x[n : n + 1]) for n in range(30)], 1)
+    posterior = n2g.condition(kernel, (x, x[:, :1].sin()), n2g.Gaussian(0.1))
+    assert interpolation._KEPT
+    after = torch.cat([kernel(x[:1], x[n : n + 1]) for n in range(30)], 1)
+    torch.testing.assert_close(after, alone, rtol=1e-12, atol=1e-12)
+    one = torch.stack([posterior.predict(x[n : n + 1]).mean[0] for n in range(5)])
+    torch.testing.assert_close(one, posterior.predict(x[:5]).mean, rtol=1e-10, atol=1e-11)
+
+
+def test_what_a_posterior_holds_of_its_points_changes_nothing():
+    generator = torch.Generator().manual_seed(0)
+    sequences = torch.randn(4, 5, 2, generator=generator, dtype=torch.float64)
+    for x in (sequences, sequences.flatten(1)[:, :2]):
+        layers = nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)
+        kernel = n2g.ntk(nn.Sequential(*layers).double(), bias_var=0.1).scaled(0.7)
+        kept = kernel.keep(x)
+        for again in (kept, copy.deepcopy(kept)):
+            cross, blocks = again(x[1:3])
+            torch.testing.assert_close(cross, kernel(x, x[1:3].clone()), rtol=1e-14, atol=0)
+            torch.testing.assert_close(blocks, kernel.blocks(x[1:3]), rtol=1e-14, atol=0)
+    assert kernel.keep(x.clone().requires_grad_()) is None
+
+
+def test_what_a_limit_remembers_is_bounded():
+    limit = n2g.infinite_width(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)))
+    for length in range(1, 40):
+        limit.nngp.outputs(torch.zeros(1, length, 1))
+    assert len(limit.plans) == 16
+    x = torch.nn.functional.normalize(torch.randn(260, 3))
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    plans = {}
+    for step in range(20):
+        tuned = replace(n2g.infinite_width(network, weight_var=1.0 + step), plans=plans)
+        tuned.nngp(x)
+    (plan,) = plans.values()
+    assert 0 < len(plan.polynomials) <= 16
