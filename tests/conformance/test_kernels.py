@@ -436,3 +436,17 @@ def test_a_sum_of_kernels_of_one_network_is_saved_and_of_two_refused(tmp_path):
     posterior = condition(kernel_of("sum with features"), (x, y), Gaussian(0.1))
     with pytest.raises(InputError, match="of two networks or more, but load takes one"):
         posterior.save(tmp_path / "other")
+
+
+def test_a_kernel_that_does_not_say_how_many_outputs_it_couples_is_refused():
+    @dataclass(frozen=True)
+    class Silent(BaseKernel):
+        def __call__(self, x, y=None):
+            return torch.kron(RBF()(x, y), torch.eye(2).to(x))
+
+        def diag(self, x):
+            return x.new_ones(2 * len(x))
+
+    x = points(4)
+    with pytest.raises(InputError, match=r"diag of Silent has shape \(2,\).*Return C from outputs"):
+        condition(Silent(), (x, x), Gaussian(0.1))

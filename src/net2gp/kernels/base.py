@@ -68,8 +68,24 @@ class BaseKernel(ABC):
         return None
 
     def check(self, x: Inputs) -> None:
-        """Raise unless `x` is a tensor of finite numbers, or a tuple or dict of such."""
+        """Raise unless `x` holds finite numbers and the kernel has the outputs that it says it has.
+
+        Args:
+            x: N points.
+
+        Raises:
+            InputError: `x` is no tensor, tuple or dict of finite numbers, or `diag` has another number of rows
+                per point than `outputs` says.
+        """
         check_inputs(x)
+        first = rows(x, slice(0, 1))
+        with torch.no_grad():
+            found, count = tuple(self.diag(first).shape), self.outputs(first)
+        if found != (count or 1,):
+            raise InputError(
+                f"diag of {type(self).__name__} has shape {found} for one point, but ({count or 1},) is needed, "
+                f"since outputs(x) is {count}. Return C from outputs(x) if the kernel couples C outputs."
+            )
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
         """Find the dtype of k(x, x), by default from its value at the first point.
