@@ -11,7 +11,6 @@ Neither needs Λ⁻¹, so Λ may be singular, as softmax's diag(p) − ppᵀ is.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, NotConverged, warn
+from net2gp.errors import InputError, NotConverged, trying, warn
 from net2gp.linalg import Cholesky, block_cg, block_matmul, cholesky, log_det_quadrature, psd_root
 from net2gp.linalg.cg import Solution
 from net2gp.linalg.low_rank import LowRankPlusIdentity
@@ -270,9 +269,8 @@ class IterativeFactor:
         if prior is None:
             return block_matmul(self.S, self._iterate(b, None, tol).x), tol
         for attempt in range(ATTEMPTS):
-            with warnings.catch_warnings():
-                # A residual above the tolerance does not matter here: `_warn_wide` judges the variances.
-                warnings.simplefilter("ignore", NotConverged)
+            # A residual above the tolerance does not matter here: `_warn_wide` judges the variances.
+            with trying():
                 solution = self._iterate(b, None, tol)
             left = (prior - (b * solution.x).sum(0)).clamp(min=0.0)
             missed = (solution.relative_residuals * torch.linalg.vector_norm(b, dim=0)).square()
