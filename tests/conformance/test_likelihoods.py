@@ -184,10 +184,11 @@ def test_the_residual_is_the_gradient_of_log_prob(case: Case) -> None:
 @each
 def test_the_curvature_is_the_expected_negative_hessian(case: Case) -> None:
     f = case.outputs()
-    total = sum(
-        weight[:, None, None] * negative_hessian(case.likelihood, f, y)
-        for y, weight in case.support(case.likelihood, f)
+    targets, weights = (
+        torch.stack(part) for part in zip(*case.support(case.likelihood, f), strict=True)
     )
+    hessians = torch.vmap(lambda y: negative_hessian(case.likelihood, f, y))(targets)
+    total = (weights[:, :, None, None] * hessians).sum(0)
     torch.testing.assert_close(case.likelihood.curvature(f), total, rtol=1e-10, atol=1e-10)
 
 
