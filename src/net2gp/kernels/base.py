@@ -74,8 +74,8 @@ class BaseKernel(ABC):
             x: N points.
 
         Raises:
-            InputError: `x` is no tensor, tuple or dict of finite numbers, or `diag` has another number of rows
-                per point than `outputs` says.
+            InputError: `x` is no tensor, tuple or dict of finite numbers, or `diag` has another number of
+                rows per point than `outputs` says.
         """
         check_inputs(x)
         first = rows(x, slice(0, 1))
@@ -83,8 +83,8 @@ class BaseKernel(ABC):
             found, count = tuple(self.diag(first).shape), self.outputs(first)
         if found != (count or 1,):
             raise InputError(
-                f"diag of {type(self).__name__} has shape {found} for one point, but ({count or 1},) is needed, "
-                f"since outputs(x) is {count}. Return C from outputs(x) if the kernel couples C outputs."
+                f"diag of {type(self).__name__} has shape {found} for one point, but ({count or 1},) is "
+                f"needed, since outputs(x) is {count}. Return C from outputs(x) if the kernel couples C outputs."
             )
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
