@@ -34,6 +34,10 @@ def points(count: int = 4) -> torch.Tensor:
     return torch.randn(count, 3, generator=generator, dtype=torch.float64)
 
 
+def test_the_page_shows_everything_that_can_be_added():
+    assert set(sources()) == {*ALL, "paper"}
+
+
 @pytest.mark.parametrize("section", ALL)
 def test_a_section_has_one_complete_example(section):
     assert len(sources()[section]) == 1
