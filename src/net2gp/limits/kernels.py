@@ -19,21 +19,21 @@ def infinite_width(
     parameterization: Parameterization = "ntk",
     initialization: str | None = None,
 ) -> InfiniteWidth:
-    """Both kernels of `network` at infinite width: call the result for the pair (NNGP, tangent kernel).
+    """Return the limit of `network` at infinite width: call it for the pair (NNGP, tangent kernel).
 
-    The module is taken as it stands, but **its hidden widths are ignored**: they are sent to infinity, with
+    The module is used as it is, except that **its hidden widths are ignored**: they go to infinity, with
     weights N(0, weight_var / fan_in) and biases N(0, bias_var). For a fully connected layer
     z = W φ(z') + b that means K = σ_w² E[φ(u) φ(v)] + σ_b² with (u, v) ~ N(0, K'), and
     Θ = K + σ_w² Θ' E[φ'(u) φ'(v)]; the kernel of the inputs is x·x'/d.
 
-    Cost: N²·(d + a few dozen operations a layer); positions of images multiply it by their number, or by its
-    square where a later layer, such as pooling, needs all pairs of them.
+    A matrix costs N²·(d + a few dozen operations per layer). Positions of images multiply this by their
+    number, or by its square if a later layer, such as pooling, needs all pairs of them.
 
     Args:
         network: The module. It is traced, and neither changed nor run.
         weight_var: The variance of weights times their fan-in (1 if left out): a number, a tensor of one
-            element, which may require a gradient, or a mapping from names of layers (patterns as in
-            `"body.*"`) to such.
+            element, which may require a gradient, or a mapping from names of layers (or patterns such as
+            `"body.*"`) to these.
         bias_var: The variance of biases (0 if left out), in the same forms.
         parameterization: "ntk", or "standard" for gradients with respect to W and b themselves, with the
             module's own widths; for all layers or as a mapping.
@@ -44,8 +44,9 @@ def infinite_width(
         The limit, whose kernels are `nngp` and `ntk`.
 
     Raises:
-        InputError: `initialization` is another word, or is given together with variances.
+        InputError: If `initialization` is another word, or is given together with variances.
 
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
     >>> limit = infinite_width(network, weight_var=2.0)
     >>> nngp, ntk = limit(torch.eye(2, dtype=torch.float64))
@@ -81,15 +82,16 @@ def nngp(
     bias_var: Variances | None = None,
     initialization: str | None = None,
 ) -> LimitKernel:
-    """The covariance of the outputs of `network` at initialization, at infinite width: a Gaussian process.
+    """Return the covariance of the outputs of `network` at initialization, at infinite width.
 
-    **Hidden widths are ignored**: they are sent to infinity. Outputs are independent and have the same
-    kernel, unless the network keeps positions to the end. Cost and references are as for `infinite_width`.
+    The network is then a Gaussian process. **Hidden widths are ignored**: they go to infinity. Outputs are
+    independent and have the same kernel, unless the network keeps positions to the end. Cost and references
+    are as for `infinite_width`.
 
     Args:
         network: The module. It is traced, and neither changed nor run.
         weight_var: The variance of weights times their fan-in (1 if left out): a number, a tensor of one
-            element, or a mapping from names of layers to such.
+            element, or a mapping from names of layers to these.
         bias_var: The variance of biases (0 if left out), in the same forms.
         initialization: "as_built" reads the variances off the module's weights. None uses `weight_var` and
             `bias_var`.
@@ -97,6 +99,7 @@ def nngp(
     Returns:
         The kernel.
 
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
     >>> nngp(network, weight_var=2.0, bias_var=0.1)(torch.eye(2, dtype=torch.float64))
     tensor([[1.2000, 0.5016],
@@ -115,16 +118,16 @@ def ntk(
     parameterization: Parameterization = "ntk",
     initialization: str | None = None,
 ) -> LimitKernel:
-    """The tangent kernel of `network` at infinite width, where training does not change it.
+    """Return the tangent kernel of `network` at infinite width, where training does not change it.
 
     **Hidden widths are ignored**, except as factors of the layers' gradients in the standard
-    parameterization. Take `infinite_width` for both kernels: the second costs little beside the first. Cost
-    and references are as for `infinite_width`.
+    parameterization. Use `infinite_width` for both kernels: the second costs little in addition to the
+    first. Cost and references are as for `infinite_width`.
 
     Args:
         network: The module. It is traced, and neither changed nor run.
         weight_var: The variance of weights times their fan-in (1 if left out): a number, a tensor of one
-            element, or a mapping from names of layers to such.
+            element, or a mapping from names of layers to these.
         bias_var: The variance of biases (0 if left out), in the same forms.
         parameterization: "ntk", or "standard" for gradients with respect to W and b themselves.
         initialization: "as_built" reads the variances off the module's weights. None uses `weight_var` and
@@ -133,6 +136,7 @@ def ntk(
     Returns:
         The kernel.
 
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
     >>> ntk(network, weight_var=2.0).diag(torch.eye(2, dtype=torch.float64))
     tensor([2., 2.], dtype=torch.float64)

@@ -27,15 +27,15 @@ from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs
 
 KEPT_BYTES = 2**26
-"""What the moments of training points may take to be held from one prediction to the next."""
+"""The most bytes of moments of training points that are held from one prediction to the next."""
 
 
 @dataclass(frozen=True, eq=False)
 class InfiniteWidth:
-    """A network in the limit of infinitely many channels: both kernels from one pass.
+    """A network in the limit of infinitely many channels, which computes both kernels in one pass.
 
-    Call it for the pair (NNGP, tangent kernel); `nngp` and `ntk` are each alone as kernels. What is computed
-    for inputs of one shape is a plan. The last 16 plans are held, and found again where one is missing.
+    Call it for the pair (NNGP, tangent kernel); `nngp` and `ntk` are the two kernels by themselves. What is
+    computed for inputs of one shape is a plan. The last 16 plans are held, and missing ones are found again.
 
     Args:
         graph: The traced network.
@@ -94,16 +94,16 @@ class InfiniteWidth:
 
     @property
     def nngp(self) -> LimitKernel:
-        """The covariance of the network's outputs at initialization."""
+        """Return the covariance of the network's outputs at initialization."""
         return LimitKernel(self, tangent=False)
 
     @property
     def ntk(self) -> LimitKernel:
-        """The tangent kernel, constant during training in the limit."""
+        """Return the tangent kernel, which is constant during training in the limit."""
         return LimitKernel(self, tangent=True)
 
     def precise(self) -> InfiniteWidth:
-        """The same limit of the same inputs, computed in float64."""
+        """Return the same limit of the same inputs, computed in float64."""
         return replace(self, product_dtype=torch.float64)
 
     @ordinary_tensors()
@@ -114,7 +114,7 @@ class InfiniteWidth:
             x: Points of the shape.
 
         Returns:
-            The plan, which is found once for each shape.
+            The plan, which is found once per shape.
         """
         inputs = self.inputs(x)
         key = tuple((*one.shape[1:], one.dtype) for one in inputs)
@@ -129,10 +129,10 @@ class InfiniteWidth:
             name: What error messages call them.
 
         Returns:
-            One tensor for each argument.
+            One tensor per argument.
 
         Raises:
-            InputError: The numbers are complex, or the names are not those of the arguments.
+            InputError: If numbers are complex, or a dict has other names than the arguments.
         """
         check_inputs(x, name)
         if not torch.is_inference_mode_enabled():  # a copy made in it has no derivatives outside
@@ -172,14 +172,14 @@ class InfiniteWidth:
         return matrix(left, self.tiles(y, tangent), scale)
 
     def check_alike(self, x: Inputs, y: Inputs) -> None:
-        """Raise unless points can be compared with others.
+        """Check that two sets of points can be compared.
 
         Args:
             x: Some points.
             y: The others.
 
         Raises:
-            InputError: The shapes, dtypes or devices differ.
+            InputError: If shapes, dtypes or devices differ.
         """
         for one, other in zip(self.inputs(x), self.inputs(y, "y"), strict=True):
             check_dtype_and_device(other, "y", one, "x")
@@ -191,7 +191,7 @@ class InfiniteWidth:
 
     @ordinary_tensors()
     def diagonals(self, x: Inputs, tangent: bool) -> tuple[Tensor, Tensor | None]:
-        """Compute the variances.
+        """Compute the diagonals of the kernel matrices.
 
         Args:
             x: N points.
@@ -213,7 +213,7 @@ class InfiniteWidth:
             The data and the moments of each point.
 
         Raises:
-            InputError: The variance of a point is not a finite number.
+            InputError: If the variance of a point is not a finite number.
         """
         inputs = self.inputs(x)
         plan = self.plan(x)
@@ -234,7 +234,7 @@ class InfiniteWidth:
             x: Points, whose shape decides.
 
         Returns:
-            C, or None where outputs are independent copies of each other.
+            C, or None if outputs are independent copies of each other.
         """
         plan = self.plan(x)
         return prod(plan.layout.shape) if plan.program.output.positions else None
@@ -254,7 +254,7 @@ class InfiniteWidth:
 
 @dataclass(frozen=True, eq=False)
 class LimitKernel(BaseKernel):
-    """One of the two kernels of an infinitely wide network, with the interface of every kernel.
+    """One of the two kernels of an infinitely wide network.
 
     Args:
         limit: The network at infinite width.
@@ -280,15 +280,15 @@ class LimitKernel(BaseKernel):
         self.limit.plan(x)
 
     def outputs(self, x: Inputs) -> int | None:
-        """C if the network keeps positions of `x` to the end, which couples its outputs; else None."""
+        """Return C if the network keeps positions to the end, which couples its outputs, or else None."""
         return self.limit.outputs(x)
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
-        """The dtype of the inputs, or float64 if precise."""
+        """Return the dtype of the inputs, or float64 if precise."""
         return self.limit.result_dtype(x)
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M), or (N·C, M·C) if coupled."""
+        """Compute k(x, y), (N, M), or (N·C, M·C) if outputs are coupled."""
         first, second = self.limit.values(x, y, self.tangent, self.variance)
         return self._chosen(first, second)
 
@@ -300,16 +300,16 @@ class LimitKernel(BaseKernel):
 
     @ordinary_tensors()
     def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N, 1, 1), or (N, C, C) if coupled."""
+        """Compute k(x_n, x_n), (N, 1, 1), or (N, C, C) if outputs are coupled."""
         return self._chosen(*own_blocks(self.limit.tiles(x, self.tangent))) * self.variance
 
     def diag(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N,), or (N·C,) if coupled."""
+        """Compute the diagonal of k(x, x), (N,), or (N·C,) if outputs are coupled."""
         return self._chosen(*self.limit.diagonals(x, self.tangent)) * self.variance
 
     @ordinary_tensors()
     def keep(self, x: Inputs) -> KeptLimit | None:
-        """k(x, ·) with the moments of the points `x` held, or None where they are large or differentiated."""
+        """Return k(x, ·) with the moments of `x` held, or None if they are too large or differentiated."""
         if follows(x) or self.limit.prior.requires_grad:
             return None
         with torch.no_grad():
@@ -318,38 +318,42 @@ class LimitKernel(BaseKernel):
         return KeptLimit(self, x, tiles) if 8 * numbers <= KEPT_BYTES else None
 
     def precise(self) -> LimitKernel:
-        """The same kernel of the same inputs, computed in float64."""
+        """Return the same kernel of the same inputs, computed in float64."""
         return replace(self, limit=self.limit.precise())
 
     def scaled(self, variance: float | Tensor) -> LimitKernel:
-        """variance · k."""
+        """Return variance · k."""
         check_positive(variance, "variance")
         return replace(self, variance=self.variance * variance)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LimitKernel:
-        """The same kernel with its tensors on another device or in another dtype."""
+        """Return the same kernel with its tensors on another device or in another dtype."""
         return replace(self, limit=replace(self.limit, prior=self.limit.prior.to(device, dtype)))
 
 
 @dataclass(frozen=True, eq=False)
 class KeptLimit:
-    """The kernel with the points `known`, whose moments `tiles` serve every later call."""
+    """The kernel with the points `known`, whose moments `tiles` serve every later call.
+
+    Args:
+        kernel: The kernel.
+        known: The points.
+        tiles: Their data and moments.
+    """
 
     kernel: LimitKernel
     known: Inputs
     tiles: Tiles
 
     def __reduce__(self) -> Any:
-        return LimitKernel.keep, (
-            self.kernel,
-            self.known,
-        )  # a plan holds functions, which are not pickled
+        # the moments are computed again, since a plan holds functions, which cannot be pickled
+        return LimitKernel.keep, (self.kernel, self.known)
 
     @ordinary_tensors()
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """k(known, x): (N·C, M·C), and k(x_m, x_m): (M, C, C), both from the moments of `x`."""
+        """Compute k(known, x), (N·C, M·C), and k(x_m, x_m), (M, C, C), both from the moments of `x`."""
         kernel, limit = self.kernel, self.kernel.limit
         limit.check_alike(self.known, x)
         own = limit.tiles(x, kernel.tangent)

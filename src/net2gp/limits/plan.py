@@ -38,11 +38,11 @@ WEIGHTED = (*weighted_layers.KINDS, *recurrent_layers.KINDS)
 
 
 NUM_KNOWN = 16
-"""Plans, and polynomials and compiled functions of each plan, that are held at a time."""
+"""The most plans, and polynomials and compiled functions of each plan, that are held at a time."""
 
 
 def remember(known: dict[Any, Any], key: Any, value: Any) -> Any:
-    """`value`, put into a dict of at most `NUM_KNOWN`, which the oldest leaves."""
+    """Put `value` into a dict of at most `NUM_KNOWN` entries, drop the oldest, and return `value`."""
     while len(known) >= NUM_KNOWN:
         known.pop(next(iter(known)), None)
     known[key] = value

@@ -48,7 +48,7 @@ def vandermonde(x: Tensor, count: int) -> Tensor:
 
 
 def cosines(x: Tensor, degrees: Tensor) -> Tensor:
-    """T_k(x) = cos(k acos x) for each of the degrees, along a new last axis, in three operations."""
+    """Compute T_k(x) = cos(k acos x) for all degrees, along a new last axis, in three operations."""
     return torch.cos(torch.acos(x.clamp(-1, 1))[..., None] * degrees)
 
 
@@ -118,7 +118,7 @@ def series(
 def _direct(
     t: Tensor, degrees: Sequence[int], coefficients: Tensor, first: Tensor, second: Tensor
 ) -> Tensor:
-    """All terms at once and their sum: a handful of operations, where a recurrence takes two per degree."""
+    """Sum all terms at once, in a handful of operations, where a recurrence takes two per degree."""
     waves = cosines(t, torch.tensor(degrees, device=t.device)).movedim(-1, 0)
     inner = coefficients[:, None]
     if first.shape[1] <= second.shape[1]:

@@ -3,8 +3,8 @@
 E[φφ'] and E[φ'φ''] are Chebyshev series Σ_k T_k(t) C_k(var1, var2), whose coefficients are Chebyshev
 interpolants in log var1 and log var2. For smooth φ the variable t is the correlation itself: with the
 Fourier modes a_k(var, r) of α ↦ φ(√var·r·cos α), C_k = ∫ a_k(var1, r) a_k(var2, r) r e^{−r²/2} dr, so that
-all of them come from one function table and a Fourier transform. With kinks t = 1 − 2θ/π, and the
-values come from quadrature.
+all of them come from one table of function values and a Fourier transform. If φ has kinks, t = 1 − 2θ/π, and
+the values come from quadrature.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ from net2gp.limits.integrals.expectations import (
 from net2gp.limits.integrals.plane_quadrature import REACH, plane_grid, radial_rule
 
 _VALUE, _SLOPE = ((0, 0), (0, 0)), ((1, 0), (1, 0))
-_MIN_PAIRS = 1 << 15  # below, series are faster than building a table
-_MIN_PAIRS_WITH_GRADIENTS = 128  # likewise, where derivatives are wanted
-_MIN_PAIRS_WITH_KINKS = 1 << 20  # likewise, for kinks and a range of variances
-_MAX_SPAN = 24  # factors of two between the largest and the smallest variance
-_MIN_PAIRS_TO_KEEP = 512  # from which on a table is built that serves smaller calls after it
+_MIN_PAIRS = 1 << 15  # for fewer pairs, series are faster than building a table
+_MIN_PAIRS_WITH_GRADIENTS = 128  # the same limit if derivatives are needed
+_MIN_PAIRS_WITH_KINKS = 1 << 20  # the same limit for kinks and a range of variances
+_MAX_SPAN = 24  # the most factors of two between the largest and the smallest variance
+_MIN_PAIRS_TO_KEEP = (
+    512  # from this many pairs on, a table is built that serves later, smaller calls
+)
 _KEPT: deque[tuple[PointFunction, Table]] = deque(maxlen=32)  # tables for calls of few pairs
-_FINE = 1e-12  # their tolerance: as good as the series that they stand in for
-_CHECKS = 16  # random pairs at which the error is measured
+_FINE = 1e-12  # the tolerance of kept tables, which replace series of this accuracy
+_CHECKS = 16  # the number of random pairs at which the error is measured
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Table:
     def dual(
         self, cov: Tensor, var1: Tensor, var2: Tensor, slope: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """E[φφ'] and E[φ'φ''], elementwise, with broadcasting and autograd."""
+        """Compute E[φφ'] and E[φ'φ''] entry by entry, with broadcasting and autograd."""
         layout = layout_of(cov, var1, var2)
         t = self._variable(layout)
         if self.low == self.high:
@@ -103,9 +105,9 @@ class Table:
 
 
 def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Table | None:
-    """A table for these variances where it pays and its tolerance can be met, or None.
+    """Return a table for these variances, or None if it does not pay or cannot meet its tolerance.
 
-    Tables are kept, one per activation, range of variances and tolerance.
+    Tables are kept per activation, range of variances and tolerance.
     """
     count = math.prod(torch.broadcast_shapes(cov.shape, var1.shape, var2.shape))
     if count < (_MIN_PAIRS_WITH_GRADIENTS if recording(cov, var1, var2) else _MIN_PAIRS):
@@ -129,12 +131,12 @@ def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Ta
 
 
 def kept_table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Table | None:
-    """A table for few pairs of a smooth function, or None: one that a larger call has left behind.
+    """Return a table for few pairs of a smooth function that a larger call has built, or None.
 
     Calls of some hundred pairs, such as the Gram matrix of a few dozen points, build a table with room for
-    variances half as large and twice as large. It is right to 1e-12, as the series that takes its place
-    where there is none: the first prediction after conditioning is as quick as all others, and none depends
-    on what was asked before but by rounding. The last 32 tables are kept.
+    variances half as large and twice as large. It is right to 1e-12, like the series that is used without a
+    table. So the first prediction after conditioning is as quick as later ones, and results depend on
+    earlier calls only by rounding. The last 32 tables are kept.
     """
     if recording(cov, var1, var2):
         return None
@@ -161,7 +163,7 @@ def kept_table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) 
 
 
 def _log_range(var1: Tensor, var2: Tensor) -> tuple[float, float]:
-    """The logarithms of the smallest and the largest variance; not finite where one is zero."""
+    """Return the logarithms of the smallest and the largest variance, not finite if one is zero."""
     ends = torch.stack([*torch.aminmax(var1.detach()), *torch.aminmax(var2.detach())]).double()
     low, high = torch.stack([ends.min(), ends.max()]).log().tolist()
     return low, high
@@ -169,11 +171,11 @@ def _log_range(var1: Tensor, var2: Tensor) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def build(act: PointFunction, low: float, high: float, tolerance: float) -> Table:
-    """The table for variances from e^low to e^high, refined until `error` meets the tolerance or gives up."""
+    """Return a table for variances from e^low to e^high, refined up to four times to meet the tolerance."""
     kinks = kinks_of(act, REACH * math.exp(high / 2))
     smooth = not kinks
     if (any(kinks) and high > low) or has_jumps(act, REACH * math.exp(high / 2)):
-        # lines u = k and v = k that cross near θ = 0, and deltas in φ', are no polynomials in θ
+        # kinks away from zero, whose lines cross near θ = 0, and deltas in φ' have no fast series in θ
         return _NONE
     checks = _checks(act, low, high, tolerance)
     best: Table | None = None
@@ -201,7 +203,7 @@ def _variances(low: float, high: float, size: int) -> Tensor:
 
 
 def _fourier_values(act: PointFunction, var: Tensor, level: int) -> tuple[Tensor, Tensor]:
-    """Coefficients in T_k(correlation), (2, K, n, n), of both duals at all pairs of `var`."""
+    """Return the coefficients in T_k(correlation), (K, n, n) each, of both duals at all pairs of `var`."""
     breaks = breaks_of(act, var).abs()
     narrow = float(breaks.min()) if len(breaks) else 1e9
     top = math.sqrt(float(var.max()))
@@ -209,7 +211,7 @@ def _fourier_values(act: PointFunction, var: Tensor, level: int) -> tuple[Tensor
     r, weight = radial_rule(breaks.unique() / top, ORDER)
     alpha = 2 * math.pi / count * torch.arange(count, dtype=torch.float64)
     sums = [torch.zeros(count // 2 + 1, len(var), len(var), dtype=torch.float64) for _ in range(2)]
-    # a block of radii at a time: the function table alone would be len(var) · len(r) · count numbers
+    # a block of radii at a time, since all function values would be len(var) · len(r) · count numbers
     block = max(1, (1 << 21) // (count * len(var)))
     for part_r, part_w in zip(r.split(block), weight.split(block), strict=True):
         u = torch.sqrt(var)[:, None, None] * part_r[:, None] * torch.cos(alpha)
@@ -224,7 +226,7 @@ def _fourier_values(act: PointFunction, var: Tensor, level: int) -> tuple[Tensor
 def _quadrature_values(
     act: PointFunction, var: Tensor, count: int, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Coefficients in T_k(1 − 2θ/π), (K, n, n) each, of both duals at all pairs of `var`."""
+    """Return the coefficients in T_k(1 − 2θ/π), (K, n, n) each, of both duals at all pairs of `var`."""
     theta = math.pi / 2 * (1 - unit_nodes(count))
     order = ORDER if tolerance < 1e-8 else COARSE
     if len(var) == 1:
@@ -242,7 +244,7 @@ def _quadrature_values(
 
 
 def _pairs(act: PointFunction, triple: tuple[Tensor, Tensor, Tensor], order: int) -> list[Tensor]:
-    """Both duals: by the activation's own method `pairs` where it has one, else by quadrature."""
+    """Compute both duals by the activation's own method `pairs` if it has one, else by quadrature."""
     own = getattr(act, "pairs", None)
     return moments(act, act, triple, [_VALUE, _SLOPE], order) if own is None else own(*triple)
 
@@ -250,7 +252,7 @@ def _pairs(act: PointFunction, triple: tuple[Tensor, Tensor, Tensor], order: int
 def _fit(
     values: tuple[Tensor, Tensor], low: float, high: float, angular: bool, tolerance: float
 ) -> Table:
-    """The table with all coefficients that matter at `tolerance`."""
+    """Return the table with all coefficients that matter at `tolerance`."""
     transform = to_coefficients(values[0].shape[1])
     kept, degrees, size = [], [], 1
     for value in values:
@@ -269,13 +271,13 @@ def _fit(
 def _checks(
     act: PointFunction, low: float, high: float, tolerance: float
 ) -> tuple[tuple[Tensor, ...], list[Tensor], list[Tensor]]:
-    """Random pairs in the range, both duals there by quadrature, and their natural sizes."""
+    """Return random pairs in the range, both duals there by quadrature, and their natural sizes."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(3, _CHECKS, generator=generator, dtype=torch.float64)
     var1, var2 = torch.exp(low + (high - low) * x[0]), torch.exp(low + (high - low) * x[1])
     theta = math.pi * x[2] ** 2
     theta[:2] = torch.tensor([0.0, 1e-3])
-    if tolerance <= _FINE:  # next to full correlation the reference itself is right to 1e-11 only
+    if tolerance <= _FINE:  # near full correlation the reference itself is only right to 1e-11
         theta[1:] = theta[1:].clamp(0.6, math.pi - 0.6)
     var2[:1] = var1[:1]
     cov = torch.cos(theta) * torch.sqrt(var1 * var2)

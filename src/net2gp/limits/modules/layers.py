@@ -1,6 +1,6 @@
 """Structural layers that torch lacks: sum pooling, and convolutions that do not share their weights.
 
-They are ordinary modules: they train, move and save like any other, and have a limit of infinite width.
+They are ordinary modules that train, move and save like any other, and they have an infinite-width limit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from net2gp.errors import InputError
 
 
 class SumPool1d(nn.Module):
-    """Sums over windows, zeros beyond the edge: y[n, c, t] = Σ_k x[n, c, stride · t + k − padding].
+    """Sums over windows: y[n, c, t] = Σ_k x[n, c, stride · t + k − padding], with zeros beyond the edge.
 
-    The stride is the window's size if left out, as in `nn.AvgPool1d`. Cost: O(N·C·T·window).
+    The cost is O(N·C·T·window).
+
+    Args:
+        kernel_size: The size of the window.
+        stride: The distance between windows; None takes the size of the window, as in `nn.AvgPool1d`.
+        padding: How many zeros are added at both ends.
+
     Reference: average pooling times the window's size (https://arxiv.org/abs/1912.02803, table 2).
 
     >>> SumPool1d(2)(torch.arange(6.0).reshape(1, 1, 6))
@@ -33,19 +39,25 @@ class SumPool1d(nn.Module):
         self.padding = _sizes(padding, 1, "padding", least=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, T) to (N, C, T')."""
+        """Map (N, C, T) to (N, C, T')."""
         padded = F.pad(x, self.padding * 2)
         return padded.unfold(-1, self.kernel_size[0], self.stride[0]).sum(-1)
 
     def extra_repr(self) -> str:
-        """The window, as the other pooling layers show it."""
+        """Return the window, for printing."""
         return _window(self)
 
 
 class SumPool2d(nn.Module):
-    """Sums over windows of (kernel_height, kernel_width), zeros beyond the edge.
+    """Sums over windows of (kernel_height, kernel_width), with zeros beyond the edge.
 
-    The stride is the window's size if left out, as in `nn.AvgPool2d`. Cost: O(N·C·H·W·window).
+    The cost is O(N·C·H·W·window).
+
+    Args:
+        kernel_size: The size of the window, one number or one per axis.
+        stride: The distance between windows; None takes the size of the window, as in `nn.AvgPool2d`.
+        padding: How many zeros are added at both ends, one number or one per axis.
+
     Reference: average pooling times the window's size (https://arxiv.org/abs/1912.02803, table 2).
 
     >>> SumPool2d(2)(torch.arange(8.0).reshape(1, 1, 2, 4))
@@ -64,19 +76,25 @@ class SumPool2d(nn.Module):
         self.padding = _sizes(padding, 2, "padding", least=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C, H', W')."""
+        """Map (N, C, H, W) to (N, C, H', W')."""
         padded = F.pad(x, _both_sides(self.padding))
         return F.avg_pool2d(padded, self.kernel_size, self.stride, divisor_override=1)
 
     def extra_repr(self) -> str:
-        """The window, as the other pooling layers show it."""
+        """Return the window, for printing."""
         return _window(self)
 
 
 class SumPool3d(nn.Module):
-    """Sums over windows of (kernel_depth, kernel_height, kernel_width), zeros beyond the edge.
+    """Sums over windows of (kernel_depth, kernel_height, kernel_width), with zeros beyond the edge.
 
-    The stride is the window's size if left out, as in `nn.AvgPool3d`. Cost: O(N·C·D·H·W·window).
+    The cost is O(N·C·D·H·W·window).
+
+    Args:
+        kernel_size: The size of the window, one number or one per axis.
+        stride: The distance between windows; None takes the size of the window, as in `nn.AvgPool3d`.
+        padding: How many zeros are added at both ends, one number or one per axis.
+
     Reference: average pooling times the window's size (https://arxiv.org/abs/1912.02803, table 2).
 
     >>> SumPool3d(2)(torch.ones(1, 1, 2, 2, 4))
@@ -95,17 +113,17 @@ class SumPool3d(nn.Module):
         self.padding = _sizes(padding, 3, "padding", least=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, D, H, W) to (N, C, D', H', W')."""
+        """Map (N, C, D, H, W) to (N, C, D', H', W')."""
         padded = F.pad(x, _both_sides(self.padding))
         return F.avg_pool3d(padded, self.kernel_size, self.stride, divisor_override=1)
 
     def extra_repr(self) -> str:
-        """The window, as the other pooling layers show it."""
+        """Return the window, for printing."""
         return _window(self)
 
 
 class _LocallyConnected(nn.Module):
-    """Weights and biases of their own at every place of an input with `rank` axes of positions."""
+    """A layer with its own weights and biases at every place of an input with `rank` axes of positions."""
 
     rank: ClassVar[int]
     bias: nn.Parameter | None
@@ -134,11 +152,11 @@ class _LocallyConnected(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, as a convolution does."""
+        """Draw new weights, as a convolution does."""
         _reset(self.weight, self.bias, self.in_channels * math.prod(self.kernel_size))
 
     def extra_repr(self) -> str:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor, for printing."""
         return _connections(self)
 
 
@@ -159,7 +177,7 @@ class LocallyConnected1d(_LocallyConnected):
         stride: The distance between windows.
         padding: The places added at both ends.
         padding_mode: What is added, "zeros" or "circular".
-        bias: Whether there are biases, one for each channel and place of the output.
+        bias: Whether there are biases, one per channel and place of the output.
 
     Raises:
         InputError: A size is no positive whole number, or the window is larger than the padded input.
@@ -172,7 +190,7 @@ class LocallyConnected1d(_LocallyConnected):
     rank = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, in_channels, T) to (N, out_channels, T')."""
+        """Map (N, in_channels, T) to (N, out_channels, T')."""
         _check_input(x, self.in_channels, self.input_size)
         patches = _pad(x, self.padding, self.padding_mode).unfold(
             2, self.kernel_size[0], self.stride[0]
@@ -200,7 +218,7 @@ class LocallyConnected2d(_LocallyConnected):
         stride: The distance between windows, one number or one per axis.
         padding: The places added at both ends, one number or one per axis.
         padding_mode: What is added, "zeros" or "circular".
-        bias: Whether there are biases, one for each channel and place of the output.
+        bias: Whether there are biases, one per channel and place of the output.
 
     Raises:
         InputError: A size is no positive whole number, or the window is larger than the padded input.
@@ -213,7 +231,7 @@ class LocallyConnected2d(_LocallyConnected):
     rank = 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, in_channels, H, W) to (N, out_channels, H', W')."""
+        """Map (N, in_channels, H, W) to (N, out_channels, H', W')."""
         _check_input(x, self.in_channels, self.input_size)
         padded = _pad(x, self.padding, self.padding_mode)
         rows = padded.unfold(2, self.kernel_size[0], self.stride[0])
@@ -223,7 +241,7 @@ class LocallyConnected2d(_LocallyConnected):
 
 
 def _sizes(value: int | Sequence[int], count: int, name: str, *, least: int = 1) -> tuple[int, ...]:
-    """One whole number for each axis."""
+    """Return one whole number per axis."""
     sizes = (value,) * count if isinstance(value, int) else tuple(value)
     if len(sizes) != count or any(not isinstance(n, int) or n < least for n in sizes):
         example = (3,) * count if least else (1,) * count
@@ -249,7 +267,7 @@ def _places(
     stride: tuple[int, ...],
     padding: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """How many places the window takes along each axis."""
+    """Return how many places the window takes along each axis."""
     axes = zip(size, kernel, stride, padding, strict=True)
     places = tuple((n + 2 * p - k) // s + 1 for n, k, s, p in axes)
     if min(places) < 1:
@@ -270,7 +288,7 @@ def _check_input(x: Tensor, channels: int, size: tuple[int, ...]) -> None:
 
 
 def _both_sides(padding: tuple[int, ...]) -> list[int]:
-    """The same padding before and behind, last axis first, as `F.pad` wants it."""
+    """Return the same padding before and behind, last axis first, as `F.pad` expects it."""
     return [p for size in reversed(padding) for p in (size, size)]
 
 

@@ -38,14 +38,14 @@ class Estimate:
 
 @dataclass(eq=False)
 class _Running:
-    """Mean and squared deviations of a growing sample (Chan, Golub and LeVeque, 1983)."""
+    """The mean and the squared deviations of a growing sample (Chan, Golub and LeVeque, 1983)."""
 
     count: int = 0
     mean: Tensor | float = 0.0
     squares: Tensor | float = 0.0
 
     def add(self, batch: Tensor) -> None:
-        """Take in samples, stacked along the first axis."""
+        """Add samples, which are stacked along the first axis."""
         batch = batch.double()
         size, mean = batch.shape[0], batch.mean(0)
         gap, total = mean - self.mean, self.count + batch.shape[0]
@@ -55,7 +55,7 @@ class _Running:
         self.count = total
 
     def estimate(self, dtype: torch.dtype, variance: float | Tensor) -> Estimate:
-        """What is known so far; the standard error of a single draw is infinite."""
+        """Return the estimate so far; the standard error of a single draw is infinite."""
         mean, squares = torch.as_tensor(self.mean), torch.as_tensor(self.squares)
         if self.count > 1:
             error = (squares / ((self.count - 1) * self.count)).sqrt()
@@ -66,11 +66,11 @@ class _Running:
 
 @dataclass(frozen=True, eq=False)
 class MonteCarloKernel(BaseKernel):
-    """A kernel estimated from draws of a network's parameters, with the interface of every kernel.
+    """A kernel that is estimated from draws of a network's parameters.
 
     The draws are numbered and do not depend on the points, so that every matrix is a mean of positive
-    semi-definite matrices, and a block of a larger one is the same as the block alone. Of several outputs,
-    and of outputs at several positions, it is the mean: outputs are taken to be independent copies.
+    semi-definite matrices, and a block of a larger matrix equals the block alone. With several outputs, or
+    outputs at several positions, the kernel is their mean: outputs count as independent copies.
 
     Args:
         network: The network, whose parameters are replaced by draws.
@@ -90,12 +90,12 @@ class MonteCarloKernel(BaseKernel):
 
     @property
     def nngp(self) -> MonteCarloKernel:
-        """The covariance of the outputs over the same draws."""
+        """Return the covariance of the outputs over the same draws."""
         return replace(self, tangent=False)
 
     @property
     def ntk(self) -> MonteCarloKernel:
-        """The mean of the empirical tangent kernels of the same draws."""
+        """Return the mean of the empirical tangent kernels of the same draws."""
         return replace(self, tangent=True)
 
     def check(self, x: Inputs) -> None:
@@ -106,11 +106,11 @@ class MonteCarloKernel(BaseKernel):
             check_dtype_and_device(value, "x", like, "the network")
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
-        """The dtype of the network, or float64 if precise."""
+        """Return the dtype of the network, or float64 if precise."""
         return self.product_dtype or next(self.network.parameters()).dtype
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M)."""
+        """Compute k(x, y), (N, M)."""
         return self.estimate(x, y).mean
 
     def estimate(self, x: Inputs, y: Inputs | None = None) -> Estimate:
@@ -155,7 +155,7 @@ class MonteCarloKernel(BaseKernel):
     def _streams(
         self, x: Inputs, y: Inputs | None, *, tangent: bool, every: int, diagonal: bool = False
     ) -> Iterator[tuple[Estimate, ...]]:
-        """Running estimates of the NNGP and, if `tangent`, of the tangent kernel."""
+        """Yield running estimates of the NNGP and, if `tangent`, of the tangent kernel."""
         self.check(x)
         y = None if y is x else y
         if y is not None:
@@ -178,7 +178,7 @@ class MonteCarloKernel(BaseKernel):
                     yield tuple(total.estimate(dtype, self.variance) for total in totals)
 
     def _draws_at_once(self, x: Inputs, y: Inputs | None, tangent: bool) -> int:
-        """How many draws fit into the budget: parameters, activations and, if `tangent`, gradients."""
+        """Return how many draws fit into the budget, with parameters, activations and gradients."""
         points = num_rows(x) + (0 if y is None else num_rows(y))
         pairs = num_rows(x) * num_rows(x if y is None else y)
         size = sum(value.numel() for value in self.network.parameters())
@@ -186,7 +186,7 @@ class MonteCarloKernel(BaseKernel):
         return max(1, BUDGET // (8 * numbers))
 
     def _activations(self, x: Inputs) -> int:
-        """How many numbers the layers give for one point."""
+        """Return how many numbers the layers compute for one point."""
         count = 0
 
         def add(module: nn.Module, args: Any, out: Any) -> None:
@@ -209,21 +209,21 @@ class MonteCarloKernel(BaseKernel):
         return count
 
     def diag(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N,)."""
+        """Compute the diagonal of k(x, x), (N,)."""
         found = _last(
             self._streams(x, None, tangent=self.tangent, every=self.num_samples, diagonal=True)
         )
         return found[-1].mean
 
     def scaled(self, variance: float | Tensor) -> MonteCarloKernel:
-        """variance · k."""
+        """Return variance · k."""
         check_positive(variance, "variance")
         return replace(self, variance=self.variance * variance)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MonteCarloKernel:
-        """The same kernel with the network on another device or in another dtype."""
+        """Return the same kernel with the network on another device or in another dtype."""
         moved = copy.deepcopy(self.network).to(device=device, dtype=dtype)
         drawn = copy.deepcopy(self.draws.network).to(dtype=dtype)
         return replace(self, network=moved, draws=replace(self.draws, network=drawn))
@@ -245,20 +245,21 @@ def monte_carlo_kernel(
     width: int | None = None,
     generator: torch.Generator | None = None,
 ) -> MonteCarloKernel:
-    """The kernel of any network, estimated from `num_samples` draws of its parameters.
+    """Return the kernel of any network, estimated from draws of its parameters.
 
         NNGP:  k(x, x') = 1/S Σ_s f(x; θ_s) · f(x'; θ_s) / C
         NTK:   k(x, x') = 1/S Σ_s Σ_p r_p ∂f(x; θ_s)/∂θ_p · ∂f(x'; θ_s)/∂θ_p / C     (tangent=True)
 
-    Nothing is asked of the module but that it can be called: max pooling, softmax attention, LSTMs. Without
-    variances each layer's `reset_parameters()` draws, and r = 1. With variances, weights are
-    N(0, weight_var / fan_in), biases N(0, bias_var) and gains of norms one; r is their variance in the NTK
-    parameterization and one in the standard one. A `twin` in the NTK parameterization redraws its standard
-    normal parameters.
+    The module must only be callable, so that max pooling, softmax attention and LSTMs are no obstacle.
+    Without variances each layer's `reset_parameters()` draws, and r = 1. With variances, weights are
+    N(0, weight_var / fan_in), biases are N(0, bias_var), and gains of norms are one; r is the variance of the
+    parameter in the NTK parameterization, and one in the standard one. A `twin` in the NTK parameterization
+    has its standard normal parameters redrawn.
 
-    The trace over outputs in the NTK is taken along one random vector of signs for each draw, which is
-    exact for one output. `estimate(x)` has the standard errors, which fall as 1/√S; the mean differs from
-    the limit of infinite width by O(1/width). Cost: S·N passes; with the NTK also S·N·M·P, and N·P memory.
+    The trace over outputs in the NTK is estimated with one random vector of signs per draw, which is exact
+    for one output. `estimate(x)` has the standard errors, which fall as 1/√S; the mean differs from the limit
+    of infinite width by O(1/width). The cost is S·N passes, and for the NTK also S·N·M·P operations and N·P
+    memory.
 
     Args:
         network: The module. It is copied.

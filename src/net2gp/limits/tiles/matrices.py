@@ -24,14 +24,17 @@ from net2gp.memory import check_memory
 from net2gp.progress import progress
 
 COMPILED_ENTRIES = 2**26
-"""Entries of moments from which on a compilation pays on a GPU."""
+"""From this many entries of moments on, a compilation pays on a GPU."""
 
 ANGLE_PAIRS = 2**16
-"""Pairs of points from which on a polynomial in the angle is worth fitting."""
+"""From this many pairs of points on, a polynomial in the angle is worth fitting."""
 
 
 def arranged(t: Tensor, plan: Plan) -> Tensor:
-    """Moments (*S, *S, n, m) as a matrix, rows in the order of the network's flattened output."""
+    """Arrange moments (*S, *S, n, m) as a matrix, with rows in the order of the network's flattened output.
+
+    Copies and channels of the output are independent, so they become identity matrices between positions.
+    """
     if not plan.program.output.positions:
         return t
     rank = len(plan.program.output.positions)
@@ -54,13 +57,17 @@ def arranged(t: Tensor, plan: Plan) -> Tensor:
 
 
 def tile_sizes(left: int, right: int, cells: int) -> tuple[int, int]:
-    """Rows and columns of a tile of so many pairs."""
+    """Return the rows and columns of a tile with that many pairs."""
+    # twice as wide as tall, since rows are contiguous in memory
     columns = min(right, max(1, int((2 * cells) ** 0.5)))
     return max(1, min(left, cells // columns)), columns
 
 
 def matrix(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
-    """k(x, x') of both kernels; with `right` None k(x, x), its upper half computed and its diagonal exact."""
+    """Return k(x, x') of both kernels, or k(x, x) if `right` is None.
+
+    Only the upper half of k(x, x) is computed on a CPU, and its diagonal is exact.
+    """
     graph = torch.is_grad_enabled() and (
         left.prior.requires_grad
         or (isinstance(scale, Tensor) and scale.requires_grad)
@@ -86,7 +93,7 @@ def _with_gradients(left: Tiles, right: Tiles | None, scale: float | Tensor) -> 
 
 
 def own_blocks(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
-    """k(x_n, x_n) of every point: (N, 1, 1), or (N, C, C) for outputs with positions."""
+    """Return k(x_n, x_n) of every point: (N, 1, 1), or (N, C, C) for outputs with positions."""
     result: list[Tensor | None] = []
     for t in tiles.own:
         if t is None:
@@ -102,7 +109,7 @@ def own_blocks(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
 
 
 def _scattered(square: Tensor, blocks: Tensor) -> Tensor:
-    """The blocks on the diagonal of a matrix replaced."""
+    """Replace the blocks on the diagonal of a matrix."""
     n, size = blocks.shape[:2]
     wide = square.reshape(n, size, n, size)
     wide = torch.diagonal_scatter(wide, blocks.permute(1, 2, 0), 0, 0, 2)
@@ -128,10 +135,10 @@ Cell = Callable[[slice, slice], Sequence[Tensor | None]]
 
 
 def _cell(left: Tiles, other: Tiles) -> Cell:
-    """What computes one tile: the polynomial in the angle where it serves, else the program."""
+    """Return the function that computes one tile: a polynomial in the angle if it serves, or the program."""
     on_gpu = left.device.type == "cuda"
     program = left.plan.program
-    # compiled, a short program costs no more than a polynomial
+    # once compiled, a short program costs no more than a polynomial
     served = on_gpu and is_short(program) and has_closed_forms(program)
     by_angle = None if served else _by_angle(left, other)
     if by_angle is not None:
@@ -142,7 +149,7 @@ def _cell(left: Tiles, other: Tiles) -> Cell:
 
 
 def _compiled(left: Tiles, other: Tiles) -> Cell:
-    """Tiles by a function compiled for their size, where there is enough work to pay for it."""
+    """Return a function for tiles that is compiled for their size if there is enough work to pay for it."""
     entries = positions(left.plan) * left.count * other.count
 
     def cell(i: slice, j: slice) -> Sequence[Tensor | None]:
@@ -155,7 +162,7 @@ def _compiled(left: Tiles, other: Tiles) -> Cell:
 
 
 def _by_angle(left: Tiles, other: Tiles) -> Cell | None:
-    """Tiles from angles alone, for networks and inputs whose kernels depend on nothing else."""
+    """Return a function for tiles from angles alone, or None if the kernels depend on more than angles."""
     program, prior = left.plan.program, left.prior
     raw = only_data(program)
     if raw is None or left.count * other.count < ANGLE_PAIRS:
@@ -164,9 +171,10 @@ def _by_angle(left: Tiles, other: Tiles) -> Cell | None:
     squares = [(t * t).mean(-1) for t in ((x,) if other is left else (x, y))]
     low, high = min(float(t.min()) for t in squares), max(float(t.max()) for t in squares)
     scaled = is_homogeneous(program, prior)
+    # inputs of equal norm up to rounding: a wider spread would be an error of the kernel, not of rounding
     if low <= 0 or not (scaled or high - low <= 32 * torch.finfo(x.dtype).eps * high):
         return None
-    # tables of activations without closed form are themselves right to about 1e-10
+    # tables of activations without a closed form are only right to about 1e-10 themselves
     exact = 2e-12 if has_closed_forms(program) else 1e-9
     tolerance = max(2 * torch.finfo(x.dtype).eps, exact)
     square = 1.0 if scaled else (low + high) / 2
@@ -195,7 +203,10 @@ def _by_angle(left: Tiles, other: Tiles) -> Cell | None:
 
 
 def _large_cells(tall: int, wide: int, pairs: int) -> Iterator[tuple[slice, slice]]:
-    """Few cells of one size; the last ones of a row or column overlap those before them."""
+    """Yield few cells of one size; the last ones of a row or column overlap the ones before.
+
+    One size means one compilation.
+    """
     rows = min(tall, max(1, pairs // wide, int(pairs**0.5)))
     columns = min(wide, max(1, pairs // rows))
     for i in range(0, tall, rows):
@@ -244,7 +255,7 @@ def _filled(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
 
 
 def diagonal(tiles: Tiles) -> tuple[Tensor, Tensor | None]:
-    """The diagonals of both kernels."""
+    """Return the diagonals of both kernels."""
     blocks = [None if b is None else b.diagonal(0, 1, 2).reshape(-1) for b in own_blocks(tiles)]
     assert blocks[0] is not None
     return blocks[0], blocks[1]

@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 KEPT_BYTES = 2**26
-"""What the factors of training points may take to be held from one prediction to the next."""
+"""The most bytes of factors of training points that are held from one prediction to the next."""
 
 
 @dataclass(frozen=True, eq=False)
 class TangentKernel(BaseFeatureKernel):
-    """k(x, x') = J(x) diag(prior_var) J(x')ᵀ over all outputs: rows run n·C + c.
+    """The tangent kernel k(x, x') = J(x) diag(prior_var) J(x')ᵀ of all outputs, with rows n·C + c.
 
-    Linear, convolution, embedding and affine-norm parameters contribute by structure: for a weight
-    with inputs a and output gradients g, K += Σ_ts (a_t·a'_s)(g_t·g'_s) or the product of layer
-    gradients, whichever is cheaper; all other parameters through their own columns of the Jacobian,
-    a few at a time. Cost: C backward passes over x and y, plus N²C² times the number of layer outputs
-    (not parameters) for dense layers.
+    Linear, convolution, embedding and affine-norm parameters contribute by structure: a weight with
+    inputs a and output gradients g adds Σ_ts (a_t·a'_s)(g_t·g'_s), or the product of layer gradients if that
+    is cheaper. All other parameters contribute through their columns of the Jacobian, a few at a time. The
+    cost is C backward passes over x and y, plus N²C² times the number of layer outputs (not parameters) for
+    dense layers.
 
     A `precise` kernel runs the network in its own dtype but multiplies in float64: differences such as
-    k(x, x) − k(x, X)K⁻¹k(X, x) keep their digits, at the price of float64 products alone.
+    k(x, x) − k(x, X)K⁻¹k(X, x) keep their digits, and only the products cost more.
 
     Args:
         linearized: The linearized network, whose Jacobian is J.
@@ -75,12 +75,12 @@ class TangentKernel(BaseFeatureKernel):
 
     @property
     def num_features(self) -> int:
-        """P, the number of chosen parameters."""
+        """Return P, the number of chosen parameters."""
         return self.linearized.num_params
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the products."""
+        """Return the dtype of the products."""
         return self.product_dtype or self.linearized.example.dtype
 
     def check(self, x: Inputs) -> None:
@@ -88,11 +88,11 @@ class TangentKernel(BaseFeatureKernel):
         self._plan(x, training=False)
 
     def outputs(self, x: Inputs) -> int:
-        """C at points like those in `x`, after the same checks: outputs share their parameters."""
+        """Return C at points such as `x`, after the same checks; outputs share their parameters."""
         return self._plan(x, training=False).num_outputs
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
-        """The dtype of the products, whatever `x` is."""
+        """Return the dtype of the products, which does not depend on `x`."""
         return self.dtype
 
     @ordinary_tensors()
@@ -103,8 +103,8 @@ class TangentKernel(BaseFeatureKernel):
             x: The points.
 
         Returns:
-            A function from other points z to k(x, z) and k(z_n, z_n), or None where the factors are large or
-            differentiated.
+            A function from other points z to k(x, z) and k(z_n, z_n), or None if the factors are too large or
+            are to be differentiated.
         """
         layout = self._plan(x, training=False)
         widened = self.dtype.itemsize / self.linearized.example.element_size()
@@ -116,7 +116,7 @@ class TangentKernel(BaseFeatureKernel):
             return Kept(self, x, self._pieces(x, layout, traced=False))
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N·C, M·C).
+        """Compute k(x, y), (N·C, M·C).
 
         >>> from net2gp.linear.linearized import linearize
         >>> kernel = linearize(torch.nn.Linear(2, 2).eval()).kernel()
@@ -127,7 +127,7 @@ class TangentKernel(BaseFeatureKernel):
         return self._assemble(x, y, traced=False)
 
     def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n) for each point: (N, C, C)."""
+        """Compute k(x_n, x_n) per point, (N, C, C)."""
         layout = self._plan(x, training=False)
         C = layout.num_outputs
         parts = []
@@ -139,7 +139,7 @@ class TangentKernel(BaseFeatureKernel):
         return torch.cat(parts)
 
     def diag(self, x: Inputs) -> Tensor:
-        """The diagonal of k(x, x): (N·C,)."""
+        """Compute the diagonal of k(x, x), (N·C,)."""
         return self.blocks(x).diagonal(dim1=1, dim2=2).reshape(-1)
 
     def blocks_and_products(self, x: Inputs, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,9 @@ class TangentKernel(BaseFeatureKernel):
         """
         check_height(w, self.num_features, "w", "parameters")
         layout = self._plan(x, training=False)
-        if layout.leftover:  # whose Jacobians are made a few parameters at a time
+        if (
+            layout.leftover
+        ):  # their Jacobians are computed a few parameters at a time, not in one pass
             return self.blocks(x), self.apply(x, w).unflatten(0, (num_rows(x), -1))
         names, w = self.linearized.params, (w * self._roots[:, None]).to(self.dtype)
         blocks, products = [], []
@@ -168,16 +170,16 @@ class TangentKernel(BaseFeatureKernel):
         return torch.cat(blocks), torch.cat(products)
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """k(x, y) @ v by a backward pass over y and a forward-mode pass over x, for each column of v."""
+        """Compute k(x, y) @ v with a backward pass over y and a forward-mode pass over x per column of v."""
         return self.apply(x, self.adjoint(y, v))
 
     def features(self, x: Inputs) -> Tensor:
-        """Φ(x) = J(x) diag(√prior_var): (N, C, P)."""
+        """Compute Φ(x) = J(x) diag(√prior_var), (N, C, P)."""
         J = jacobian(self.linearized, x, training=False)
         return J.to(self.product_dtype or J.dtype) * self._roots
 
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
-        """Φ(x) w: (N·C, k) for w of shape (P, k)."""
+        """Compute Φ(x) w, (N·C, k), for w (P, k)."""
         check_height(w, self.num_features, "w", "parameters")
         linearized, w = self.linearized, w * self._roots[:, None]
         if self.product_dtype is not None or follows(x):  # forward mode has wrong gradients in x
@@ -188,7 +190,7 @@ class TangentKernel(BaseFeatureKernel):
         return column_products(linearized, x, w, capacity(linearized, x, self._budget))
 
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
-        """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
+        """Compute Φ(x)ᵀ u, (P, k), for u (N·C, k)."""
         linearized = self.linearized
         if self.product_dtype is not None or follows(x):
             layout = self._plan(x, training=False)
@@ -200,11 +202,11 @@ class TangentKernel(BaseFeatureKernel):
         return pulled * self._roots[:, None]
 
     def precise(self) -> TangentKernel:
-        """The same kernel with products in float64; inputs stay in the network's dtype."""
+        """Return the same kernel with products in float64; inputs stay in the network's dtype."""
         return replace(self, product_dtype=torch.float64)
 
     def scaled(self, variance: float | Tensor) -> TangentKernel:
-        """variance · k: the same kernel with every prior variance multiplied."""
+        """Return variance · k, the same kernel with every prior variance multiplied."""
         like = self.linearized.example
         factor = torch.as_tensor(variance, dtype=like.dtype, device=like.device)
         products: dict[int, Tensor] = {id(v): v * factor for v in self.prior_var.values()}
@@ -215,8 +217,8 @@ class TangentKernel(BaseFeatureKernel):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> TangentKernel:
-        """The same kernel with its tensors on another device or in another dtype."""
-        # one tensor for many parameters stays one: gradients need one kernel for each
+        """Return the same kernel with its tensors on another device or in another dtype."""
+        # a tensor that many parameters share stays shared, since gradients need one kernel per tensor
         moved = {id(v): v.to(device=device, dtype=dtype) for v in self.prior_var.values()}
         prior = {name: moved[id(value)] for name, value in self.prior_var.items()}
         return replace(self, linearized=self.linearized.to(device, dtype), prior_var=prior)
@@ -224,7 +226,7 @@ class TangentKernel(BaseFeatureKernel):
     @cached_property
     @ordinary_tensors()
     def _roots(self) -> Tensor:
-        """√prior_var as a vector (P,)."""
+        """Return √prior_var as a vector (P,)."""
         params = self.linearized.params
         dtype = self.product_dtype or self.linearized.example.dtype
         prior = {n: variance.to(dtype) for n, variance in self.prior_var.items()}
@@ -246,13 +248,16 @@ class TangentKernel(BaseFeatureKernel):
         return plan(self.linearized, x, training=training)
 
     def _points(self, layout: Plan) -> int:
-        """How many points' factors fit into the memory budget."""
+        """Return for how many points the factors fit into the memory budget."""
         leftover = max((self.linearized.params[n].numel() for n in layout.leftover), default=0)
         leftover *= layout.num_outputs * self.linearized.example.element_size()
         return max(1, self._budget // max(1, 2 * (layout.bytes_per_point + 2 * leftover)))
 
     def _assemble(self, x: Inputs, y: Inputs | None, *, traced: bool) -> Tensor:
-        """k(x, y), or its trace over outputs, as a sum over the prior variances that need gradients."""
+        """Compute k(x, y), or its trace over outputs, as a sum over the prior variances that need gradients.
+
+        The kernel is linear in the variances, so that autograd sees only their products with matrices.
+        """
         groups = self._variance_groups()
         if groups is None:
             return self._dense(x, y, traced=traced)
@@ -265,7 +270,7 @@ class TangentKernel(BaseFeatureKernel):
         return total
 
     def _variance_groups(self) -> list[tuple[Tensor, set[str]]] | None:
-        """Parameters by the variance tensor they share, if any of these is to be differentiated."""
+        """Return the parameters by the variance tensor that they share, or None if none needs a gradient."""
         if not torch.is_grad_enabled() or not any(v.requires_grad for v in self.prior_var.values()):
             return None
         groups: dict[int, tuple[Tensor, set[str]]] = {}
@@ -329,7 +334,7 @@ class TangentKernel(BaseFeatureKernel):
         return Pieces(self.linearized, x, captured, prior, groups, traced, join)
 
     def _leftover_groups(self, x: Inputs, layout: Plan) -> list[list[str]]:
-        """The parameters without structure, in groups whose Jacobian fits into the budget."""
+        """Return the parameters without structure in groups whose Jacobian fits into the budget."""
         per_entry = 4 * num_rows(x) * layout.num_outputs * self.linearized.example.element_size()
         groups: list[list[str]] = []
         room = 0
@@ -372,20 +377,26 @@ class TangentKernel(BaseFeatureKernel):
         return found if mix is None else [mixed(factor, mix) for factor in found]
 
     def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:
-        """All scaled factors at `x`, those without structure too."""
+        """Yield all scaled factors at `x`, of leftover parameters too."""
         return self._pieces(x, layout, traced=False).all_factors()
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The kernel with the points `known`, whose factors `pieces` serve every later call."""
+    """The kernel with the points `known`, whose factors serve every later call.
+
+    Args:
+        kernel: The kernel.
+        known: The points.
+        pieces: Their factors.
+    """
 
     kernel: TangentKernel
     known: Inputs
     pieces: Pieces
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """k(known, x): (N·C, M·C), and k(x_m, x_m): (M, C, C), both from one pass over `x`."""
+        """Compute k(known, x), (N·C, M·C), and k(x_m, x_m), (M, C, C), both from one pass over `x`."""
         kernel, M = self.kernel, num_rows(x)
         layout = kernel._plan(x, training=False)
         alike = row_shapes(x) == row_shapes(self.known) and not layout.leftover

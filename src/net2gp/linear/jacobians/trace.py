@@ -14,7 +14,9 @@ from net2gp.types import Inputs
 
 @dataclass(frozen=True, eq=False)
 class TraceKernel(BaseKernel):
-    """(1/C) Σ_c k_cc(x, x'): the tangent kernel averaged over outputs, for any number of independent ones.
+    """The tangent kernel averaged over outputs, (1/C) Σ_c k_cc(x, x').
+
+    It serves tasks with any number of independent outputs.
 
     Args:
         tangent: The tangent kernel k.
@@ -27,19 +29,19 @@ class TraceKernel(BaseKernel):
         self.tangent.check(x)
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x, y): (N, M)."""
+        """Compute k(x, y), (N, M)."""
         return self.tangent._assemble(x, y, traced=True) / self._num_outputs(x)
 
     def diag(self, x: Inputs) -> Tensor:
-        """k(x_n, x_n): (N,)."""
+        """Compute the diagonal of k(x, x), (N,)."""
         return self.tangent.blocks(x).diagonal(dim1=1, dim2=2).mean(1)
 
     def precise(self) -> TraceKernel:
-        """The same kernel with products in float64; inputs stay in the network's dtype."""
+        """Return the same kernel with products in float64; inputs stay in the network's dtype."""
         return TraceKernel(self.tangent.precise())
 
     def scaled(self, variance: float | Tensor) -> TraceKernel:
-        """variance · k."""
+        """Return variance · k."""
         return TraceKernel(self.tangent.scaled(variance))
 
     def _tile_bytes(self) -> int:
