@@ -185,11 +185,6 @@ def _traits(posterior: Posterior) -> Traits:
     return structure.traits() if isinstance(structure, Structure) else Traits()
 
 
-def some_points(x: Inputs, count: int) -> Inputs:
-    """A fixed random choice of points."""
-    return rows(x, fixed_choice(num_rows(x), count))
-
-
 def _best_scale(loss: Callable[[float], float]) -> float:
     """The scale of the smallest loss, which is convex in it."""
     found = minimize_scalar(
