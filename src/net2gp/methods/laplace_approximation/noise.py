@@ -1,4 +1,4 @@
-"""Prior and noise of a regression in a structure: those of its linear model, as far as it can have them."""
+"""Prior and noise of a regression, found in its linear model and fitted to what a structure can represent."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.types import Inputs
 
 VARIANCE_POINTS = 500
-"""Points at which the variance of a structure is compared with that of the whole linear model."""
+"""Points at which the variances of a structure and of the whole linear model are compared."""
 
 VARIANCE_TOL, VARIANCE_RANGE = 0.02, 20.0
 """How well, and within which logarithms, a structure's prior and noise meet the variance that is wanted."""
 
 
 def regressed(search: Search) -> Tuned:
-    """Prior and noise of a regression: those of the linear model at its own mode."""
+    """Prior and noise of a regression, by the evidence of the linear model at its own mode."""
     task, given = search.task, search.task.prior_var
     noise = None if task.open_noise else float(task.likelihood.noise_var)  # type: ignore[attr-defined]
     if given is not None and noise is not None:

@@ -162,7 +162,7 @@ def is_regression(task: Task) -> bool:
 def regression(task: Task, traits: Traits) -> Regression:
     """The linear model of a task, at the prior that was given or at prior variance 1.
 
-    One layer whose noise and prior are open has those of the model of all layers: what the hidden ones
+    One layer whose noise and prior are open takes them from the model of all layers: what the hidden ones
     leave open is an error, too. Cost: a Gram matrix of `NUM_ROWS` rows at most and its eigenvalues.
     """
     if traits.one_layer and task.open_noise and task.prior_var is None:
