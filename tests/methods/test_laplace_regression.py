@@ -15,9 +15,9 @@ import net2gp as n2g
 from methods.laplace_cases import X, labels, mlp, quietly
 from net2gp import metrics
 from net2gp.errors import TuningAtEdge
+from net2gp.methods.laplace_approximation.noise import likely_noise
 from net2gp.methods.laplace_approximation.regression import (
     Regression,
-    likely_noise,
     regression,
     scale_of,
 )

@@ -349,7 +349,7 @@ def test_options_that_cannot_be_are_refused():
         n2g.structures.Sampled(leave_out=1.0)
     with pytest.raises(InputError, match="leave_out must be"):
         n2g.structures.Sampled(leave_out=-0.1)
-    with pytest.raises(InputError, match="with Gaussian noise every point has its say"):
+    with pytest.raises(InputError, match="with Gaussian noise all points have information"):
         n2g.laplace(
             network(2),
             data("gaussian"),

@@ -11,17 +11,12 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.inputs import gather, rows
+from net2gp.inputs import gather
 from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_open_link
-from net2gp.methods.laplace_approximation.matching import linked, match, some_points
-from net2gp.methods.laplace_approximation.regression import (
-    is_regression,
-    likely_noise,
-    regression,
-    warn_of_scales,
-    with_variance,
-)
+from net2gp.methods.laplace_approximation.matching import linked, match
+from net2gp.methods.laplace_approximation.noise import regressed
+from net2gp.methods.laplace_approximation.regression import is_regression
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Tuning, Validation
 from net2gp.posteriors.weights import Task
@@ -29,9 +24,6 @@ from net2gp.progress import progress
 
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
 """Noises that are tried for each prior on held-out rows, and how far, in logarithms, below their error."""
-
-VARIANCE_POINTS = 500
-"""Points at which the variance of a structure is compared with that of the whole linear model."""
 
 
 def checked(task: Task, tuning: Tuning | None) -> Tuning:
@@ -50,7 +42,7 @@ def tuned(search: Search) -> Tuned:
     """Everything that is open chosen: prior variances, noise, link."""
     task, tuning = search.task, search.tuning
     if isinstance(tuning, Matched) and is_regression(task):
-        return _regressed(search)
+        return regressed(search)
     by = search.stand_in()
     if isinstance(tuning, Validation) and task.prior_var is None:
         return _validated(by, tuning)
@@ -64,41 +56,6 @@ def tuned(search: Search) -> Tuned:
             return best
     # the link belongs to the covariance that predicts, whatever chose the prior
     return linked(replace(search, task=search.curvature.task), replace(best, solved=None), tuning)
-
-
-def _regressed(search: Search) -> Tuned:
-    """Prior and noise of a regression: those of the linear model at its own mode."""
-    task, given, traits = search.task, search.task.prior_var, search.structure.traits()
-    noise = None if task.open_noise else float(task.likelihood.noise_var)  # type: ignore[attr-defined]
-    if given is not None and noise is not None:
-        return search.at(np.array([]))
-    if task.open_noise:
-        warn_of_scales(shape_targets(task.f, task.y))
-    model = regression(task, traits)
-    noise, scale = model.best(noise, None if given is None else 1.0)
-    model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)
-
-    def at(noise: float, prior_var: float | None) -> Tuned:
-        logs = [] if prior_var is None else [np.log(prior_var)]
-        return search.at(np.array([*logs, np.log(noise)] if task.open_noise else logs))
-
-    if given is not None:
-        return at(noise, None)
-    index = some_points(torch.arange(len(task.f)), VARIANCE_POINTS)
-    assert isinstance(index, Tensor)
-    index = index.to(task.f.device)
-    x = rows(task.x, index)
-
-    def variances(noise: float, prior_var: float) -> Tensor:
-        return search.posterior(at(noise, prior_var)).marginal(x).variance.double()
-
-    mean = lambda noise, prior_var: float(variances(noise, prior_var).mean())
-    noise, scale = with_variance(task, traits, model, (noise, scale), mean)
-    if task.open_noise and not traits.solved_once:
-        squares = (shape_targets(task.f, task.y).double() - task.f)[index].square()
-        most = max(model.spread, model.error)
-        noise = likely_noise(noise, variances(noise, scale), squares, most)
-    return at(noise, scale)
 
 
 def _check_used(task: Task, tuning: Tuning) -> None:

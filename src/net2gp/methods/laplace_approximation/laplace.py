@@ -44,7 +44,7 @@ def laplace(
     `prior_var` and the noise of `Gaussian()` are chosen where they are left open. The default, `Matched()`,
     is for regression the evidence of the linear model at its own mode, with predictions on the training data
     that are no surer than the network is right there. For classes it also chooses the link, so that
-    predictions are as sure on average as those of the network, and less so away from the data. `Evidence()`
+    predictions are as sure on average as the network, and less so away from the data. `Evidence()`
     is the Laplace approximation of the marginal likelihood,
     log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, and `Validation(data)` takes data that
     were held out. `marginal` does not depend on the link; `Categorical(Probit())` or any other link of your
@@ -132,7 +132,7 @@ def _check_stationary(search: Search, found: Tuned) -> None:
         gradient += linearized.flatten(pull(u.to(out.dtype))).double()
     theta = linearized.flatten(task.params).double()
     free = curvature.task.free
-    if free is not None:  # the trace is that of the chosen weights alone
+    if free is not None:  # the trace is of the chosen weights alone
         gradient, theta = gradient[free], theta[free]
     share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
     rest = float((gradient - share.clamp(min=0) * theta).norm())

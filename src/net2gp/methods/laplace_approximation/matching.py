@@ -27,7 +27,7 @@ STEPS = 12
 """The most prior variances that are tried."""
 
 LARGEST_MOVE = 8.0
-"""How far, in logarithms, the prior variance may end from that of the evidence."""
+"""How far, in logarithms, the prior variance may end from the one with the largest evidence."""
 
 MANY_CLASSES = 32
 """Classes up to which a link is matched on all of them."""
@@ -36,7 +36,7 @@ LARGEST_LOG_SCALE = 40.0
 """The logarithm of the largest scale of a link: logits of 1e17 would need more."""
 
 FEW_POINTS = 50
-"""Up to so many points each keeps its own information: what so few others leave is nearly the prior."""
+"""Up to that many points each keeps its own information: what few other points leave is nearly the prior."""
 
 
 def linked(search: Search, found: Tuned, matched: Matched) -> Tuned:
@@ -99,7 +99,7 @@ def match_link(posterior: Posterior, x: Inputs) -> Posterior:
     Labels are not needed: the network's average certainty was found by its training, and the data say
     little more about it. What the covariance adds is where to be less sure than on average, and where
     more. Where the covariance is exact, each point's own information is taken out of it, as it would be
-    absent at a new point; but not of few points, where the scale would then be that of one point less, and
+    absent at a new point; but not of few points, where the scale would then belong to one point less, and
     predictions surer than the network even where it was trained. Cost: one `marginal`.
     """
     likelihood = posterior.likelihood
@@ -111,7 +111,7 @@ def match_link(posterior: Posterior, x: Inputs) -> Posterior:
 
 
 def _contrasts(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
-    """f_c less that of the most probable class, and its variance: (N, C) each; of many classes for some.
+    """f_c less the output of the most probable class, and its variance: (N, C); of many classes for some.
 
     Some are the most probable ones and as many others: one number, the scale of the link, is sought, and
     each class would cost a backward pass for each prior variance that is tried.
@@ -183,11 +183,6 @@ def _traits(posterior: Posterior) -> Traits:
     """Those of the structure of a posterior; the default ones if it has none."""
     structure = getattr(posterior.recipe, "structure", None)
     return structure.traits() if isinstance(structure, Structure) else Traits()
-
-
-def some_points(x: Inputs, count: int) -> Inputs:
-    """A fixed random choice of points."""
-    return rows(x, fixed_choice(num_rows(x), count))
 
 
 def _best_scale(loss: Callable[[float], float]) -> float:

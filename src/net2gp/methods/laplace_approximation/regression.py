@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales, warn
@@ -36,14 +34,8 @@ DECADES, STEP, ZOOMS = 6.0, 0.25, 5
 SMALLEST_NOISE = 1e-8
 """The smallest noise that is tried, of the variance of y."""
 
-VARIANCE_TOL, VARIANCE_RANGE = 0.02, 20.0
-"""How well, and within which logarithms, a structure's prior and noise meet the variance that is wanted."""
-
 LARGEST_RATIO = 10.0
 """Standard deviations of outputs that one noise is found for, at most."""
-
-Variance = Callable[[float, float], float]
-"""The average variance of f at the data, by noise and prior variance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +162,7 @@ def is_regression(task: Task) -> bool:
 def regression(task: Task, traits: Traits) -> Regression:
     """The linear model of a task, at the prior that was given or at prior variance 1.
 
-    One layer whose noise and prior are open has those of the model of all layers: what the hidden ones
+    One layer whose noise and prior are open takes them from the model of all layers: what the hidden ones
     leave open is an error, too. Cost: a Gram matrix of `NUM_ROWS` rows at most and its eigenvalues.
     """
     if traits.one_layer and task.open_noise and task.prior_var is None:
@@ -248,56 +240,6 @@ def around_zero(problem: Problem) -> Problem:
     theta = linearized.flatten(linearized.params)[:, None]
     own = linearized.kernel().apply(problem.x, theta).to(torch.float64)
     return replace(problem, offset=problem.offset - own.reshape(problem.offset.shape))
-
-
-def with_variance(
-    task: Task, traits: Traits, model: Regression, found: tuple[float, float], variance: Variance
-) -> tuple[float, float]:
-    """Noise and prior variance at which a structure is as unsure of left-out rows as the whole model.
-
-    `found` are those of the model. Kronecker factors and diagonals let parameters vary
-    together where the data forbid it: then they take a narrower prior. Where they, or some weights or
-    layers alone, vary too little, the rest counts as noise, as it is an error that the structure does not
-    explain, up to the variance of y. A structure that has the whole covariance keeps what was found.
-    """
-    noise, prior_var = found
-    left_out = model.left_out(noise, prior_var)
-    if traits.whole or left_out <= 0:
-        return noise, prior_var
-    own = variance(noise, prior_var)
-    if own > left_out:
-        narrower = lambda log: variance(noise, math.exp(log)) - left_out
-        log = _root(narrower, math.log(prior_var) - VARIANCE_RANGE, math.log(prior_var))
-        return noise, math.exp(log)
-    if traits.keeps_prior or not task.open_noise:
-        return noise, prior_var
-    total = min(noise + left_out, max(model.spread, model.error, noise))
-    louder = lambda log: math.exp(log) + variance(math.exp(log), prior_var) - total
-    return math.exp(_root(louder, math.log(noise), math.log(total))), prior_var
-
-
-def likely_noise(noise_var: float, variances: Tensor, squares: Tensor, most: float) -> float:
-    """The noise from `noise_var` to `most` at which the network's residuals are the most probable.
-
-    There ∂/∂σ² Σ_n log N(r_n | 0, σ² + s_n) = 0, for squared residuals r_n² and variances s_n of f at some
-    training rows. Averages alone can match where few rows of large s_n make up for too little noise at all
-    others.
-    """
-
-    def slope(log: float) -> float:
-        total = math.exp(log) + variances
-        return float(((total - squares) / total.square()).mean())
-
-    return math.exp(_root(slope, math.log(noise_var), math.log(max(most, noise_var))))
-
-
-def _root(increasing: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing function is zero, or the end of the range that is next to it."""
-    if increasing(low) >= 0:
-        return low
-    if increasing(high) <= 0:
-        return high
-    return float(brentq(increasing, low, high, xtol=VARIANCE_TOL))
 
 
 def _grid(given: float | None, low: float, high: float) -> Tensor:

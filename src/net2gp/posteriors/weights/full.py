@@ -62,7 +62,7 @@ class Full(Structure):
 
 
 def gauss_newton(source: Source, index: Tensor | None = None) -> Tensor:
-    """H between all parameters, or between those of `index`, in the order of `Linearized.flatten`."""
+    """H between all parameters, or those with the numbers `index`, in the order of `Linearized.flatten`."""
     size = source.linearized.num_params if index is None else len(index)
     H = source.linearized.example.new_zeros(size, size, dtype=torch.float64)
     for found in source.gradients():

@@ -144,7 +144,7 @@ def _full(task: Task, fisher: Fisher) -> Tensor:
 
 
 def _mirrored(i: Tensor, j: Tensor, size: int) -> Tensor:
-    """Where each of the size² entries of a symmetric matrix is among those of its triangle."""
+    """The place of each of the size² entries of a symmetric matrix in its upper triangle."""
     place = i.new_zeros(size, size)
     place[i, j] = place[j, i] = torch.arange(len(i), device=i.device)
     return place.reshape(-1)

@@ -27,7 +27,7 @@ SHARE = 0.5
 """Pivots beyond this share of the rows are no gain: a Cholesky factor of all rows is as fast."""
 
 PROBES, ATTEMPTS = 4, 8
-"""Lanczos steps that find the direction of which most is missed; and how often more rows are asked for."""
+"""Lanczos steps that find the direction in which most is missed; and how often more rows are asked for."""
 
 TEST_BYTES = 2**27
 """What the cross-covariances of one chunk of test points may take."""
@@ -56,7 +56,7 @@ class RowSystem:
         return cholesky(B, what="I + LᵀL").L
 
     def rest(self) -> Tensor:
-        """What the rest adds to log|I + A|, at most: as if all of the other rows told the same."""
+        """What the rest adds to log|I + A|, at most: as if all of the other rows had the same information."""
         count = max(1, self.num_rows - len(self.index))
         return count * torch.log1p(torch.tensor(self.missed / count, dtype=torch.float64))
 
@@ -70,7 +70,7 @@ def row_system(
     The whitened gradients Φ of all rows give the posterior precision M = I + ΦᵀΦ. Of rows with less than a
     level nothing is kept, and of others what the pivots down to that level explain: Φ̂, and M̂ = I + Φ̂ᵀΦ̂.
     The level is lowered until λ, the largest eigenvalue of M̂^(−½) DᵀD M̂^(−½) with D = Φ − Φ̂, is at most
-    tol, as far as a few Lanczos steps tell, which find it from below. As M − M̂ = Φ̂ᵀD + DᵀΦ̂ + DᵀD,
+    tol, as far as a few Lanczos steps show, which find it from below. As M − M̂ = Φ̂ᵀD + DᵀΦ̂ + DᵀD,
     variances are then right to about 2√λ of themselves in the worst direction; in most, where Φ̂ and D have
     nothing to do with each other, to λ.
 

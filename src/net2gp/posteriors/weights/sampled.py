@@ -157,8 +157,8 @@ def _without_least(task: Task, leave_out: float) -> Task:
         return task
     if has_gaussian_noise(task.likelihood):
         raise InputError(
-            "leave_out is for classes, of which a network may be sure; with Gaussian noise every point has "
-            "its say. Pass Sampled(leave_out=0)."
+            "leave_out is for classes, whose points a network may be sure of; with Gaussian noise all points "
+            "have information. Pass Sampled(leave_out=0)."
         )
     traces = task.likelihood.curvature(task.f).diagonal(dim1=1, dim2=2).sum(1)
     order = traces.argsort()
@@ -218,7 +218,7 @@ class Precision:
 
 
 def _sketch(precision: Precision, structure: Sampled) -> LowRankPlusIdentity:
-    """The largest eigenvalues of the curvature of some points, as a preconditioner for that of all."""
+    """The largest eigenvalues of the curvature of some points, as a preconditioner for all points."""
     count, like = num_rows(precision.task.x), precision.root
     generator = torch.Generator(like.device).manual_seed(structure.seed + 2)
     part = torch.randperm(count, generator=generator, device=like.device)
