@@ -84,7 +84,7 @@ class BaseKernel(ABC):
         if found != (count or 1,):
             raise InputError(
                 f"diag of {type(self).__name__} has shape {found} for one point, but ({count or 1},) is "
-                f"needed, since outputs(x) is {count}. Return C from outputs(x) if the kernel couples C outputs."
+                f"needed, since outputs(x) is {count}. Return C from outputs(x) if C outputs are coupled."
             )
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
