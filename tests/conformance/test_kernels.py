@@ -307,8 +307,6 @@ def test_what_a_kernel_says_does_not_depend_on_what_it_has_seen(name):
 
 @EACH
 def test_its_matrix_is_differentiable_in_the_points(name):
-    if name == "monte carlo":
-        pytest.skip("draws are made without gradients")
     kernel, x, z = kernel_of(name), points(2), points(3, seed=2)
     assert torch.autograd.gradcheck(lambda a: kernel(a, z), (x.requires_grad_(),), atol=1e-6)
 
