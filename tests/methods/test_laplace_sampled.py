@@ -291,7 +291,7 @@ def test_a_killed_solve_goes_on_from_its_checkpoint_to_the_same_numbers(monkeypa
         stop_after(patch, 0)
         finished = n2g.laplace(*problem, prior_var=0.7, structure=kept)
     assert torch.equal(finished.covariance.draws, whole.covariance.draws)
-    with pytest.raises(InputError, match=r"another problem.*Delete it to start anew"):
+    with pytest.raises(InputError, match=r"another problem.*Delete it to start again"):
         n2g.laplace(*problem, prior_var=0.8, structure=kept)
 
 

@@ -91,6 +91,7 @@ def adapt(
             a noise per point or a zero noise is combined with an open prior variance.
         NetworkError: If the network cannot be linearized, for example in training mode with dropout.
 
+    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
     >>> x = torch.linspace(-2, 2, 20)[:, None]
@@ -212,6 +213,7 @@ def adapt_tasks(
     Raises:
         InputError: If the noise is not Gaussian, or if `tasks` is empty or does not map names to data.
 
+    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
     >>> x = torch.linspace(-2, 2, 20)[:, None]
