@@ -31,12 +31,10 @@ class BaseKernel(ABC):
 
     A frozen dataclass that derives from it is a kernel wherever one is taken: `condition`, `tune`, draws,
     files. `k + l`, `k * l` and `2.0 * k` are kernels again: the covariances of a sum and of a product of
-    independent processes, and of one that is multiplied by √2. Outputs are independent copies of each other,
-    with covariance K ⊗ I, unless `outputs` says how many are coupled. Override a member where you know
-    something faster.
+    independent processes, and of one that is multiplied by √2. Outputs are independent copies, with
+    covariance K ⊗ I, unless `outputs` says how many are coupled. Override what you can make faster.
 
-    A kernel is a value: what it says of points depends on them and on its fields, and on nothing that it has
-    seen before.
+    A kernel is a value: what it says of points depends on them and on its fields alone.
 
     >>> @dataclass(frozen=True)
     ... class Linear(BaseKernel):
@@ -107,6 +105,8 @@ class BaseKernel(ABC):
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
+        check_inputs(x)
+        check_inputs(y)
         per_point = len(v) // num_rows(y)
         size = max(1, self._tile_bytes() // (8 * per_point * len(v)))
         tiles = (self(part, y) for part in chunks(x, size))
