@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, mul
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from net2gp.errors import InputError, check_positive
 from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows, rows
+from net2gp.kernels.values import changed, is_kernel, moved
 from net2gp.linalg import kron_identity
 from net2gp.tags import savable
 from net2gp.types import Inputs, Kernel
@@ -129,7 +129,7 @@ class BaseKernel(ABC):
         A field `product_dtype` is set to float64 where there is one; else fields and inputs are converted.
         """
         if hasattr(self, "product_dtype"):
-            return _changed(self, {"product_dtype": torch.float64})
+            return changed(self, {"product_dtype": torch.float64})
         return Precise(self)
 
     def scaled(self, variance: float | Tensor) -> Kernel:
@@ -140,18 +140,18 @@ class BaseKernel(ABC):
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """The same kernel with its tensors, kernels and modules on another device or in another dtype."""
-        moved = {name: _moved(value, device, dtype) for name, value in vars(self).items()}
-        return _changed(self, moved)
+        values = {name: moved(value, device, dtype) for name, value in vars(self).items()}
+        return changed(self, values)
 
     def __add__(self, other: Kernel) -> Kernel:
         return (
-            Sum(terms_of(self, Sum) + terms_of(other, Sum)) if _is_kernel(other) else NotImplemented
+            Sum(terms_of(self, Sum) + terms_of(other, Sum)) if is_kernel(other) else NotImplemented
         )
 
     def __mul__(self, other: Kernel | float | Tensor) -> Kernel:
         if isinstance(other, float | int | Tensor):
             return self.scaled(other)
-        if not _is_kernel(other):
+        if not is_kernel(other):
             return NotImplemented
         return Product(terms_of(self, Product) + terms_of(other, Product))
 
@@ -161,33 +161,9 @@ class BaseKernel(ABC):
         return TILE_BYTES
 
 
-def _is_kernel(value: Any) -> bool:
-    return isinstance(value, Kernel) and not isinstance(value, type)
-
-
 def terms_of(kernel: Any, kind: type[Any]) -> tuple[Any, ...]:
     """The terms of a sum, or factors of a product: (k + l) + m is one sum of three."""
     return kernel.kernels if isinstance(kernel, kind) else (kernel,)
-
-
-def _changed(kernel: Any, changes: dict[str, Any]) -> Any:
-    if not is_dataclass(kernel) or isinstance(kernel, type):
-        raise InputError(
-            f"a kernel is a value, but {type(kernel).__name__} is no dataclass. Put @dataclass(frozen=True) "
-            "above it."
-        )
-    known = {field.name for field in fields(kernel) if field.init}
-    return replace(kernel, **{name: value for name, value in changes.items() if name in known})
-
-
-def _moved(value: Any, device: Any, dtype: torch.dtype | None) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
-    if isinstance(value, tuple):
-        return tuple(_moved(item, device, dtype) for item in value)
-    if isinstance(value, nn.Module):  # whose own to() would move the user's module
-        return copy.deepcopy(value).to(device=device, dtype=dtype)
-    return value.to(device, dtype) if _is_kernel(value) else value
 
 
 def dtype_of(kernel: Kernel, x: Inputs) -> torch.dtype:
