@@ -84,3 +84,62 @@ def test_float32_is_near_float64(name, t):
     torch.testing.assert_close(
         single.covariance_matrix.double(), exact.covariance_matrix, rtol=1e-4, atol=1e-4
     )
+
+
+@AT
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["limit", "limit with momentum", "nngp", "ntk process"])
+def test_the_posterior_at_a_time_is_the_law_of_the_flow(kind, dtype, t):
+    flow = flow_of(kind if kind in FLOWS else "limit", dtype)
+    flow = flow.nngp() if kind == "nngp" else flow.ntk_gp() if kind == "ntk process" else flow
+    x, posterior = unseen_points().to(dtype), flow.posterior(t)
+    tolerance = {"rtol": 1e-10, "atol": 1e-10} if dtype is torch.float64 else {}
+    for own, law in (
+        (posterior.marginal(x), flow.at(t, x)),
+        (posterior.joint(x), flow.joint(t, x)),
+    ):
+        assert own.mean.dtype == own.covariance_matrix.dtype == dtype
+        torch.testing.assert_close(own.mean, law.mean, **tolerance)
+        torch.testing.assert_close(own.covariance_matrix, law.covariance_matrix, **tolerance)
+    start = flow.posterior(0.0).novelty(x)
+    torch.testing.assert_close(start, torch.ones_like(start), **tolerance)
+
+
+def test_at_its_end_the_flow_of_the_readout_is_conditioning():
+    x, y = data(torch.float64)
+    flow = n2g.gradient_flow(RECTIFIED.limit, (x, y), ridge=0.2).nngp()
+    posterior = flow.posterior(float("inf"))
+    expected = n2g.condition(flow.source.pair.nngp, (x, y), n2g.Gaussian(0.2))
+    z = unseen_points()
+    assert posterior.likelihood.noise_var == 0.2
+    for one, other in (
+        (posterior.joint(z), expected.joint(z)),
+        (posterior.predict(z), expected.predict(z)),
+    ):
+        torch.testing.assert_close(one.mean, other.mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(one.variance, other.variance, rtol=1e-8, atol=1e-8)
+
+
+def test_a_relative_ridge_is_the_noise_that_it_adds():
+    x, y = data(torch.float64)
+    relative = n2g.gradient_flow(RECTIFIED.limit, (x, y), ridge=n2g.explain.Relative(0.1))
+    Theta = relative.source.pair.ntk(x)
+    noise = relative.posterior(1.0).likelihood.noise_var
+    assert noise == pytest.approx(0.1 * float(Theta.diagonal().mean()), rel=1e-10)
+
+
+def test_what_an_ensemble_cannot_do_is_refused():
+    flow = flow_of("limit")
+    posterior = flow.posterior(1.0)
+    with pytest.raises(n2g.errors.NotAvailable, match="Call gradient_flow with all data"):
+        posterior.update(data(torch.float64))
+    with pytest.raises(n2g.errors.NotAvailable, match="law of an ensemble in training"):
+        posterior.dual()
+    with pytest.raises(n2g.errors.NotAvailable, match="needs a kernel with features"):
+        posterior.sample_functions(2)
+    with pytest.raises(n2g.errors.NotAvailable, match="has no evidence"):
+        posterior.log_marginal_likelihood()
+    with pytest.raises(n2g.errors.InputError, match=r"t must be one time, but has shape \(2,\)"):
+        flow.posterior([1.0, 2.0])
+    with pytest.raises(n2g.errors.NotAvailable, match=r"flow.ntk_gp\(\).posterior\(t\)"):
+        flow_of("linearized network").posterior(1.0)

@@ -120,6 +120,18 @@ def by_mean_field(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likeli
     return n2g.training.mean_field(model, variance, (x, y), likelihood, prior_var=0.7)
 
 
+def by_flow(t: float, source: Callable[[Any], Any]) -> Make:
+    return lambda model, x, y, likelihood: source((model, (x, y))).posterior(t, likelihood)
+
+
+def of_limit(given: Any) -> Any:
+    return n2g.gradient_flow(RECTIFIED.limit, given[1])
+
+
+def of_tangent_process(given: Any) -> Any:
+    return n2g.gradient_flow(n2g.linearize(given[0]), given[1], ridge=0.1).ntk_gp()
+
+
 def by_codes(kernel: Callable[[nn.Sequential], Any]) -> Make:
     return lambda model, x, y, likelihood: n2g.adapt_classes(kernel(model), (x, y), num_classes=3)
 
@@ -237,6 +249,9 @@ METHODS: dict[str, Method] = {
     **{n: replace(REGRESSION, make=m) for n, m in OPTIMIZERS.items()},
     **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},
     "mean field": replace(REGRESSION, make=by_mean_field),
+    "flow, infinite width": replace(REGRESSION, make=by_flow(3.0, of_limit)),
+    "flow to its end, infinite width": replace(REGRESSION, make=by_flow(float("inf"), of_limit)),
+    "flow of a tangent process": replace(REGRESSION, make=by_flow(5.0, of_tangent_process)),
     "codes of classes": replace(CLASSES, make=by_codes(lambda model: model)),
     "codes of classes, rbf": replace(CLASSES, make=by_codes(lambda model: n2g.RBF(0.8))),
     "codes of classes, infinite width": replace(CLASSES, make=by_codes(lambda model: RECTIFIED)),

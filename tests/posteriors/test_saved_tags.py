@@ -53,6 +53,8 @@ TAGS = [
     "recipe.ByTraining",
     "recipe.ByLaplace",
     "recipe.ByCodes",
+    "process.TrainedEnsemble",
+    "recipe.ByGradientFlow",
     "posterior.Posterior",
 ]
 

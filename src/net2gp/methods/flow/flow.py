@@ -9,8 +9,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import chunks, num_rows
+from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.linalg import kron_identity
 from net2gp.memory import check_memory
@@ -31,7 +32,9 @@ from net2gp.methods.flow.modes import (
     parse_times,
     warn_never_learned,
 )
-from net2gp.types import Inputs, Mean
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipes.trained_ensemble import ByGradientFlow, TrainedEnsemble
+from net2gp.types import Inputs, Likelihood, Mean
 
 TEST_BYTES = 2**28
 """How much memory the cross-covariances of one chunk of test points may take."""
@@ -195,6 +198,62 @@ class Flow:
             parts = [kron_identity(c, self.num_outputs) for c in shared]
             covariance = torch.stack(parts).reshape(*covariance.shape[:-2], *parts[0].shape)
         return gaussian_law(mean.flatten(-2), covariance)
+
+    def posterior(self, t: float, likelihood: Likelihood | None = None) -> Posterior:
+        """Return the law of the ensemble at one time as a posterior, with its surface and its files.
+
+        Its prior is the ensemble before training, so `novelty(x)` is the share of the variance at the start
+        that training leaves. Unlike the laws of `at` and `joint`, it is differentiable in x.
+
+        Args:
+            t: One time in steps; `math.inf` is convergence.
+            likelihood: How targets follow the outputs. None is Gaussian noise with the ridge as its variance,
+                which is none without a ridge.
+
+        Returns:
+            The posterior. It has no evidence, and takes in no more data.
+
+        Raises:
+            InputError: If `t` is not one time.
+            NotAvailable: If there is no covariance at the start, or if the pair of kernels of the flow does
+                not have them as `nngp` and `ntk`.
+
+        >>> from net2gp.methods import gradient_flow
+        >>> network = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> x = torch.tensor([[0.5], [1.0]], dtype=torch.float64)
+        >>> flow = gradient_flow(network.double(), (x, 3 * x))
+        >>> flow.posterior(float("inf")).mean(x).round(decimals=3)
+        tensor([[1.5000], [3.0000]], dtype=torch.float64)
+        """
+        times, shape = self._times(t)
+        if shape != ():
+            raise InputError(f"t must be one time, but has shape {shape}. Pass e.g. t=10.0.")
+        kernel, tangent = self.source.alone(self.initial), self.source.alone(self.tangent)
+        if kernel is None or tangent is None:
+            raise NotAvailable(
+                "a posterior needs the covariance of the ensemble at its start and its tangent kernel as "
+                "kernels of their own. Pass infinite_width(network) to gradient_flow; for one linearized "
+                "network, use flow.mean(t, x), or flow.ntk_gp().posterior(t)."
+            )
+        ridge = self.modes.added(self.ridge)
+        with torch.no_grad():
+            begin = begin_at(self.source.start, self.x, self.num_outputs)
+            weight, Q = self.modes.weights(self.descent, times)[0], self.modes.Q
+            scaled = Q * weight
+            W = scaled @ Q.mT
+            process = TrainedEnsemble(
+                kernel=kernel,
+                tangent=None if self.initial is self.tangent else tangent,
+                prior_mean=self.source.mean,
+                x=self.x,
+                num_outputs=self.num_outputs,
+                alpha=W @ (self._rows(self.y) - self._rows(begin)),
+                W=W,
+                B=self._spread_times(scaled) @ scaled.mT,
+                noise=ridge if self.initial is self.tangent else 0.0,
+            )
+        chosen = Gaussian(ridge) if likelihood is None else likelihood
+        return Posterior(process, chosen, self.x, self.y, None, ByGradientFlow(float(times[0])))
 
     @torch.no_grad()
     def nngp(self) -> Flow:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from net2gp.errors import InputError, check_dtype_and_device, check_finite
 from net2gp.inputs import check_inputs, describe, map_inputs, num_rows, rows, tensors
 from net2gp.limits import InfiniteWidth, infinite_width
+from net2gp.limits.limit_kernels import LimitKernel
 from net2gp.linear import Linearized, TangentKernel
 from net2gp.types import Inputs, Kernel
 
@@ -62,6 +63,10 @@ class Limit:
         """The mean at the start: None, which means zero."""
         return None
 
+    @property
+    def mean(self) -> None:
+        """The mean at the start as a function: None, which means zero."""
+
     def both(self, x: Inputs, y: Inputs | None = None) -> tuple[Tensor, Tensor]:
         """K(x, y) and Θ(x, y), from inputs in float64."""
         other = None if y is None else _precise(y)
@@ -94,6 +99,13 @@ class Limit:
         kernel = self._alone(part)
         return self.one(part, x, y) @ v if kernel is None else kernel.precise().matmul(x, y, v)
 
+    def alone(self, part: Part | None) -> Kernel | None:
+        """One of the kernels, with results in the dtype of its inputs, if the pair has it."""
+        kernel = None if part is None else self._alone(part)
+        if isinstance(kernel, LimitKernel):
+            return replace(kernel, limit=replace(kernel.limit, product_dtype=None))
+        return kernel
+
     def _alone(self, part: Part) -> Kernel | None:
         kernel = getattr(self.pair, part.name.lower(), None)
         return kernel if isinstance(kernel, Kernel) else None
@@ -121,6 +133,15 @@ class Single:
     def start(self, x: Inputs) -> Tensor:
         """f(x; θ*): (N, C)."""
         return self.kernel.linearized(x)
+
+    @property
+    def mean(self) -> Linearized:
+        """The mean at the start as a function: the network itself."""
+        return self.kernel.linearized
+
+    def alone(self, part: Part | None) -> TangentKernel | None:
+        """The tangent kernel; there is no covariance at the start."""
+        return self.kernel if part is Part.NTK else None
 
     def both(self, x: Inputs, y: Inputs | None = None) -> tuple[None, Tensor]:
         """No covariance, and Θ(x, y)."""

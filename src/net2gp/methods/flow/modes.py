@@ -125,6 +125,12 @@ class Modes:
         """A decomposition without directions, which takes the place of the real one until it is known."""
         return Modes(like.new_zeros(0).double(), like.new_zeros(0, 0).double(), 1)
 
+    def added(self, ridge: Ridge) -> float:
+        """What the ridge has added to the diagonal, found from the trace if it is relative."""
+        if isinstance(ridge, Relative):
+            return ridge.part / (1.0 + ridge.part) * float(self.values.mean())
+        return ridge
+
     def decays(self, descent: Descent, times: Tensor) -> Tensor:
         """D, the share of the residual in each direction that remains: (T, R)."""
         return 1.0 - descent.progress(self.values / self.size, times)

@@ -30,7 +30,7 @@ from net2gp.posteriors.condition import ByConditioning
 from net2gp.posteriors.conditioning import conditioned, solvers, systems
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.recipes import around_network, class_codes, dual
+from net2gp.posteriors.recipes import around_network, class_codes, dual, trained_ensemble
 from net2gp.posteriors.saving.format1 import FORMAT_1
 from net2gp.posteriors.writing import FORMAT, KIND, NAMES, VALUE, digest, network_value
 from net2gp.tags import class_of
@@ -80,6 +80,8 @@ _CLASSES: dict[str, type] = {
     "process.Conditioned": conditioned.Conditioned,
     "process.Whitened": Whitened,
     "process.AroundNetwork": around_network.AroundNetwork,
+    "process.TrainedEnsemble": trained_ensemble.TrainedEnsemble,
+    "recipe.ByGradientFlow": trained_ensemble.ByGradientFlow,
     "recipe.ByConditioning": ByConditioning,
     "recipe.ByExpansion": dual.ByExpansion,
     "recipe.ByTraining": around_network.ByTraining,
