@@ -1,6 +1,7 @@
 """A structure that a user writes: the example of CONTRIBUTING.md, and what follows from its two methods."""
 
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -101,6 +102,19 @@ def test_a_network_is_trained_by_its_evidence():
         found = train(mlp(), data, n2g.Gaussian(), structure=Isotropic(), schedule=schedule)
     assert found.structure == Isotropic()
     assert len(set(found.prior_var.values())) == 3  # one for each layer
+
+
+@dataclass(frozen=True)
+class WithoutTag(n2g.structures.Structure):
+    def curvature(self, task):
+        return Isotropic().curvature(task)
+
+
+def test_without_a_tag_it_is_not_saved(tmp_path):
+    data = (X, labels(n2g.Gaussian()))
+    found = quietly(mlp(), data, n2g.Gaussian(0.3), prior_var=0.7, structure=WithoutTag())
+    with pytest.raises(InputError, match=r"WithoutTag cannot be saved .* structure are .*savable"):
+        found.save(tmp_path / "posterior.safetensors")
 
 
 def test_it_says_what_it_cannot_do():

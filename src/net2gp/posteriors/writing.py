@@ -132,8 +132,8 @@ def encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
         return {"class": tag, "fields": parts}
     raise InputError(
         f"a {type(value).__name__} cannot be saved without running code at load. Saved are posteriors whose "
-        "kernel, mean and likelihood are net2gp's own, or registered with @net2gp.likelihoods.savable; use "
-        "mean=linearized or None."
+        "kernel, mean, likelihood and structure are net2gp's own, or registered with "
+        "@net2gp.likelihoods.savable; use mean=linearized or None."
     )
 
 

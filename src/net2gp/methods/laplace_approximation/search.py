@@ -118,7 +118,7 @@ class Search:
         noise = logs[-1].exp() if self.task.open_noise else None
         scale = torch.ones((), dtype=torch.float64, device=logs.device) / self.task.temperature
         scale = scale if noise is None else scale / noise
-        return self.task.evidence(prior, noise, self.curvature.log_det(prior, scale))
+        return self.curvature.evidence(prior, noise, scale)
 
     def maximize(self) -> np.ndarray:
         """The logarithms of the largest evidence."""

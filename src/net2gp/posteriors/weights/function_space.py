@@ -174,7 +174,7 @@ class RowCurvature(Curvature):
             found = self._by_rows(kernel, self._gram_at(prior_var), Lam)
             used = self.structure if self.tol == 0 else replace(self.structure, tol=0.0)
         Sigma, log_det = found
-        evidence = task.evidence(kernel.prior_var, task.noise(scale), log_det)
+        evidence = self.evidence(kernel.prior_var, task.noise(scale), scale, log_det)
         return Solved(Sigma, evidence, used)
 
     def _by_pivots(

@@ -184,7 +184,7 @@ class SampledCurvature(Curvature):
         evidence = None
         if structure.num_probes:
             log_det = _log_det(precision, preconditioner, structure)
-            evidence = task.evidence(prior, task.noise(scale), log_det)
+            evidence = self.evidence(prior, task.noise(scale), scale, log_det)
         # what steered the solve is not part of its result
         kept = replace(structure, start=None, checkpoint=None)
         return Solved(DrawnCovariance(draws), evidence, kept, trace)

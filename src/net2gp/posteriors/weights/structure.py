@@ -123,24 +123,21 @@ class Task:
         count = self.f.numel()
         return -0.5 * (squares / noise_var + count * (2 * torch.pi * noise_var).log())
 
-    def evidence(self, prior: Params, noise_var: Tensor | None, log_det: Tensor) -> Tensor:
-        """Laplace's evidence, log p(y | θ*) − ½ Σ θ*²/v − ½ log|I + scale·V^{1/2} H V^{1/2}|.
+    def distance(self, prior: Params) -> Tensor:
+        """Σ θ*²/v over the parameters that vary.
 
         Args:
             prior: The variance v of each parameter.
-            noise_var: The noise variance where it is open, else None.
-            log_det: The logarithm of the determinant.
 
         Returns:
-            A scalar, differentiable in all three.
+            A scalar, differentiable in the prior.
         """
         squares = [
             (value.double().square() / prior[name].double()).reshape(-1)
             for name, value in self.params.items()
         ]
         each = torch.cat(squares)
-        distance = each.sum() if self.free is None else each[self.free].sum()
-        return self.log_likelihood(noise_var) - 0.5 * distance - 0.5 * log_det
+        return each.sum() if self.free is None else each[self.free].sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,9 +230,30 @@ class Curvature:
         Returns:
             Both, and what else solving found.
         """
-        task, prior = self.task, self.task.prior(prior_var)
-        evidence = task.evidence(prior, task.noise(scale), self.log_det(prior, scale))
+        task = self.task
+        evidence = self.evidence(task.prior(prior_var), task.noise(scale), scale)
         return Solved(self.covariance(expand_prior(prior_var, task.params), scale), evidence)
+
+    def evidence(
+        self,
+        prior: Params,
+        noise_var: Tensor | None,
+        scale: float | Tensor,
+        log_det: Tensor | None = None,
+    ) -> Tensor:
+        """Laplace's evidence, log p(y | θ*) − ½ Σ θ*²/v − ½ log|I + scale·V^{1/2} H V^{1/2}|.
+
+        Args:
+            prior: The variance v of each parameter.
+            noise_var: The noise variance where it is open, else None.
+            scale: The factor of H, 1/(temperature · open noise variance).
+            log_det: The logarithm of the determinant, if it is known; None means `log_det(prior, scale)`.
+
+        Returns:
+            A scalar, differentiable in the prior and in the noise.
+        """
+        fit = self.task.log_likelihood(noise_var) - 0.5 * self.task.distance(prior)
+        return fit - 0.5 * (self.log_det(prior, scale) if log_det is None else log_det)
 
     def searched(self, *, per_layer: bool, literal: bool) -> Curvature:
         """The curvature whose evidence chooses what is open: this one, unless it costs or counts too little.
