@@ -159,7 +159,7 @@ def store(timings: list[Timing], text: str, revisions: list[str]) -> None:
 
 def main() -> int:
     options = parse(sys.argv[1:])
-    revisions = [*options.before, options.after]
+    revisions = [named(revision) for revision in (*options.before, options.after)]
     with tempfile.TemporaryDirectory() as folder:
         sides = [Side(extract(r, Path(folder) / f"{n}")) for n, r in enumerate(revisions)]
         chosen = [job for job in sides[-1].jobs if options.only in job]
@@ -172,11 +172,10 @@ def main() -> int:
             print(job, *(f"{ratio:.2f}" for ratio in timings[-1].ratios), file=sys.stderr)
         for side in sides:
             side.close()
-    hashes = [named(revision) for revision in revisions]
-    text = table(timings, hashes)
+    text = table(timings, revisions)
     print(text)
     if not options.quick and not options.only:
-        store(timings, text, hashes)
+        store(timings, text, revisions)
     return 1 if any(t.is_slower for t in timings) else 0
 
 
