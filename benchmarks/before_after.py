@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from revisions import AFTER, BEFORE, REVIEWED, extract, named, surroundings
+from revisions import AFTER, BEFORE, extract, named, surroundings
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -112,7 +112,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few jobs, two rounds, no files")
     parser.add_argument("--only", default="", help="jobs whose name has this text; no files")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--before", nargs="+", default=[REVIEWED, BEFORE])
+    parser.add_argument("--before", nargs="+", default=[BEFORE])
     parser.add_argument("--after", default=AFTER)
     return parser.parse_args(arguments)
 
