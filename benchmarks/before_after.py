@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from revisions import AFTER, BEFORE, REVIEWED, extract, named, surroundings
+from revisions import AFTER, BEFORE, extract, named, surroundings
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -112,7 +112,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few jobs, two rounds, no files")
     parser.add_argument("--only", default="", help="jobs whose name has this text; no files")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--before", nargs="+", default=[REVIEWED, BEFORE])
+    parser.add_argument("--before", nargs="+", default=[BEFORE])
     parser.add_argument("--after", default=AFTER)
     return parser.parse_args(arguments)
 
@@ -159,7 +159,7 @@ def store(timings: list[Timing], text: str, revisions: list[str]) -> None:
 
 def main() -> int:
     options = parse(sys.argv[1:])
-    revisions = [*options.before, options.after]
+    revisions = [named(revision) for revision in (*options.before, options.after)]
     with tempfile.TemporaryDirectory() as folder:
         sides = [Side(extract(r, Path(folder) / f"{n}")) for n, r in enumerate(revisions)]
         chosen = [job for job in sides[-1].jobs if options.only in job]
@@ -172,11 +172,10 @@ def main() -> int:
             print(job, *(f"{ratio:.2f}" for ratio in timings[-1].ratios), file=sys.stderr)
         for side in sides:
             side.close()
-    hashes = [named(revision) for revision in revisions]
-    text = table(timings, hashes)
+    text = table(timings, revisions)
     print(text)
     if not options.quick and not options.only:
-        store(timings, text, hashes)
+        store(timings, text, revisions)
     return 1 if any(t.is_slower for t in timings) else 0
 
 
