@@ -5,6 +5,7 @@ The most common functions are here. The rest is one level down, in `likelihoods`
 Modules are loaded when they are first used, so `import net2gp` takes little time beyond torch.
 """
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +123,8 @@ def __dir__() -> list[str]:
 
 def _moved(name: str) -> str:
     """Say in which namespace a name lives that was looked up at the top."""
+    alike = f" Use net2gp.{name.lower()}." if name.lower() in __all__ else ""
     for room in (
-        "likelihoods",
         "structures",
         "solvers",
         "links",
@@ -131,8 +132,15 @@ def _moved(name: str) -> str:
         "training",
         "explain",
         "tasks",
+        "kernels",
+        "limits",
+        "metrics",
+        "plots",
+        "data",
+        "likelihoods",
         "posteriors",
     ):
-        if name in importlib.import_module(f"net2gp.{room}").__all__:
-            return f" Use net2gp.{room}.{name}."
-    return ""
+        with contextlib.suppress(ImportError):  # plots need matplotlib, which may not be there
+            if name in importlib.import_module(f"net2gp.{room}").__all__:
+                return f"{alike or ' Use'}{' Or use' if alike else ''} net2gp.{room}.{name}."
+    return alike

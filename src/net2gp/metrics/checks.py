@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe
@@ -100,10 +101,9 @@ def check_tensors(**values: Tensor) -> None:
     """Raise unless all values are tensors."""
     for name, value in values.items():
         if not isinstance(value, Tensor):
-            raise InputError(
-                f"{name} must be a tensor, but is {describe(value)}. "
-                f"Convert it: {name} = torch.as_tensor({name})."
-            )
+            law = isinstance(value, Distribution)
+            fix = f"Pass law.{name}" if law else f"Convert it: {name} = torch.as_tensor({name})"
+            raise InputError(f"{name} must be a tensor, but is {describe(value)}. {fix}.")
 
 
 def check_numbers(**values: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, NotAvailable, check_count, check_positive
-from net2gp.inputs import check_batch, describe, num_rows
+from net2gp.inputs import check_batch, check_inputs, describe, num_rows
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.traits import needs
@@ -217,7 +217,7 @@ class Posterior(Parts, Generic[Own]):
 
         It is Σ_c Var[f_c | y] / Σ_c Var[f_c]: near 1 where the data say nothing, near 0 where they determine
         f, and 0 where the prior itself has no variance. The share has no unit, and under Gaussian noise it
-        does not depend on the targets, so it singles out points unlike all data. Cost: `marginal(x)`.
+        does not depend on the targets. With fewer features than rows of data it is small at every point.
 
         Args:
             x: N points.
@@ -405,6 +405,7 @@ class Posterior(Parts, Generic[Own]):
         write(self, network_value(self.kernel, self.x), path)
 
     def _check(self, x: Inputs) -> None:
+        check_inputs(x)
         self._check_batch(x)
         self.process.check(x)
 

@@ -72,9 +72,11 @@ def _linearized(
 ) -> Linearized:
     check_made(structure, "structure")
     if structure is not None and not isinstance(structure, Structure):
+        given = repr(structure) if isinstance(structure, str) else describe(structure)
         raise InputError(
             "structure must be Full(), Diagonal(), Kron(), LowRank(rank), LastLayer(), Subnetwork(count), "
-            f"FunctionSpace(), Sampled(), a Structure of your own or None, but is {describe(structure)}."
+            f"FunctionSpace(), Sampled(), a Structure of your own or None, but is {given}. Pass for example "
+            "structure=net2gp.Kron()."
         )
     if only is not None and structure is not None and structure.traits().one_layer:
         name = type(structure).__name__

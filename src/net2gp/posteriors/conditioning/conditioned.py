@@ -16,7 +16,7 @@ from net2gp.kernels.base import BaseKernel, Kept, dtype_of
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
 from net2gp.linalg.chance import random_normal
 from net2gp.posteriors.conditioning.problem import check_points, kernel_facts, kernel_variances
-from net2gp.posteriors.conditioning.process import contrast_by_blocks
+from net2gp.posteriors.conditioning.process import contrast_by_blocks, evaluated
 from net2gp.posteriors.conditioning.samples import FunctionSamples
 from net2gp.posteriors.conditioning.systems import CurvatureFactor, IterativeFactor, Sites
 from net2gp.types import FeatureKernel, Inputs, Kernel, Mean
@@ -108,21 +108,25 @@ class Conditioned:
         """The kernel and its number of features."""
         return kernel_facts(self.kernel)
 
+    @evaluated
     def check(self, x: Inputs) -> None:
         """Raise unless `x` are points of the kernel with as many outputs as the data."""
         check_points(self.kernel, self.num_outputs, x)
 
+    @evaluated
     def centered(self, x: Inputs) -> Tensor:
         """E f(x) − m(x): (N, C), without variances and therefore without a solve."""
         if self.weights is not None:
             return self._centered(x, None)
         return torch.cat([self._centered(part, None) for part in chunks(x, self._chunk_size())])
 
+    @evaluated
     def mean(self, x: Inputs) -> Tensor:
         """E f(x): one forward-mode pass for a kernel with features, else k(x, X)."""
         centered = self.centered(x)
         return centered if self.prior_mean is None else self.prior_mean(x) + centered
 
+    @evaluated
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean (N, C) and the covariance of each point (N, C, C).
 
@@ -136,6 +140,7 @@ class Conditioned:
             covariances.append(self._blocks(part, cross, prior))
         return torch.cat(means), torch.cat(covariances)
 
+    @evaluated
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances: (N, C) each."""
         mean, blocks = self.moments(x)
@@ -143,6 +148,7 @@ class Conditioned:
 
     contrast = contrast_by_blocks
 
+    @evaluated
     def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the covariance at all points together."""
         cross = self._cross(x)
@@ -155,10 +161,12 @@ class Conditioned:
         covariance = (0.5 * (covariance + covariance.mT)).to(mean.dtype)
         return mean.reshape(-1), covariance
 
+    @evaluated
     def prior_variances(self, x: Inputs) -> Tensor:
         """The diagonal of k(x, x): (N, C)."""
         return kernel_variances(self.kernel, self.num_outputs, x)
 
+    @evaluated
     def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
         """Functions drawn from the process by Matheron's rule, which can be evaluated at any points.
 

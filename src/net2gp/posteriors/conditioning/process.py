@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import is_dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from net2gp.errors import InputError
 from net2gp.inputs import chunks, describe, map_inputs, tensors
 from net2gp.likelihoods.links import Contrast
+from net2gp.limits import LimitKernel
 from net2gp.linalg import diagonal_blocks
+from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Kernel
 
 BLOCK_NUMBERS = 2**25
@@ -19,6 +25,35 @@ BLOCK_NUMBERS = 2**25
 
 BATCH_ROWS = 256
 """How many rows of a joint covariance small groups of points fill together in one pass."""
+
+
+Owner = TypeVar("Owner")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Method = Callable[Concatenate[Owner, Arguments], Result]
+
+
+def evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Arguments, Result]:
+    """Run the method of a process with its networks in eval mode, whatever mode the user has left them in."""
+
+    @wraps(method)
+    def wrapped(self: Owner, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        with ExitStack() as stack:
+            for network in _networks(self):
+                stack.enter_context(evaluating(network))
+            return method(self, *arguments, **keywords)
+
+    return wrapped
+
+
+def _networks(value: Any) -> Iterator[nn.Module]:
+    """The linearized networks inside of a process, a kernel or a mean."""
+    if isinstance(value, Linearized):
+        yield value.network
+    elif is_dataclass(value) and not isinstance(value, LimitKernel):
+        for part in vars(value).values():
+            for one in part if isinstance(part, tuple) else (part,):
+                yield from _networks(one)
 
 
 class Process(Protocol):
@@ -66,6 +101,7 @@ class Process(Protocol):
         """Functions drawn from the process, from inputs to (S, N, C), for kernels with features."""
 
 
+@evaluated
 def contrast_by_blocks(process: Process, x: Inputs) -> tuple[Tensor, Tensor]:
     """`Process.contrast` from the covariances (N, C, C), one chunk of points at a time."""
     means, variances = [], []

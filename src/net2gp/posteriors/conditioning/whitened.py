@@ -11,7 +11,7 @@ from net2gp.inputs import chunks
 from net2gp.linalg import Cholesky
 from net2gp.linalg.chance import random_normal
 from net2gp.posteriors.conditioning.problem import check_points, kernel_facts, kernel_variances
-from net2gp.posteriors.conditioning.process import contrast_by_blocks
+from net2gp.posteriors.conditioning.process import contrast_by_blocks, evaluated
 from net2gp.posteriors.conditioning.samples import FunctionSamples
 from net2gp.posteriors.conditioning.systems import Sites
 from net2gp.types import FeatureKernel, Inputs, Mean
@@ -50,19 +50,23 @@ class Whitened:
         """The kernel and its number of features."""
         return kernel_facts(self.kernel)
 
+    @evaluated
     def check(self, x: Inputs) -> None:
         """Raise unless `x` are points of the kernel with as many outputs as the data."""
         check_points(self.kernel, self.num_outputs, x)
 
+    @evaluated
     def centered(self, x: Inputs) -> Tensor:
         """E f(x) − m(x): (N, C), one forward-mode pass."""
         return self.kernel.apply(x, self.weights).reshape(-1, self.num_outputs)
 
+    @evaluated
     def mean(self, x: Inputs) -> Tensor:
         """E f(x): (N, C), one forward-mode pass in addition to the prior mean."""
         centered = self.centered(x)
         return centered if self.prior_mean is None else self.prior_mean(x) + centered
 
+    @evaluated
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean (N, C) and the covariance of each point (N, C, C)."""
         means, covariances = [], []
@@ -74,6 +78,7 @@ class Whitened:
             means.append(self._mean(part, Phi))
         return torch.cat(means), torch.cat(covariances)
 
+    @evaluated
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances: (N, C) each."""
         mean, blocks = self.moments(x)
@@ -81,16 +86,19 @@ class Whitened:
 
     contrast = contrast_by_blocks
 
+    @evaluated
     def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the covariance at all points together."""
         Phi = self.kernel.features(x)
         R = self.precision.half_solve(Phi.reshape(-1, Phi.shape[2]).mT)
         return self._mean(x, Phi).reshape(-1), (R.mT @ R).to(Phi.dtype)
 
+    @evaluated
     def prior_variances(self, x: Inputs) -> Tensor:
         """The diagonal of k(x, x): (N, C)."""
         return kernel_variances(self.kernel, self.num_outputs, x)
 
+    @evaluated
     def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
         """Functions drawn from the process, which can be evaluated anywhere: w = mean + L⁻ᵀz."""
         shape, device = (len(self.weights), num_samples), self.weights.device

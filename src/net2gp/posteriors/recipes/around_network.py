@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from net2gp.inputs import follows, rows
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
-from net2gp.posteriors.conditioning.process import contrast_by_blocks
+from net2gp.posteriors.conditioning.process import contrast_by_blocks, evaluated
 from net2gp.posteriors.conditioning.samples import FunctionSamples
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
@@ -22,22 +20,6 @@ from net2gp.posteriors.recipes.dual import Dual, make_dual
 from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
 from net2gp.show import number
 from net2gp.types import Inputs, Likelihood, Params
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-Owner = TypeVar("Owner", bound="AroundNetwork")
-Method = Callable[Concatenate[Owner, Arguments], Result]
-
-
-def _evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Arguments, Result]:
-    """Run the method with the network in eval mode, whatever mode the user has left it in."""
-
-    @wraps(method)
-    def wrapped(self: Owner, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        with evaluating(self.linearized.network):
-            return method(self, *arguments, **keywords)
-
-    return wrapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,22 +61,22 @@ class AroundNetwork:
     def check(self, x: Inputs) -> None:
         """Do nothing: the network itself raises an error for inputs that it cannot take."""
 
-    @_evaluated
+    @evaluated
     def mean(self, x: Inputs) -> Tensor:
         """f(x; θ*), one forward pass."""
         return self.linearized(x)
 
-    @_evaluated
+    @evaluated
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean (N, C) and J_n Σ J_nᵀ for each point (N, C, C)."""
         return self.linearized(x), self.covariance.blocks(self.linearized, x)
 
-    @_evaluated
+    @evaluated
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances, (N, C) each; some structures compute them faster than the blocks."""
         return self.linearized(x), self.covariance.variances(self.linearized, x)
 
-    @_evaluated
+    @evaluated
     def contrast(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and Var[f_c − f_t] for the class t of the largest mean: (N, C) each."""
         if not hasattr(self.covariance, "differences"):
@@ -102,13 +84,13 @@ class AroundNetwork:
         mean = self.linearized(x)
         return mean, self.covariance.differences(self.linearized, x, mean.argmax(-1))
 
-    @_evaluated
+    @evaluated
     def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and J Σ Jᵀ over all points."""
         mean = self.linearized(x)
         return mean.reshape(-1), self.covariance.joint(self.linearized, x).to(mean.dtype)
 
-    @_evaluated
+    @evaluated
     def prior_variances(self, x: Inputs) -> Tensor:
         """The diagonal of J diag(prior_var) Jᵀ, summed over the parameters that are not fixed: (N, C)."""
         kernel, free = self.kernel, self.covariance.mask()
@@ -123,7 +105,7 @@ class AroundNetwork:
             draws = self._draw(num_samples, generator)
         return FunctionSamples(self.linearized.kernel(), self.linearized, self.num_outputs, draws)
 
-    @_evaluated
+    @evaluated
     def draw_networks(
         self, x: Inputs, num_samples: int, generator: torch.Generator | None
     ) -> Tensor:
@@ -137,7 +119,7 @@ class AroundNetwork:
                 values.append(self.linearized.evaluate(params, x))
         return torch.stack(values)
 
-    @_evaluated
+    @evaluated
     def draw_weights(self, num_samples: int, generator: torch.Generator | None) -> Params:
         """Draws of the chosen parameters, each with an axis of samples in front."""
         params = self.linearized.params

@@ -15,7 +15,7 @@ from net2gp.linalg import kron_identity
 from net2gp.linalg.chance import random_normal
 from net2gp.posteriors.conditioning.conditioned import TEST_BYTES
 from net2gp.posteriors.conditioning.problem import check_points, kernel_facts, kernel_variances
-from net2gp.posteriors.conditioning.process import contrast_by_blocks
+from net2gp.posteriors.conditioning.process import contrast_by_blocks, evaluated
 from net2gp.posteriors.conditioning.samples import FunctionSamples
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
@@ -67,26 +67,31 @@ class TrainedEnsemble:
         """The kernel at the start."""
         return kernel_facts(self.kernel)
 
+    @evaluated
     def check(self, x: Inputs) -> None:
         """Raise unless `x` are points of the kernel with as many outputs as the data."""
         check_points(self.kernel, self.num_outputs, x)
 
+    @evaluated
     def centered(self, x: Inputs) -> Tensor:
         """E f(x) − m(x): (N, C), by a product with Θ(x, X) that does not store it."""
         product = (self.tangent or self.kernel).precise().matmul(x, self.x, self.alpha)
         return product.reshape(num_rows(x), self.num_outputs).to(dtype_of(self.kernel, x))
 
+    @evaluated
     def mean(self, x: Inputs) -> Tensor:
         """E f(x): (N, C)."""
         centered = self.centered(x)
         return centered if self.prior_mean is None else self.prior_mean(x) + centered
 
+    @evaluated
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean (N, C) and the covariance of each point (N, C, C)."""
         size = max(1, TEST_BYTES // (16 * len(self.alpha) * self.rows_per_point))
         blocks = torch.cat([self._blocks(part) for part in chunks(x, size)])
         return self.mean(x), blocks
 
+    @evaluated
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances: (N, C) each."""
         mean, blocks = self.moments(x)
@@ -94,6 +99,7 @@ class TrainedEnsemble:
 
     contrast = contrast_by_blocks
 
+    @evaluated
     def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean (N·C,) and the covariance (N·C, N·C) of all points together."""
         mean, (Theta, K) = self.mean(x), self._cross(x)
@@ -103,10 +109,12 @@ class TrainedEnsemble:
             covariance = kron_identity(covariance, self.num_outputs)
         return mean.reshape(-1), (0.5 * (covariance + covariance.mT)).to(mean.dtype)
 
+    @evaluated
     def prior_variances(self, x: Inputs) -> Tensor:
         """The variances before training: (N, C)."""
         return kernel_variances(self.kernel, self.num_outputs, x)
 
+    @evaluated
     def functions(
         self, num_samples: int, generator: torch.Generator | None
     ) -> Callable[[Inputs], Tensor]:
