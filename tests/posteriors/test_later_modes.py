@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical
 
 import net2gp as n2g
 
@@ -40,12 +41,12 @@ def with_dropout() -> nn.Sequential:
 
 def answers(posterior: n2g.Posterior, x: Tensor) -> list[Tensor]:
     generator = torch.Generator().manual_seed(3)
-    laws = posterior.marginal(x), posterior.joint(x)
+    laws, predicted = (posterior.marginal(x), posterior.joint(x)), posterior.predict(x)
     return [
         posterior.mean(x),
         *(law.mean for law in laws),
         *(law.covariance_matrix for law in laws),
-        posterior.split(x).total if posterior.likelihood == NOISY else posterior.predict(x).probs,
+        predicted.probs if isinstance(predicted, Categorical) else predicted.variance,
         posterior.novelty(x),
         posterior.sample(x, 2, generator=generator),
     ]
