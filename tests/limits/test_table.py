@@ -288,3 +288,24 @@ def test_what_a_limit_remembers_is_bounded():
         tuned.nngp(x)
     (plan,) = plans.values()
     assert 0 < len(plan.polynomials) <= 16
+
+
+@pytest.mark.parametrize("module", [nn.Tanh(), nn.Softplus()], ids=["tanh", "softplus"])
+def test_a_table_is_left_out_where_it_would_take_longer_than_its_pairs(module, monkeypatch):
+    """Large variances need fine grids: thirty points must not wait for a table of thousands."""
+    taken = []
+    fourier_values = interpolation._fourier_values
+    monkeypatch.setattr(
+        interpolation,
+        "_fourier_values",
+        lambda act, grid: taken.append(grid.num_values) or fourier_values(act, grid),
+    )
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(3, 4), module, nn.Linear(4, 1))
+    limit = n2g.infinite_width(network, weight_var=1.5, bias_var=0.1)
+    x = 100 * torch.randn(30, 3, dtype=torch.float64)
+    nngp, ntk = limit(x)
+    few = limit(x[:4])
+    assert sum(taken) <= 900 * interpolation._VALUES_PER_PAIR
+    torch.testing.assert_close(nngp[:4, :4], few[0], rtol=1e-11, atol=0)
+    torch.testing.assert_close(ntk[:4, :4], few[1], rtol=1e-11, atol=0)

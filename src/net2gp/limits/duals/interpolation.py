@@ -51,6 +51,9 @@ _MIN_PAIRS_TO_KEEP = (
 )
 _KEPT: deque[tuple[PointFunction, Table]] = deque(maxlen=32)  # tables for calls of few pairs
 _FINE = 1e-12  # the tolerance of kept tables, which replace series of this accuracy
+_VALUES_PER_PAIR = 8000  # function values of a table that take as long as one pair without it
+_MIN_VALUES = 1 << 23  # as many function values may always be taken: about a second
+_MAX_BYTES = 1 << 30  # what the coefficients of one refinement may take
 _CHECKS = 16  # the number of random pairs at which the error is measured
 
 
@@ -126,6 +129,9 @@ def table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) -> Ta
             return None
         if count < _MIN_PAIRS_WITH_KINKS and kinks_of(act, REACH * math.exp(high / 2)):
             return None
+    # A second refinement is usually needed and takes three times as long.
+    if not _pays(act, low, high, level=0, count=count / 4):
+        return None
     table = build(act, low, high, 1e-10 if exact else 1e-6)
     return table if table.error <= (1e-10 if exact else 1e-6) else None
 
@@ -155,11 +161,25 @@ def kept_table_for(act: PointFunction, cov: Tensor, var1: Tensor, var2: Tensor) 
         bounds = step * (first - room), step * (last + room)
         if last - first > _MAX_SPAN or kinks_of(act, REACH * math.exp(bounds[1] / 2)):
             continue
+        if not _pays(act, *bounds, level=1, count=count):
+            continue
         table = build(act, *bounds, _FINE)
         if table.error <= _FINE:
             _KEPT.append((act, table))
             return table
     return None
+
+
+def _pays(act: PointFunction, low: float, high: float, *, level: int, count: float) -> bool:
+    """Whether a table of a smooth function is built in less time than `count` pairs take without it.
+
+    The function values of a table grow with the largest variance, since they resolve the narrowest feature
+    of the function at the width of the widest Gaussian.
+    """
+    if kinks_of(act, REACH * math.exp(high / 2)):
+        return True
+    grid = _Grid.of(act, _variances(low, high, _size(low, high, level)), level)
+    return grid.num_values <= max(_MIN_VALUES, _VALUES_PER_PAIR * count)
 
 
 def _log_range(var1: Tensor, var2: Tensor) -> tuple[float, float]:
@@ -180,11 +200,14 @@ def build(act: PointFunction, low: float, high: float, tolerance: float) -> Tabl
     checks = _checks(act, low, high, tolerance)
     best: Table | None = None
     for level in range(1 if tolerance <= _FINE else 0, 4):
-        size = 1 if high == low else round((6 + 2 * (high - low)) * 1.5**level)
+        var = _variances(low, high, _size(low, high, level))
         if smooth:
-            values = _fourier_values(act, _variances(low, high, size), level)
+            grid = _Grid.of(act, var, level)
+            if best is not None and grid.num_bytes > _MAX_BYTES:
+                break
+            values = _fourier_values(act, grid)
         else:
-            values = _quadrature_values(act, _variances(low, high, size), 24 * 2**level, tolerance)
+            values = _quadrature_values(act, var, 24 * 2**level, tolerance)
         table = _fit(values, low, high, not smooth, tolerance)
         table = _measured(table, checks)
         if best is None or table.error < best.error:
@@ -198,17 +221,47 @@ def build(act: PointFunction, low: float, high: float, tolerance: float) -> Tabl
 _NONE = Table(0.0, 0.0, False, ((), ()), (torch.zeros(0), torch.zeros(0)), math.inf)
 
 
+def _size(low: float, high: float, level: int) -> int:
+    """The number of variances of a table, one refinement denser per level."""
+    return 1 if high == low else round((6 + 2 * (high - low)) * 1.5**level)
+
+
 def _variances(low: float, high: float, size: int) -> Tensor:
     return torch.exp(low + (high - low) * (unit_nodes(size) + 1) / 2)
 
 
-def _fourier_values(act: PointFunction, var: Tensor, level: int) -> tuple[Tensor, Tensor]:
-    """Return the coefficients in T_k(correlation), (K, n, n) each, of both duals at all pairs of `var`."""
-    breaks = breaks_of(act, var).abs()
-    narrow = float(breaks.min()) if len(breaks) else 1e9
-    top = math.sqrt(float(var.max()))
-    count = 32 * 2 ** (level + max(0, math.ceil(math.log2(4 * top / narrow))))
-    r, weight = radial_rule(breaks.unique() / top, ORDER)
+@dataclass(frozen=True)
+class _Grid:
+    """Where `_fourier_values` takes function values: √var · r · cos α for `count` angles α."""
+
+    var: Tensor
+    r: Tensor
+    weight: Tensor
+    count: int
+
+    @staticmethod
+    def of(act: PointFunction, var: Tensor, level: int) -> _Grid:
+        """The grid that resolves the breaks of a function for the largest of the variances."""
+        breaks = breaks_of(act, var).abs()
+        narrow = float(breaks.min()) if len(breaks) else 1e9
+        top = math.sqrt(float(var.max()))
+        count = 32 * 2 ** (level + max(0, math.ceil(math.log2(4 * top / narrow))))
+        return _Grid(var, *radial_rule(breaks.unique() / top, ORDER), count)
+
+    @property
+    def num_values(self) -> int:
+        """The number of function values."""
+        return len(self.var) * len(self.r) * self.count
+
+    @property
+    def num_bytes(self) -> int:
+        """What the coefficients of both duals take."""
+        return 8 * self.count * len(self.var) ** 2
+
+
+def _fourier_values(act: PointFunction, grid: _Grid) -> tuple[Tensor, Tensor]:
+    """Return the coefficients in T_k(correlation), (K, n, n) each, of both duals at pairs of variances."""
+    var, r, weight, count = grid.var, grid.r, grid.weight, grid.count
     alpha = 2 * math.pi / count * torch.arange(count, dtype=torch.float64)
     sums = [torch.zeros(count // 2 + 1, len(var), len(var), dtype=torch.float64) for _ in range(2)]
     # a block of radii at a time, since all function values would be len(var) · len(r) · count numbers
