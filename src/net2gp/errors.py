@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -197,6 +198,8 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
     """
     kind = None if isinstance(value, Tensor) else torch.float64
     try:
+        if isinstance(value, Tensor) and value.is_complex():
+            raise TypeError
         tensor = torch.as_tensor(value, dtype=kind).detach()
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
@@ -210,6 +213,37 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
             f"{name} must be {wanted} and finite, but {shown:g} was given."
             f" Pass for example {name}=0.1."
         )
+
+
+def one_number(value: Any, name: str, hint: str = "") -> float | Tensor:
+    """Take one positive number, in whatever form it comes.
+
+    Args:
+        value: A number, or a tensor or array of one element of any shape, which may require a gradient.
+        name: Its name in the messages.
+        hint: What to do with several numbers, a sentence for the message.
+
+    Returns:
+        The number, as a tensor of at most one axis if it came as a tensor.
+
+    Raises:
+        InputError: It is not positive and finite, not a number, or has several elements.
+
+    >>> one_number(torch.tensor([[2.0]]), "variance")
+    tensor(2.)
+    """
+    check_positive(value, name)
+    if isinstance(value, float | int):
+        return value
+    found = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    if found.numel() != 1:
+        raise InputError(
+            f"{name} must be one number, but has shape {tuple(found.shape)}. Pass a number, for example "
+            f"{name}=0.1, or a tensor of one element.{hint and ' ' + hint}"
+        )
+    if not isinstance(value, Tensor):
+        return float(found)
+    return value if value.dim() < 2 else value.reshape(())
 
 
 def check_count(

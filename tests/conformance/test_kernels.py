@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from contributing import example
 from net2gp import RBF, condition, infinite_width, linearize, load, nngp, ntk, tune
 from net2gp.deep import composed
-from net2gp.errors import InputError
+from net2gp.errors import InputError, NotAvailable
 from net2gp.kernels import BaseFeatureKernel, BaseKernel, IndependentOutputs, Product, Sum, savable
 from net2gp.likelihoods import Gaussian
 from net2gp.limits import monte_carlo_kernel
 from net2gp.posteriors.recipes.class_codes import Standardized
-from net2gp.solvers import CG, WeightCholesky
+from net2gp.solvers import CG, Cholesky, Lanczos, WeightCholesky
 from net2gp.types import FeatureKernel, Kernel
 from posteriors.ways import network, points, seeded
 
@@ -395,6 +396,124 @@ def test_kernels_of_unlike_numbers_of_outputs_have_no_sum():
         InputError, match=r"features of 1 and 3 outputs.*IndependentOutputs\(kernel, 3\)"
     ):
         (three + Quadratic()).features(points(3))
+    for refused in (lambda k, x: k.apply(x, x), lambda k, x: k.adjoint(x, x)):
+        with pytest.raises(InputError, match="features of 1 and 3 outputs"):
+            refused(three + Quadratic(), points(3))
+
+
+MIXED = {
+    "coupled first": lambda: linearized().kernel(0.7) + Quadratic(),
+    "independent first": lambda: Quadratic() + linearized().kernel(0.7),
+    "scaled": lambda: linearized().kernel() + 2.0 * Quadratic(),
+    "scaled together": lambda: 0.5 * (2.0 * Quadratic() + _head(torch.float64)),
+    "three": lambda: Quadratic() + linearized().kernel(0.7) + Quadratic(),
+}
+
+
+def assert_mixed(kernel: Kernel, reference: Kernel, solver) -> None:
+    x, z = points(9), points(3, seed=2)
+    y = torch.stack([(x[:, 0] * (c + 1)).sin() for c in range(3)], 1)
+    posterior = condition(kernel, (x, y), Gaussian(0.1), solver=solver)
+    K, cross = reference(x) + 0.1 * torch.eye(27, dtype=torch.float64), reference(z, x)
+    mean = (cross @ torch.linalg.solve(K, y.reshape(-1, 1))).reshape(3, 3)
+    law = posterior.joint(z)
+    assert_close(law.mean.reshape(3, 3), mean, tol=1e-7)
+    assert_close(
+        law.covariance_matrix, reference(z) - cross @ torch.linalg.solve(K, cross.T), tol=1e-7
+    )
+    draws = posterior.sample(z, 4000, generator=seeded(0))
+    errors = (law.covariance_matrix.diagonal() / 4000).sqrt().reshape(3, 3)
+    assert bool(((draws.mean(0) - mean).abs() < 5 * errors).all())
+    with pytest.raises(NotAvailable, match="features"):
+        posterior.sample_functions(2)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    "solver", [None, Cholesky(), Cholesky(Lanczos(27)), CG(tol=1e-12)], ids=repr
+)
+def test_coupled_and_independent_features_are_conditioned_as_k_plus_l_times_i(name, solver):
+    kernel, x = MIXED[name](), points(5)
+    wide = [k if k.outputs(x) else IndependentOutputs(k, 3) for k in kernel.kernels]
+    reference = Sum(tuple(wide))
+    v = torch.randn(9, 2, generator=seeded(0), dtype=torch.float64)
+    assert_close(kernel.matmul(x, x[:3], v), reference(x, x[:3]) @ v)
+    assert_mixed(kernel, reference, solver)
+
+
+def test_mixed_features_are_refused_in_weight_space_by_name_and_serve_one_output():
+    x = points(9)
+    with pytest.raises(InputError, match="needs a kernel with features"):
+        condition(
+            MIXED["three"](), (x, points(9, inputs=3)), Gaussian(0.1), solver=WeightCholesky()
+        )
+    kernel = linearize(network(1)).kernel() + Quadratic()
+    dense = condition(kernel, (x, x[:, :1]), Gaussian(0.1), solver=Cholesky())
+    weights = condition(kernel, (x, x[:, :1]), Gaussian(0.1), solver=WeightCholesky())
+    assert_close(weights.predict(x).mean, dense.predict(x).mean, tol=1e-8)
+    assert weights.sample_functions(2)(x).shape == (2, 9, 1)
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_scale_of_one_element_is_a_number_with_a_gradient(name, shape):
+    scale = torch.full(shape, 0.3, dtype=torch.float64, requires_grad=True)
+    kernel, x = kernel_of(name), points(3)
+    scaled = kernel.scaled(scale)
+    assert_close(scaled(x), 0.3 * kernel(x))
+    assert_close(scaled.diag(x), 0.3 * kernel.diag(x))
+    assert_close(scaled.blocks(x), 0.3 * kernel.blocks(x))
+    (gradient,) = torch.autograd.grad(scaled(x).sum(), scale)
+    assert_close(gradient, kernel(x).sum().expand(shape))
+
+
+@EACH
+def test_a_scale_is_one_positive_number(name):
+    kernel = kernel_of(name)
+    for value in (-1.0, 0.0, float("nan"), torch.tensor(-1.0)):
+        with pytest.raises(InputError, match="variance must be positive and finite"):
+            kernel.scaled(value)
+    for value in ("a", None, 1j, torch.tensor(1j)):
+        with pytest.raises(InputError, match="variance must be a number, but is"):
+            kernel.scaled(value)
+    for value in (torch.arange(1.0, 4.0), np.ones(3), torch.ones(1, 2), torch.ones(0)):
+        with pytest.raises(InputError, match=r"one number, but has shape \(.*one element"):
+            kernel * value
+
+
+def test_a_variance_of_an_rbf_is_one_number_and_of_parameters_belongs_to_the_prior():
+    x = points(4)
+    assert_close(RBF(1.0, torch.tensor([[2.0]])).diag(x), 2 * RBF().diag(x))
+    with pytest.raises(InputError, match=r"output_var must be one number, but has shape \(4,\)"):
+        RBF(1.0, torch.ones(4))
+    with pytest.raises(InputError, match=r"one element\. Variances per parameter .* prior_var"):
+        kernel_of("tangent").scaled(torch.ones(2))
+
+
+@EACH
+def test_arrays_of_numpy_scale_it_and_the_built_in_sum_adds_it(name):
+    kernel, x = kernel_of(name), points(3)
+    for two in (np.array([2.0]), np.array(2.0), np.float32(2.0), np.float64(2.0), np.int64(2)):
+        for product in (two * kernel, kernel * two):
+            assert isinstance(product, Kernel)
+            assert_close(product(x), 2 * kernel(x))
+    assert_close(sum([kernel, kernel])(x), 2 * kernel(x))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        1.0 + kernel
+
+
+@EACH
+def test_a_product_wants_a_row_for_each_column_of_the_matrix(name):
+    kernel, x = kernel_of(name), points(5)
+    for y, v in ((x[:0], torch.zeros(0, 1)), (x, torch.zeros(3, 1)), (x, torch.zeros(32, 1))):
+        with pytest.raises(InputError, match=r"is empty|v of shape|v must have shape|u must have"):
+            kernel.matmul(x, y, v.double())
+
+
+def test_an_rbf_names_the_tensor_of_another_dtype():
+    x = points(3)
+    with pytest.raises(InputError, match=r"but the other tensor of points is torch\.float32"):
+        RBF()(x, x.float())
 
 
 def test_a_scale_must_be_positive_and_a_kernel_a_dataclass():

@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from numbers import Number
 from operator import add, mul
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_positive
+from net2gp.errors import InputError, one_number
 from net2gp.inputs import check_inputs, chunks, map_inputs, num_rows, rows
-from net2gp.kernels.values import changed, is_kernel, moved
+from net2gp.kernels.values import changed, is_kernel, moved, rows_per_point, times, wrong_height
 from net2gp.linalg import kron_identity
 from net2gp.tags import savable
 from net2gp.types import Inputs, Kernel
@@ -52,6 +53,9 @@ class BaseKernel(ABC):
 
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 4.2.4.
     """
+
+    # numpy would multiply by an object array instead of asking the kernel
+    __array_ufunc__ = None
 
     @abstractmethod
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
@@ -107,10 +111,8 @@ class BaseKernel(ABC):
         """k(x, y) @ v, a tile of rows of k(x, y) at a time."""
         check_inputs(x)
         check_inputs(y)
-        per_point = len(v) // num_rows(y)
-        size = max(1, self._tile_bytes() // (8 * per_point * len(v)))
-        tiles = (self(part, y) for part in chunks(x, size))
-        return torch.cat([tile @ v.to(tile.dtype) for tile in tiles])
+        size = max(1, self._tile_bytes() // (8 * rows_per_point(y, v) * len(v)))
+        return torch.cat([times(self(part, y), v) for part in chunks(x, size)])
 
     def keep(self, x: Inputs) -> Kept | None:
         """Hold what belongs to training points from one prediction to the next.
@@ -148,9 +150,13 @@ class BaseKernel(ABC):
             Sum(terms_of(self, Sum) + terms_of(other, Sum)) if is_kernel(other) else NotImplemented
         )
 
+    def __radd__(self, other: float) -> Self:
+        # the built-in sum starts from 0
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
     def __mul__(self, other: Kernel | float | Tensor) -> Kernel:
-        if isinstance(other, float | int | Tensor):
-            return self.scaled(other)
+        if isinstance(other, Number) or hasattr(other, "__array__"):
+            return self.scaled(cast(Any, other))
         if not is_kernel(other):
             return NotImplemented
         return Product(terms_of(self, Product) + terms_of(other, Product))
@@ -175,6 +181,8 @@ def dtype_of(kernel: Kernel, x: Inputs) -> torch.dtype:
 
 def independent_product(kernel: Kernel, x: Inputs, y: Inputs, v: Tensor, count: int) -> Tensor:
     """(k(x, y) ⊗ I) @ v of a kernel of independent outputs, with the outputs as further columns."""
+    if rows_per_point(y, v) != count:
+        raise wrong_height(count * num_rows(y), v)
     columns = v.reshape(num_rows(y), count * v.shape[1])
     return kernel.matmul(x, y, columns).reshape(-1, v.shape[1])
 
@@ -234,14 +242,14 @@ class Scaled(BaseKernel):
         variance: A positive number, or a tensor of one element, which may require a gradient.
 
     Raises:
-        InputError: The variance is not positive.
+        InputError: The variance is not positive, or has several elements.
     """
 
     kernel: Kernel
     variance: float | Tensor
 
     def __post_init__(self) -> None:
-        check_positive(self.variance, "variance")
+        object.__setattr__(self, "variance", one_number(self.variance, "variance"))
 
     def outputs(self, x: Inputs) -> int | None:
         """As the kernel itself."""
@@ -273,8 +281,7 @@ class Scaled(BaseKernel):
 
     def scaled(self, variance: float | Tensor) -> Scaled:
         """One scale in place of two."""
-        check_positive(variance, "variance")
-        return replace(self, variance=self.variance * variance)
+        return replace(self, variance=self.variance * one_number(variance, "variance"))
 
     def _times(self, value: Tensor) -> Tensor:
         return value * torch.as_tensor(self.variance, dtype=value.dtype, device=value.device)
@@ -362,7 +369,7 @@ class Sum(Combined):
 
     def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
         """Σ k(x, y) @ v, by the products of the kernels."""
-        count = len(v) // num_rows(y)
+        count = rows_per_point(y, v)
         alone = [count > 1 and kernel.outputs(x) is None for kernel in self.kernels]
         products = [
             independent_product(kernel, x, y, v, count) if one else kernel.matmul(x, y, v)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import add
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_positive
-from net2gp.inputs import chunks, num_rows
-from net2gp.kernels.base import BaseKernel, Combined, terms_of, widened
+from net2gp.errors import InputError, one_number
+from net2gp.inputs import chunks, rows
+from net2gp.kernels.base import BaseKernel, Sum, terms_of, widened
+from net2gp.kernels.values import rows_per_point
 from net2gp.tags import savable
 from net2gp.types import FeatureKernel, Inputs, Kernel
 
@@ -29,7 +28,8 @@ class BaseFeatureKernel(BaseKernel):
     """A kernel of your own that is an inner product of features: write `features` and `num_features`.
 
     With features come solvers in weight space, whose cost is linear in the number of points, and draws that
-    are functions. Sums, multiples and `precise()` keep them. For C coupled outputs override `outputs`.
+    are functions. Sums, multiples and `precise()` keep them, but for sums of a kernel that couples several
+    outputs and one that does not. For C coupled outputs override `outputs`.
 
     >>> @dataclass(frozen=True)
     ... class Quadratic(BaseFeatureKernel):
@@ -78,7 +78,7 @@ class BaseFeatureKernel(BaseKernel):
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k), some points at a time."""
         parts = (self.features(part).flatten(0, 1) for part in chunks(x, self._points_at_once()))
-        pieces = u.split(self._points_at_once() * (len(u) // num_rows(x)))
+        pieces = u.split(self._points_at_once() * rows_per_point(x, u))
         return sum_of([Phi.mT @ v.to(Phi.dtype) for Phi, v in zip(parts, pieces, strict=True)])
 
     def precise(self) -> FeatureKernel:
@@ -142,14 +142,14 @@ class ScaledFeatures(BaseFeatureKernel):
         variance: A positive number, or a tensor of one element, which may require a gradient.
 
     Raises:
-        InputError: The variance is not positive.
+        InputError: The variance is not positive, or has several elements.
     """
 
     kernel: FeatureKernel
     variance: float | Tensor
 
     def __post_init__(self) -> None:
-        check_positive(self.variance, "variance")
+        object.__setattr__(self, "variance", one_number(self.variance, "variance"))
 
     @property
     def num_features(self) -> int:
@@ -172,11 +172,14 @@ class ScaledFeatures(BaseFeatureKernel):
 
 @savable("kernels.FeatureSum")
 @dataclass(frozen=True, eq=False)
-class FeatureSum(Combined):
+class FeatureSum(Sum):
     """k + l of kernels that all have features: [Φ, Ψ] side by side.
 
+    Where some terms couple C > 1 outputs and others have independent ones, it is the kernel of `Sum`, and its
+    features are refused, since their number would depend on the points.
+
     Args:
-        kernels: The terms, with the same number of outputs.
+        kernels: The terms.
     """
 
     kernels: tuple[FeatureKernel, ...]
@@ -188,35 +191,35 @@ class FeatureSum(Combined):
 
     def features(self, x: Inputs) -> Tensor:
         """[Φ(x), Ψ(x), …]: (N, C, P)."""
-        found = [kernel.features(x) for kernel in self.kernels]
-        counts = sorted({Phi.shape[1] for Phi in found})
-        if len(counts) > 1:
-            raise InputError(
-                f"the kernels of a sum have features of {' and '.join(map(str, counts))} outputs. Wrap those "
-                f"of one output, IndependentOutputs(kernel, {counts[-1]}), which has no features."
-            )
-        return torch.cat(found, -1)
+        self._check_widths(x)
+        return torch.cat([kernel.features(x) for kernel in self.kernels], -1)
 
     def apply(self, x: Inputs, w: Tensor) -> Tensor:
         """Φ(x) w: (N·C, k) for w of shape (P, k)."""
+        self._check_widths(x)
         parts = w.split([kernel.num_features for kernel in self.kernels])
         pairs = zip(self.kernels, parts, strict=True)
         return sum_of([kernel.apply(x, part) for kernel, part in pairs])
 
     def adjoint(self, x: Inputs, u: Tensor) -> Tensor:
         """Φ(x)ᵀ u: (P, k) for u of shape (N·C, k)."""
+        self._check_widths(x)
         return torch.cat([kernel.adjoint(x, u) for kernel in self.kernels])
 
-    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
-        """Σ k(x, y) @ v, by the products of the kernels."""
-        return sum_of([kernel.matmul(x, y, v) for kernel in self.kernels])
-
-    def scaled(self, variance: float | Tensor) -> Kernel:
-        """variance · k: every term multiplied."""
-        return FeatureSum(tuple(cast(Any, kernel.scaled(variance)) for kernel in self.kernels))
+    def at(self, x: Inputs) -> Sum:
+        """The same kernel, without a claim to features if it has none at points such as `x`."""
+        return self if len(self._widths(x)) == 1 else Sum(self.kernels)
 
     __add__ = _plus
 
-    @staticmethod
-    def _operation() -> Callable[[Tensor, Tensor], Tensor]:
-        return add
+    def _widths(self, x: Inputs) -> list[int]:
+        first = rows(x, slice(0, 1))
+        return sorted({kernel.outputs(first) or 1 for kernel in self.kernels})
+
+    def _check_widths(self, x: Inputs) -> None:
+        counts = self._widths(x)
+        if len(counts) > 1:
+            raise InputError(
+                f"the kernels of a sum have features of {' and '.join(map(str, counts))} outputs. Wrap those "
+                f"of one output, IndependentOutputs(kernel, {counts[-1]}), which has no features."
+            )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_dtype_and_device, check_positive
+from net2gp.errors import InputError, check_dtype_and_device, check_positive, one_number
 from net2gp.inputs import check_inputs, describe
 from net2gp.kernels.base import BaseKernel
 from net2gp.types import Inputs
@@ -28,7 +28,7 @@ class RBF(BaseKernel):
         product_dtype: The dtype of results, or None for the dtype of x.
 
     Raises:
-        InputError: A length scale or the variance is not positive.
+        InputError: A length scale or the variance is not positive, or the variance has several elements.
 
     >>> RBF()(torch.tensor([[0.0], [1.0]]))
     tensor([[1.0000, 0.6065],
@@ -43,7 +43,7 @@ class RBF(BaseKernel):
 
     def __post_init__(self) -> None:
         check_positive(self.lengthscale, "lengthscale")
-        check_positive(self.output_var, "output_var")
+        object.__setattr__(self, "output_var", one_number(self.output_var, "output_var"))
 
     def check(self, x: Inputs) -> None:
         """Raise unless `x` can be an input of this kernel.
@@ -87,7 +87,7 @@ class RBF(BaseKernel):
         self.check(y)
         assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
-        check_dtype_and_device(x, "x", y, "the other points")
+        check_dtype_and_device(x, "x", y, "the other tensor of points")
         if x.shape[1] != y.shape[1]:
             raise InputError(
                 f"RBF compares points of equally many columns, but got {describe(x)} and {describe(y)}."
@@ -111,4 +111,4 @@ class RBF(BaseKernel):
 
     def scaled(self, variance: float | Tensor) -> RBF:
         """variance · k."""
-        return replace(self, output_var=self.output_var * variance)
+        return replace(self, output_var=self.output_var * one_number(variance, "variance"))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from net2gp.errors import InputError, check_dtype_and_device, check_positive
+from net2gp.errors import InputError, check_dtype_and_device, one_number
 from net2gp.inputs import (
     check_inputs,
     describe,
@@ -323,8 +323,7 @@ class LimitKernel(BaseKernel):
 
     def scaled(self, variance: float | Tensor) -> LimitKernel:
         """Return variance · k."""
-        check_positive(variance, "variance")
-        return replace(self, variance=self.variance * variance)
+        return replace(self, variance=self.variance * one_number(variance, "variance"))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None

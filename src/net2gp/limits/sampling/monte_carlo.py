@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import InputError, NetworkError, check_dtype_and_device, check_positive
+from net2gp.errors import InputError, NetworkError, check_dtype_and_device, one_number
 from net2gp.inputs import check_inputs, describe, num_rows, rows, tensors
 from net2gp.kernels.base import BaseKernel
 from net2gp.limits.prior import Parameterization, Variances
@@ -217,8 +217,7 @@ class MonteCarloKernel(BaseKernel):
 
     def scaled(self, variance: float | Tensor) -> MonteCarloKernel:
         """Return variance · k."""
-        check_positive(variance, "variance")
-        return replace(self, variance=self.variance * variance)
+        return replace(self, variance=self.variance * one_number(variance, "variance"))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, one_number
 from net2gp.inputs import check_inputs, chunks, follows, num_rows, ordinary_tensors, rows
 from net2gp.kernels.features import BaseFeatureKernel
 from net2gp.linear.forward.factors import Factor, add_blocks, in_dtype, mixed
@@ -207,8 +207,9 @@ class TangentKernel(BaseFeatureKernel):
 
     def scaled(self, variance: float | Tensor) -> TangentKernel:
         """Return variance · k, the same kernel with every prior variance multiplied."""
-        like = self.linearized.example
-        factor = torch.as_tensor(variance, dtype=like.dtype, device=like.device)
+        like, hint = self.linearized.example, "Variances per parameter are given by prior_var."
+        one = one_number(variance, "variance", hint)
+        factor = torch.as_tensor(one, dtype=like.dtype, device=like.device).reshape(())
         products: dict[int, Tensor] = {id(v): v * factor for v in self.prior_var.values()}
         return replace(
             self, prior_var={name: products[id(v)] for name, v in self.prior_var.items()}

@@ -22,6 +22,7 @@ from net2gp.inputs import (
 )
 from net2gp.kernels import IndependentOutputs
 from net2gp.kernels.base import dtype_of
+from net2gp.kernels.features import FeatureSum
 from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.memory import available_memory
@@ -112,6 +113,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
     # A posterior is a value: editing the data in place later must not change it.
     x, y = map_inputs(x, copied), copied(y)
     count = checked_outputs(kernel, x)
+    kernel = kernel.at(x) if isinstance(kernel, FeatureSum) else kernel
     C = _num_outputs(likelihood, mean, x, y) if count is None else count
     offset = tensors(x)[0].new_zeros(num_rows(x), C, dtype=dtype_of(kernel, x))
     if mean is not None:

@@ -10,7 +10,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor, distributions
 from torch.nn.functional import one_hot
 
-from net2gp.errors import InputError, NotAvailable
+from net2gp.errors import InputError, NotAvailable, one_number
 from net2gp.inputs import describe, follows, map_inputs, num_rows, same_inputs, tensors
 from net2gp.kernels import BaseKernel
 from net2gp.likelihoods import Categorical
@@ -106,7 +106,7 @@ class Standardized(BaseKernel):
 
     def scaled(self, variance: float | Tensor) -> Standardized:
         """variance · k."""
-        return replace(self, variance=self.variance * variance)
+        return replace(self, variance=self.variance * one_number(variance, "variance"))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
