@@ -195,3 +195,18 @@ def test_the_log_determinant_of_an_indefinite_matrix_is_refused() -> None:
 def test_one_probe_has_no_standard_error() -> None:
     with pytest.raises(InputError, match=r"num_probes must be at least 2.*but is 1"):
         log_det_quadrature(times(noisy(0.1, 4)), 4, num_probes=1)
+
+
+@pytest.mark.parametrize("rank", [5, 12, 20])
+def test_restarts_complete_the_basis_where_eigenvalues_repeat(rank: int) -> None:
+    rotation = torch.linalg.qr(random(12, 12))[0]
+    values = torch.tensor([7.0, 7.0, 7.0, 2.0, 2.0, *[0.1] * 7], dtype=torch.float64)
+    A = (rotation * values) @ rotation.mT
+    found = lanczos(times(A), random(12, seed=1), rank, restart=torch.Generator().manual_seed(0))
+    Q, size = found.Q, min(rank, 12)
+    torch.testing.assert_close(Q.mT @ Q, torch.eye(size, dtype=torch.float64), rtol=0, atol=1e-13)
+    torch.testing.assert_close(Q.mT @ A @ Q, found.T, rtol=0, atol=1e-12)
+    R = inverse_root(found)
+    missed = torch.linalg.eigvalsh(A.inverse() - R @ R.mT)
+    assert missed.min() > -1e-11
+    assert (missed.max() < 1e-11) == (rank >= 12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from net2gp import RBF, Categorical, Gaussian, condition, linearize, ntk
 from net2gp.errors import NotConverged, WideVariances
+from net2gp.kernels import BaseFeatureKernel, IndependentOutputs
 from net2gp.linalg import block_cg, log_det_quadrature
 from net2gp.posteriors.conditioning import systems
 from net2gp.solvers import CG, Cholesky, Exact, Lanczos, Nystrom, PivotedCholesky
@@ -136,6 +137,36 @@ def test_cached_variances_fall_towards_the_exact_ones_as_the_rank_grows(kernel):
         previous = cached.diagonal()
     rows = 80 if kernel is None else 40
     assert solve(Cholesky(Lanczos(rows)), kernel=kernel).process.cache.shape[1] == rows
+    assert_close(cached, exact, 1e-8)
+
+
+@dataclass(frozen=True)
+class Parabolas(BaseFeatureKernel):
+    """Few features of independent outputs: most eigenvalues of a Gram matrix are zero."""
+
+    num_features = 3
+
+    def features(self, x):
+        return torch.stack([x[:, 0] ** 0, x[:, 0], x[:, 0] ** 2], 1)[:, None]
+
+
+REPEATED = {
+    "features": 2.0 * Parabolas(),
+    "outputs as copies": IndependentOutputs(2.0 * Parabolas(), 3),
+    "a product": IndependentOutputs(RBF(0.5), 3),
+}
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.1), Categorical()], ids=["real", "classes"])
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_cache_with_as_many_columns_as_rows_is_exact_where_eigenvalues_repeat(name, likelihood):
+    x, test = points(12), points(20, seed=5)
+    y = class_targets(x, 3) if isinstance(likelihood, Categorical) else real_targets(x, 3)
+    build = lambda solver: condition(REPEATED[name], (x, y), likelihood, solver=solver)
+    exact = build(Cholesky()).marginal(test).variance
+    for rank in (1, 4, 9, 36, 50):
+        cached = build(Cholesky(Lanczos(rank))).marginal(test).variance
+        assert bool((cached >= exact - 1e-9).all())
     assert_close(cached, exact, 1e-8)
 
 

@@ -17,7 +17,7 @@ _PROBE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Tridiagonal:
-    """T = Qᵀ A Q on a Krylov space of A, in float64.
+    """T = Qᵀ A Q on a Krylov space of A, or on several that are orthogonal to each other, in float64.
 
     Args:
         Q: An orthonormal basis of the space, (n, t).
@@ -29,19 +29,30 @@ class Tridiagonal:
 
 
 @torch.no_grad()
-def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tridiagonal:
+def lanczos(
+    matmul: Callable[[Tensor], Tensor],
+    start: Tensor,
+    rank: int,
+    *,
+    restart: torch.Generator | None = None,
+) -> Tridiagonal:
     """Compute Q and T = Qᵀ A Q for the Krylov space span{s, A s, …, A^(rank−1) s} of symmetric A.
 
     Every new vector is orthogonalized twice against all earlier ones, so Q stays orthonormal up to rounding.
     The cost is `rank` products with (n, 1) in the dtype of `start`, and O(n rank²) more in float64.
 
+    The space of one vector holds one direction per distinct eigenvalue, however often that eigenvalue occurs.
+    With `restart`, a random vector that is orthogonal to the exhausted space starts another one, until there
+    are min(rank, n) columns.
+
     Args:
         matmul: Computes A v.
         start: The vector s, (n,), not zero.
         rank: The largest dimension of the space.
+        restart: The source of the random vectors. None stops where the first space is exhausted.
 
     Returns:
-        Q and T. They have t < rank columns if the space is invariant under A earlier.
+        Q and T. Without `restart` they have t < rank columns if the space is invariant under A earlier.
 
     Raises:
         InputError: If `start` is zero or not a vector, or `rank` is below 1.
@@ -49,6 +60,8 @@ def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tri
     >>> A = torch.diag(torch.tensor([1.0, 2.0, 2.0]))
     >>> lanczos(lambda v: A @ v, torch.ones(3), 3).Q.shape
     torch.Size([3, 2])
+    >>> lanczos(lambda v: A @ v, torch.ones(3), 3, restart=torch.Generator().manual_seed(0)).Q.shape
+    torch.Size([3, 3])
 
     Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapter 13.
     """
@@ -59,7 +72,7 @@ def lanczos(matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int) -> Tri
         )
     _check_rank(rank)
     row = start.detach().to(torch.float64).unsqueeze(0)
-    basis, alpha, beta = _lanczos(lambda v: matmul(v.to(start.dtype)), row, rank)
+    basis, alpha, beta = _lanczos(lambda v: matmul(v.to(start.dtype)), row, rank, restart)
     return Tridiagonal(basis[0].mT, _tridiagonal(alpha, beta[:, :-1])[0])
 
 
@@ -148,12 +161,16 @@ def log_det_quadrature(
 
 
 def _lanczos(
-    matmul: Callable[[Tensor], Tensor], start: Tensor, rank: int
+    matmul: Callable[[Tensor], Tensor],
+    start: Tensor,
+    rank: int,
+    restart: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run Lanczos from every row of start (s, n), each in its own space: basis (s, t, n), α, β (s, t).
 
     A row whose space is exhausted continues with zero vectors, α = 1 and β = 0. T is then block
-    diagonal, and the added block has no weight in the first entries of the eigenvectors.
+    diagonal, and the added block has no weight in the first entries of the eigenvectors. Once all spaces are
+    exhausted, `restart` begins new ones.
     """
     s, n = start.shape
     rank = min(rank, n)
@@ -177,8 +194,21 @@ def _lanczos(
         beta[:, t] = torch.where(alive, norm, 0.0)
         vector = image / norm.where(alive, torch.ones_like(norm)).unsqueeze(1) * alive.unsqueeze(1)
         if not bool(alive.any()):
-            break
+            if restart is None or t + 1 == rank:
+                break
+            vector = _fresh(basis[:, : t + 1], restart)
+            alive = torch.ones_like(alive)
     return basis[:, : t + 1], alpha[:, : t + 1], beta[:, : t + 1]
+
+
+def _fresh(basis: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw unit vectors (s, n), each orthogonal to the rows of its basis (s, t, n) with t < n."""
+    shape = (basis.shape[0], basis.shape[2])
+    vector = random_normal(shape, generator=generator, device=basis.device)
+    for _ in range(3):
+        vector = vector - _project(basis, vector)
+        vector = vector / torch.linalg.vector_norm(vector, dim=1, keepdim=True)
+    return vector
 
 
 def _project(basis: Tensor, v: Tensor) -> Tensor:

@@ -157,12 +157,14 @@ def variance_cache(
 def lanczos_root(matmul: Matmul, t: Tensor, rank: int) -> Tensor:
     """R with R Rᵀ ≈ A⁻¹, from Lanczos iterations that start at the data plus a random vector.
 
-    The data alone could miss eigenvectors that they are orthogonal to; the random vector cannot.
+    The data alone could miss eigenvectors that they are orthogonal to; the random vector cannot. Eigenvalues
+    that occur several times, as with independent outputs, need several spaces; with as many columns as rows
+    the root is exact.
     """
     generator = torch.Generator(device=t.device).manual_seed(0)
     noise = torch.randn(t.shape[0], generator=generator, dtype=t.dtype, device=t.device)
     start = t.detach().sum(1) / t.norm().clamp(min=1e-300) + noise / noise.norm()
-    return inverse_root(lanczos(matmul, start, min(rank, t.shape[0])))
+    return inverse_root(lanczos(matmul, start, rank, restart=generator))
 
 
 @torch.no_grad()

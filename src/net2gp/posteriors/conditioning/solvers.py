@@ -24,6 +24,7 @@ class Lanczos:
     Lanczos iterations give (K + noise)⁻¹ ≈ R Rᵀ. With a network's kernel the cache is carried over to the
     parameters, so that the cost of a prediction, `rank` forward-mode passes, does not depend on the number of
     training points. Cached variances are never below the exact ones, and fall towards them as the rank grows.
+    With as many columns as rows they are exact.
 
     Args:
         rank: The number of columns of R.
