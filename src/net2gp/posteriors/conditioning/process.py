@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import is_dataclass
@@ -27,6 +28,7 @@ BATCH_ROWS = 256
 """How many rows of a joint covariance small groups of points fill together in one pass."""
 
 
+_INSIDE = threading.local()  # the processes whose networks this thread keeps in eval mode
 Owner = TypeVar("Owner")
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -38,10 +40,17 @@ def evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Argumen
 
     @wraps(method)
     def wrapped(self: Owner, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        with ExitStack() as stack:
-            for network in _networks(self):
-                stack.enter_context(evaluating(network))
+        known = getattr(_INSIDE, "processes", ())
+        if id(self) in known:  # one method of a process calls another
             return method(self, *arguments, **keywords)
+        _INSIDE.processes = (*known, id(self))
+        try:
+            with ExitStack() as stack:
+                for network in _networks(self):
+                    stack.enter_context(evaluating(network))
+                return method(self, *arguments, **keywords)
+        finally:
+            _INSIDE.processes = known
 
     return wrapped
 
