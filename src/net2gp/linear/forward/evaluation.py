@@ -25,11 +25,27 @@ LOCK = threading.RLock()
 Function = Callable[[Params], Tensor]
 
 
+def in_training(network: nn.Module) -> list[nn.Module]:
+    """List the modules of a network that are in training mode.
+
+    Every pass asks for it, and `network.modules()` takes several times as long, since it makes up names.
+    """
+    found, seen, left = [], set(), [network]
+    while left:
+        module = left.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            left.extend(part for part in module._modules.values() if part is not None)
+            if module.training:
+                found.append(module)
+    return found
+
+
 @contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Keep the network in eval mode within this context, even while it is being trained further."""
     with LOCK:
-        active = [module for module in network.modules() if module.training]
+        active = in_training(network)
         for module in active:
             module.training = False
         try:

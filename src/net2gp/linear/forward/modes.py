@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import NetworkError
 from net2gp.inputs import num_rows, rows, tensors
-from net2gp.linear.forward.evaluation import LOCK, evaluating, is_wrapped
+from net2gp.linear.forward.evaluation import LOCK, evaluating, in_training, is_wrapped
 from net2gp.types import Inputs
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def in_eval_mode(linearized: Linearized, x: Inputs) -> Iterator[None]:
     Callers that record a pass with hooks enter this context first, since it may run the network itself.
     """
     network = linearized.network
-    if not any(module.training for module in network.modules()):
+    if not in_training(network):
         yield
         return
     check_layers(network)

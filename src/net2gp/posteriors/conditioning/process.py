@@ -46,13 +46,22 @@ def evaluated(method: Method[Owner, Arguments, Result]) -> Method[Owner, Argumen
         _INSIDE.processes = (*known, id(self))
         try:
             with ExitStack() as stack:
-                for network in _networks(self):
+                for network in _held(self):
                     stack.enter_context(evaluating(network))
                 return method(self, *arguments, **keywords)
         finally:
             _INSIDE.processes = known
 
     return wrapped
+
+
+def _held(process: Any) -> tuple[nn.Module, ...]:
+    """The networks of a process, which is frozen, so that they are looked for once."""
+    found = vars(process).get("_held_networks")
+    if found is None:
+        found = tuple(_networks(process))
+        object.__setattr__(process, "_held_networks", found)
+    return found
 
 
 def _networks(value: Any) -> Iterator[nn.Module]:
