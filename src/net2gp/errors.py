@@ -180,13 +180,16 @@ def check_finite(tensor: Tensor, name: str) -> None:
     )
 
 
-def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> None:
+def check_positive(
+    value: float | Tensor, name: str, *, zero: bool = False, single: bool = False
+) -> None:
     """Raise unless every entry of `value` is finite and positive.
 
     Args:
         value: A number or a tensor.
         name: Its name in the message.
         zero: Whether zero is allowed too.
+        single: Whether `value` must be one number.
 
     Raises:
         InputError: If it is not.
@@ -205,6 +208,10 @@ def check_positive(value: float | Tensor, name: str, *, zero: bool = False) -> N
         raise InputError(
             f"{name} must be a number, but is {value!r}. Pass for example {name}=0.1."
         ) from None
+    if single and tensor.numel() != 1:
+        raise InputError(
+            f"{name} must be one number, but has shape {tuple(tensor.shape)}. Pass for example {name}=0.1."
+        )
     good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
     if not bool(good.all()):
         wanted = "zero or positive" if zero else "positive"

@@ -130,13 +130,7 @@ def check_inputs(x: Any, name: str = "x") -> None:
     Raises:
         InputError: If they are something else, empty, nested or sparse.
     """
-    if not isinstance(x, Tensor | tuple | Mapping) or not all(
-        isinstance(v, Tensor) for v in tensors(x)
-    ):
-        raise InputError(
-            f"{name} must be a tensor, or a tuple or dict of tensors, but is {describe(x)}. "
-            f"{_advice(x, name)}"
-        )
+    check_tensors(x, name)
     values = tensors(x)
     for value in values:
         _check_dense(value, name)
@@ -151,6 +145,17 @@ def check_inputs(x: Any, name: str = "x") -> None:
         raise InputError(f"{name} is empty: at least one point is needed.")
     for value in values:
         check_finite(value, name)
+
+
+def check_tensors(x: Any, name: str = "x") -> None:
+    """Raise `InputError` unless `x` is a tensor, or a tuple or dict of tensors."""
+    if not isinstance(x, Tensor | tuple | Mapping) or not all(
+        isinstance(v, Tensor) for v in tensors(x)
+    ):
+        raise InputError(
+            f"{name} must be a tensor, or a tuple or dict of tensors, but is {describe(x)}. "
+            f"{_advice(x, name)}"
+        )
 
 
 def check_batch(x: Any, known: Inputs) -> None:

@@ -139,6 +139,13 @@ def test_what_an_ensemble_cannot_do_is_refused():
         posterior.sample_functions(2)
     with pytest.raises(n2g.errors.NotAvailable, match="has no evidence"):
         posterior.log_marginal_likelihood()
+    with pytest.raises(n2g.errors.NotAvailable, match=r"flow.posterior\(t\) at another time, or"):
+        posterior.tempered(2.0)
+    with pytest.raises(n2g.errors.InputError, match=r"likelihood must be e.g. Gaussian\(0.1\)"):
+        flow.posterior(1.0, "x")
+    for t in (True, torch.tensor(True), [False, True]):
+        with pytest.raises(n2g.errors.InputError, match=r"t must be a number .* Pass e.g. t=10.0"):
+            flow.posterior(t)
     with pytest.raises(n2g.errors.InputError, match=r"t must be one time, but has shape \(2,\)"):
         flow.posterior([1.0, 2.0])
     with pytest.raises(n2g.errors.NotAvailable, match=r"flow.ntk_gp\(\).posterior\(t\)"):

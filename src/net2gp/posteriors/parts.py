@@ -8,6 +8,7 @@ from torch import Tensor
 
 from net2gp.errors import NotAvailable
 from net2gp.linear.linearized import Linearized, PriorVar
+from net2gp.posteriors.conditioning.problem import kernel_name
 from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.solvers import Inference, Solver
 from net2gp.posteriors.recipe import Recipe
@@ -94,10 +95,11 @@ class Parts:
         return float(getattr(self.recipe, "temperature", 1.0))
 
     def _of_network(self, name: str) -> object:
-        owner = self.process if hasattr(self.process, name) else self.process.kernel
+        kernel = self.process.kernel
+        owner = self.process if hasattr(self.process, name) else kernel
         if not hasattr(owner, name):
             raise NotAvailable(
-                f"{name} is of a network's tangent kernel, but the kernel is {type(owner).__name__}. Use "
+                f"{name} is of a network's tangent kernel, but the kernel is {kernel_name(kernel)}. Use "
                 "adapt(network, data, likelihood) or laplace for a posterior of a network."
             )
         return getattr(owner, name)

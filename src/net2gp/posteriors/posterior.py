@@ -12,11 +12,16 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, NotAvailable, check_count, check_positive
-from net2gp.inputs import check_batch, check_inputs, describe, num_rows
+from net2gp.inputs import describe, num_rows
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.traits import needs
-from net2gp.posteriors.conditioning.process import Process, joint_of_groups, merged_groups
+from net2gp.posteriors.conditioning.process import (
+    Process,
+    check_form,
+    joint_of_groups,
+    merged_groups,
+)
 from net2gp.posteriors.conditioning.samples import FunctionSamples, WeightSamples, draw_from
 from net2gp.posteriors.move import move
 from net2gp.posteriors.parts import Parts
@@ -117,6 +122,7 @@ class Posterior(Parts, Generic[Own]):
                 "the mean of this posterior is the network itself, without a prior mean to subtract. "
                 "Use posterior.dual().condition().centered(x), or posterior.mean(x)."
             )
+        self._check(x)
         return cast(Tensor, self.process.centered(x))
 
     def marginal(self, x: Inputs) -> MultivariateNormal:
@@ -146,7 +152,7 @@ class Posterior(Parts, Generic[Own]):
             InputError: If `batch` is given and the tensors of `x` do not share two leading axes.
         """
         if batch:
-            flat, size = merged_groups(x)
+            flat, size = merged_groups(x, self.x)
             self._check(flat)
             return gaussian_law(*joint_of_groups(self.process, flat, size))
         self._check(x)
@@ -270,7 +276,7 @@ class Posterior(Parts, Generic[Own]):
             NotAvailable: If `linear` is False and the posterior is not a Gaussian over parameters.
         """
         check_count(num_samples, "num_samples")
-        self._check_batch(x)
+        check_form(self.process, x, self.x)
         if not linear:
             return cast(Tensor, self._drawing("draw_networks")(x, num_samples, generator))
         if isinstance(self.kernel, FeatureKernel):
@@ -376,7 +382,7 @@ class Posterior(Parts, Generic[Own]):
         Raises:
             NotAvailable: If the posterior is not a Gaussian around a network's parameters.
         """
-        check_positive(factor, "factor")
+        check_positive(factor, "factor", single=True)
         return cast("Posterior[Own]", self.recipe.tempered(self, float(factor)))
 
     def to(
@@ -405,13 +411,8 @@ class Posterior(Parts, Generic[Own]):
         write(self, network_value(self.kernel, self.x), path)
 
     def _check(self, x: Inputs) -> None:
-        check_inputs(x)
-        self._check_batch(x)
+        check_form(self.process, x, self.x)
         self.process.check(x)
-
-    def _check_batch(self, x: Inputs) -> None:
-        if self.x is not None:
-            check_batch(x, self.x)
 
 
 def _rounded(mean: Tensor, blocks: Tensor) -> MultivariateNormal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from net2gp.errors import NotAvailable
-from net2gp.posteriors.conditioning.problem import predictive
+from net2gp.posteriors.conditioning.problem import kernel_name, predictive
 from net2gp.posteriors.conditioning.solvers import Inference, Solver
 from net2gp.types import Data, Likelihood
 
@@ -44,7 +44,7 @@ class Recipe:
         """The linear model and the Gaussian process that a network stands for."""
         raise NotAvailable(
             "dual is of a network's tangent kernel, but the kernel is "
-            f"{type(posterior.process.kernel).__name__}. Use dual(network, data, likelihood, prior_var)."
+            f"{kernel_name(posterior.process.kernel)}. Use dual(network, data, likelihood, prior_var)."
         )
 
     def tempered(self, posterior: Posterior, factor: float) -> Posterior:

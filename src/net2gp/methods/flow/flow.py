@@ -32,6 +32,7 @@ from net2gp.methods.flow.modes import (
     parse_times,
     warn_never_learned,
 )
+from net2gp.posteriors.conditioning.problem import predictive
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.trained_ensemble import ByGradientFlow, TrainedEnsemble
 from net2gp.types import Inputs, Likelihood, Mean
@@ -214,7 +215,7 @@ class Flow:
             The posterior. It has no evidence, and takes in no more data.
 
         Raises:
-            InputError: If `t` is not one time.
+            InputError: If `t` is not one time, or `likelihood` is not a likelihood.
             NotAvailable: If there is no covariance at the start, or if the pair of kernels of the flow does
                 not have them as `nngp` and `ntk`.
 
@@ -252,7 +253,7 @@ class Flow:
                 B=self._spread_times(scaled) @ scaled.mT,
                 noise=ridge if self.initial is self.tangent else 0.0,
             )
-        chosen = Gaussian(ridge) if likelihood is None else likelihood
+        chosen = predictive(likelihood, Gaussian(ridge))
         return Posterior(process, chosen, self.x, self.y, None, ByGradientFlow(float(times[0])))
 
     @torch.no_grad()

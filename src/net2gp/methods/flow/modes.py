@@ -187,6 +187,8 @@ def parse_times(t: Any, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
     """The times as a flat float64 tensor, and their original shape."""
     try:
         times = torch.as_tensor(t, dtype=torch.float64, device=device)
+        if torch.as_tensor(t).dtype == torch.bool:
+            raise TypeError
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
             f"t must be a number or an array of numbers, but is {describe(t)}. Pass e.g. t=10.0."

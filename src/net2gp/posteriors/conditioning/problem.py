@@ -104,9 +104,7 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
             f"kernel must be a Kernel, but is {describe(kernel)}. "
             "Pass linearize(network).kernel(), or use adapt(network, data, likelihood)."
         )
-    check_made(likelihood, "likelihood")
-    if not isinstance(likelihood, Likelihood):
-        raise InputError(f"likelihood must be e.g. Gaussian(0.1), but is {describe(likelihood)}.")
+    _check_likelihood(likelihood)
     if mean is not None and not callable(mean):
         raise InputError(f"mean must be a function of x, or None, but is {describe(mean)}.")
     x, y = gather(data)
@@ -131,6 +129,12 @@ def make_problem(kernel: Kernel, data: Data, likelihood: Likelihood, mean: Mean 
         if isinstance(kernel, TangentKernel):
             _check_ratio(problem)
     return _with_joint_kernel(problem)
+
+
+def _check_likelihood(likelihood: Likelihood) -> None:
+    check_made(likelihood, "likelihood")
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(f"likelihood must be e.g. Gaussian(0.1), but is {describe(likelihood)}.")
 
 
 def checked_outputs(kernel: Kernel, x: Inputs) -> int | None:
@@ -168,13 +172,21 @@ def predictive(
             f"the likelihood has numbers for each of {points} points, the training data, not of these. Pass "
             f"likelihood={type(own).__name__}(...) with numbers for the new points, or use marginal(x)."
         )
-    return own if likelihood is None else likelihood
+    if likelihood is None:
+        return own
+    _check_likelihood(likelihood)
+    return likelihood
 
 
 def kernel_facts(kernel: Kernel) -> dict[str, str]:
     """The lines that the text of a posterior shows about its kernel."""
     features = {"P": f"{kernel.num_features}"} if isinstance(kernel, FeatureKernel) else {}
     return {"_kernel": repr(kernel), **features}
+
+
+def kernel_name(kernel: Kernel) -> str:
+    """The class of a kernel as the user wrote it, without the copies that `condition` may have added."""
+    return type(kernel.kernel if isinstance(kernel, IndependentOutputs) else kernel).__name__
 
 
 def kernel_variances(kernel: Kernel, num_outputs: int, x: Inputs) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import is_dataclass
 from functools import wraps
@@ -12,8 +12,16 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import InputError
-from net2gp.inputs import chunks, describe, map_inputs, tensors
+from net2gp.errors import InputError, Net2GPError
+from net2gp.inputs import (
+    check_batch,
+    check_inputs,
+    check_tensors,
+    chunks,
+    describe,
+    map_inputs,
+    tensors,
+)
 from net2gp.likelihoods.links import Contrast
 from net2gp.limits import LimitKernel
 from net2gp.linalg import diagonal_blocks
@@ -132,10 +140,46 @@ def contrast_by_blocks(process: Process, x: Inputs) -> tuple[Tensor, Tensor]:
     return torch.cat(means), torch.cat(variances)
 
 
-def merged_groups(x: Inputs) -> tuple[Inputs, int]:
-    """The points of all groups along one axis, and q, for groups of q points."""
+def check_form(process: Process, x: Inputs, known: Inputs | None) -> None:
+    """Raise unless `x` has the tensors of the training inputs `known`, with as many axes each.
+
+    A network decides for itself what it takes, as some of its inputs may be optional.
+    """
+    check_inputs(x)
+    if known is None:
+        return
+    check_batch(x, known)
+    if _form(x) == _form(known) or any(True for _ in _networks(process.kernel)):
+        return
+    text = (
+        f"x must have the form of the training inputs, which are {describe(known)}, with any number of rows, "
+        f"but is {describe(x)}. Pass points with the same tensors and axes."
+    )
+    # A kernel with checks of its own can say more about its points; others fail in many ways.
+    try:
+        process.check(x)
+    except Net2GPError as error:
+        raise InputError(f"{text} The kernel answers: {error}") from error
+    except Exception as error:
+        raise InputError(text) from error
+    raise InputError(text)
+
+
+def _form(x: Inputs) -> object:
+    """What does not depend on sizes: the names or the order of the tensors, and their numbers of axes."""
+    if isinstance(x, Tensor):
+        return x.dim()
+    if isinstance(x, Mapping):
+        return {name: value.dim() for name, value in x.items()}
+    return tuple(value.dim() for value in x)
+
+
+def merged_groups(x: Inputs, known: Inputs | None) -> tuple[Inputs, int]:
+    """The points of all groups along one axis, and q, for groups of q points; `known` are training inputs."""
+    check_tensors(x)
+    short = known is not None and _form(x) == _form(known)
     shapes = {tuple(value.shape[:2]) for value in tensors(x)}
-    if len(shapes) != 1 or len(next(iter(shapes))) < 2 or 0 in next(iter(shapes)):
+    if short or len(shapes) != 1 or len(next(iter(shapes))) < 2 or 0 in next(iter(shapes)):
         raise InputError(
             "with batch=True x has two leading axes, groups and the points of a group, the same in all its "
             f"tensors, but is {describe(x)}. Pass x[None] for one group, or leave batch out."

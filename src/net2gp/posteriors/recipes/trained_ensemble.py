@@ -181,6 +181,14 @@ class ByGradientFlow(Recipe):
             "dual(network, data, likelihood, prior_var) from net2gp.explain with one of its networks."
         )
 
+    def tempered(self, posterior: Posterior, factor: float) -> Posterior:
+        """Refused: the covariance of an ensemble follows from its start and its training."""
+        raise NotAvailable(
+            "tempered is for a Gaussian over a network's parameters, and this is the law of an ensemble: its "
+            "covariance follows from its start and its training. Use flow.posterior(t) at another time, or "
+            "call gradient_flow with another ridge or with other weight variances."
+        )
+
     def facts(self, posterior: Posterior) -> dict[str, str]:
         """The time."""
         return {"time": f"{self.time:g}"}
