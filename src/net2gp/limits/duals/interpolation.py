@@ -178,8 +178,12 @@ def _pays(act: PointFunction, low: float, high: float, *, level: int, count: flo
     """
     if kinks_of(act, REACH * math.exp(high / 2)):
         return True
-    grid = _Grid.of(act, _variances(low, high, _size(low, high, level)), level)
-    return grid.num_values <= max(_MIN_VALUES, _VALUES_PER_PAIR * count)
+    return _num_values(act, low, high, level) <= max(_MIN_VALUES, _VALUES_PER_PAIR * count)
+
+
+@lru_cache(maxsize=64)
+def _num_values(act: PointFunction, low: float, high: float, level: int) -> int:
+    return _Grid.of(act, _variances(low, high, _size(low, high, level)), level).num_values
 
 
 def _log_range(var1: Tensor, var2: Tensor) -> tuple[float, float]:
