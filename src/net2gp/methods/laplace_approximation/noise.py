@@ -13,6 +13,7 @@ from torch import Tensor
 from net2gp.inputs import rows
 from net2gp.likelihoods import shape_targets
 from net2gp.linalg.chance import fixed_choice
+from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_approximation.regression import Regression, regression, warn_of_scales
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.types import Inputs
@@ -63,8 +64,11 @@ class _Tried:
 
     def variances(self, noise_var: float, prior_var: float) -> Tensor:
         """The variances of f at the points."""
-        posterior = self.search.posterior(self.at(noise_var, prior_var))
-        return posterior.marginal(self.x).variance.double()
+        solved = self.search.solve(self.at(noise_var, prior_var)).solved
+        assert solved is not None
+        linearized = self.search.curvature.task.linearized
+        with evaluating(linearized.network):
+            return solved.covariance.variances(linearized, self.x).double()
 
     def variance(self, noise_var: float, prior_var: float) -> float:
         """Their average."""

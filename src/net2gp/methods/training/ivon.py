@@ -8,12 +8,12 @@ from typing import Any, TypedDict, Unpack, final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import gather, ordinary_tensors
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
+from net2gp.methods.training.drawing import DrawingOptimizer
 from net2gp.methods.training.natural_gradient import NewtonState, newton_step
 from net2gp.methods.training.vogn import check_decays, check_known, check_trainable, lists
 from net2gp.posteriors.posterior import Posterior
@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
 
 
 @final
-class IVON(Optimizer):
+class IVON(DrawingOptimizer):
     """The improved variational online Newton method: a diagonal Gaussian from ordinary mini-batch gradients.
 
     q(θ) = N(μ, σ²) with σ² = 1/(N(h + δ)), where h estimates the diagonal Hessian of the mean loss and
@@ -273,24 +273,3 @@ class IVON(Optimizer):
         linearized: Linearized = linearize(self.network, only=self.names, output=output)
         covariance = DiagonalCovariance(self.variance)
         return around_network(linearized, covariance, self.prior_var, likelihood, gather(data))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return Hessians, averages and the state of the draws; the mean is in `network.state_dict()`."""
-        return {**super().state_dict(), "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue exactly where a state was taken; load the network's own state as well.
-
-        Args:
-            state_dict: What `state_dict()` returned.
-
-        Raises:
-            InputError: If the state is not of such an optimizer.
-        """
-        if "generator" not in state_dict:
-            raise InputError(
-                "the state has no 'generator': it is not the state of an IVON. "
-                "Pass what its state_dict() returned."
-            )
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != "generator"})
-        self.generator.set_state(state_dict["generator"].cpu())

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from net2gp.errors import InputError, check_count, check_finite, check_positive
 from net2gp.inputs import gather, num_rows, ordinary_tensors
@@ -17,6 +16,7 @@ from net2gp.linalg.chance import random_normal
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.jacobians.capture import Plan, plan
 from net2gp.linear.linearized import Linearized, PriorVar, linearize
+from net2gp.methods.training.drawing import DrawingOptimizer
 from net2gp.methods.training.natural_gradient import (
     NaturalState,
     divergence,
@@ -56,7 +56,7 @@ def lists(**defaults: object) -> Callable[[Made], Made]:
     return shown
 
 
-class NaturalGradient(Optimizer):
+class NaturalGradient(DrawingOptimizer):
     """The common part of VOGN, VOGGN and OGGN; use one of them.
 
     The mean of q is held in the network's own parameters, so that network(x) is the prediction of the mean.
@@ -253,27 +253,6 @@ class NaturalGradient(Optimizer):
             total += self.likelihood.log_prob(f, y).sum() / num_samples
         loss = divergence(state.mean, state.precision, self.prior)
         return total * (self.num_data / num_rows(x)) - loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return precisions, averages and the state of the draws; the mean is in `network.state_dict()`."""
-        return {**super().state_dict(), "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue exactly where a state was taken; load the network's own state as well.
-
-        Args:
-            state_dict: What `state_dict()` returned.
-
-        Raises:
-            InputError: If the state is not of such an optimizer.
-        """
-        if "generator" not in state_dict:
-            raise InputError(
-                f"the state has no 'generator': it is not the state of a {type(self).__name__}. "
-                "Pass what its state_dict() returned."
-            )
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != "generator"})
-        self.generator.set_state(state_dict["generator"].cpu())
 
     def _at_mean(self) -> Linearized:
         """The network linearized at its present parameters, with its present buffers."""
