@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 WORKER = HERE / "worker_before_after.py"
 
-ROUNDS, ATTEMPTS = 5, 5
+ROUNDS, ATTEMPTS = 5, 12
 SLOWER = 1.05
 QUICK = ("tangent kernel, conv", "limit, ReLU", "laplace, kron, reg", "adapt, reg", "solver Chol")
 
