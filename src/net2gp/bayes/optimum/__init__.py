@@ -1,0 +1,1 @@
+"""Networks found by optimization: the most probable one, and ensembles."""
