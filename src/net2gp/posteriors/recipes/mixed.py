@@ -300,7 +300,7 @@ def _check_alike(members: tuple[Posterior, ...]) -> None:
             raise InputError(
                 f"the networks are of unlike architectures: '{wrong}' has shape {own.get(wrong)} in "
                 f"posterior {index} and {shapes.get(wrong)} in posterior 0. A mixture is of one "
-                "architecture, since load takes one network; average the probabilities of unlike networks yourself."
+                "architecture, since load takes one network. Average predictions of unlike networks yourself."
             )
 
 
