@@ -3,8 +3,42 @@
 Every method takes a network, data and a likelihood, and returns a `Posterior`.
 """
 
+from net2gp.bayes.model.by_name import PriorByName
+from net2gp.bayes.model.correlated import CorrelatedPrior
+from net2gp.bayes.model.fan_in import fan_in_variances
+from net2gp.bayes.model.functions import prior_functions
+from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
+from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
 from net2gp.bayes.model.model import Model
-from net2gp.bayes.model.prior import NormalPrior, WeightPrior
+from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
+from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
+from net2gp.bayes.model.weight_decay import (
+    decay_groups,
+    prior_of_weight_decay,
+    weight_decay_of_prior,
+)
 from net2gp.posteriors.recipes.mixed import mixture
 
-__all__ = ["Model", "NormalPrior", "WeightPrior", "mixture"]
+__all__ = [
+    "CorrelatedPrior",
+    "Exponential",
+    "FlatPrior",
+    "Gamma",
+    "HalfCauchy",
+    "Horseshoe",
+    "InverseGamma",
+    "LaplacePrior",
+    "Mixing",
+    "Model",
+    "NormalPrior",
+    "PriorByName",
+    "ScaleMixture",
+    "StudentTPrior",
+    "WeightPrior",
+    "decay_groups",
+    "fan_in_variances",
+    "mixture",
+    "prior_functions",
+    "prior_of_weight_decay",
+    "weight_decay_of_prior",
+]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from net2gp.bayes.model.prior import NormalPrior, WeightPrior
+from net2gp.bayes.model.prior import NormalPrior, WeightPrior, as_prior
 from net2gp.errors import InputError, check_positive
-from net2gp.inputs import describe, num_rows
+from net2gp.inputs import num_rows
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
 from net2gp.types import Inputs, Likelihood, Params
@@ -87,13 +87,8 @@ class Model:
             )
         if not isinstance(network, Linearized):
             network = linearize(network, only=only, output=output)
-        chosen = NormalPrior(prior) if isinstance(prior, int | float) else prior
+        chosen = None if prior is None else as_prior(prior)
         if chosen is not None:
-            if not isinstance(chosen, WeightPrior):
-                raise InputError(
-                    f"prior must be a prior of parameters, a variance or None, but is {describe(prior)}. "
-                    "Pass for example prior=1.0."
-                )
             chosen.check(network.params)
         return cls(network, likelihood, chosen, num_data, float(temperature))
 

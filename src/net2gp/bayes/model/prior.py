@@ -1,4 +1,4 @@
-"""What a prior of the parameters of a network is, and the Gaussian one."""
+"""What a prior of the parameters of a network is, and the Gaussian and the flat one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from net2gp.bayes.model.fan_in import fan_in_variances
+from net2gp.errors import InputError, NotAvailable
+from net2gp.inputs import describe
+from net2gp.limits.prior import Variances
 from net2gp.linalg.chance import random_normal
+from net2gp.linear.linearized import Linearized
 from net2gp.linear.parameters import PriorVar, expand_prior
 from net2gp.tags import savable
 from net2gp.types import Params
@@ -75,9 +80,36 @@ class NormalPrior:
 
     variance: PriorVar = 1.0
 
+    @classmethod
+    def by_fan_in(
+        cls,
+        network: nn.Module | Linearized,
+        weight_var: Variances = 1.0,
+        bias_var: Variances = 1.0,
+    ) -> NormalPrior:
+        """Weights N(0, weight_var / fan_in) and biases N(0, bias_var): the prior of `nngp` at finite width.
+
+        Args:
+            network: The network, whose layers say how many terms each of their outputs sums.
+            weight_var: σ_w² for all layers, or a mapping from names of layers, as in `nngp`.
+            bias_var: σ_b², likewise.
+
+        Returns:
+            The prior, with one variance per parameter of the network.
+
+        Raises:
+            InputError: If a parameter is no weight or bias of a layer, or a variance is missing.
+
+        >>> NormalPrior.by_fan_in(nn.Linear(4, 1), weight_var=2.0, bias_var=0.1)
+        NormalPrior(variance={'weight': 0.5, 'bias': 0.1})
+
+        Reference: Neal, Bayesian Learning for Neural Networks, 1996, ch. 2.
+        """
+        return cls(fan_in_variances(network, weight_var, bias_var))
+
     def check(self, params: Params) -> None:
-        """Raise unless every parameter has a variance."""
-        expand_prior(self.variance, params)
+        """Raise unless every parameter has a positive variance."""
+        positive_variances(self.variance, params)
 
     def log_prob(self, params: Params) -> Tensor:
         """Σ −½ θ²/v − ½ log 2πv."""
@@ -102,3 +134,76 @@ class NormalPrior:
             ).to(params[name].dtype)
             for name, variance in expand_prior(self.variance, params).items()
         }
+
+
+@savable("bayes.FlatPrior")
+@dataclass(frozen=True)
+class FlatPrior:
+    """The density 1 everywhere, for parameters without weight decay. It is no law, and cannot be drawn from.
+
+    >>> FlatPrior().log_prob({"bias": torch.ones(3)})
+    tensor(0.)
+    """
+
+    def check(self, params: Params) -> None:
+        """Do nothing: every parameter can have it."""
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Zero."""
+        return next(iter(params.values())).new_zeros(())
+
+    def sample(
+        self, params: Params, num_samples: int, generator: torch.Generator | None = None
+    ) -> Params:
+        """Refuse: there is no flat law on all numbers."""
+        raise NotAvailable(
+            f"a flat prior cannot be drawn from, and {', '.join(params)} has one. Pass a proper prior, for "
+            "example prior=1.0."
+        )
+
+
+def as_prior(prior: WeightPrior | float | None) -> WeightPrior:
+    """Read what a method takes as `prior`.
+
+    Args:
+        prior: A prior, the variance of independent Gaussians, or None for a flat prior.
+
+    Returns:
+        The prior.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    if prior is None:
+        return FlatPrior()
+    if isinstance(prior, int | float) and not isinstance(prior, bool):
+        return NormalPrior(prior)
+    if not isinstance(prior, WeightPrior) or isinstance(prior, type):
+        raise InputError(
+            f"prior must be a prior of parameters, a variance or None, but is {describe(prior)}. Pass for "
+            "example prior=1.0."
+        )
+    return prior
+
+
+def positive_variances(variance: PriorVar, params: Params) -> Params:
+    """Expand variances by name pattern, and raise unless all of them are positive.
+
+    Args:
+        variance: One variance, or variances by name pattern; the last match counts.
+        params: Parameters by name.
+
+    Returns:
+        A scalar tensor or a tensor of the parameter's shape, by name.
+
+    Raises:
+        InputError: If a parameter has no variance, or one that is not positive.
+    """
+    found = expand_prior(variance, params)
+    for name, value in found.items():
+        if not bool((value > 0).all()):
+            raise InputError(
+                f"the prior variance of '{name}' is zero, which leaves no density. Give it a positive one, "
+                f"or keep the parameter as it is with only=['*', '!{name}']."
+            )
+    return found
