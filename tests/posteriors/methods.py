@@ -114,10 +114,10 @@ def by_swag(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) 
     return swag.posterior(model, (x, y), likelihood, prior_var=0.7)
 
 
-def by_mean_field(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+def by_variances(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
     count = sum(p.numel() for p in model.parameters())
     variance = torch.linspace(0.1, 0.6, count, dtype=torch.float64)
-    return n2g.training.mean_field(model, variance, (x, y), likelihood, prior_var=0.7)
+    return n2g.training.from_variances(model, variance, (x, y), likelihood, prior_var=0.7)
 
 
 def by_flow(t: float, source: Callable[[Any], Any]) -> Make:
@@ -248,7 +248,7 @@ METHODS: dict[str, Method] = {
     ),
     **{n: replace(REGRESSION, make=m) for n, m in OPTIMIZERS.items()},
     **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},
-    "mean field": replace(REGRESSION, make=by_mean_field),
+    "from variances": replace(REGRESSION, make=by_variances),
     "flow, infinite width": replace(REGRESSION, make=by_flow(3.0, of_limit)),
     "flow to its end, infinite width": replace(REGRESSION, make=by_flow(float("inf"), of_limit)),
     "flow of a tangent process": replace(REGRESSION, make=by_flow(5.0, of_tangent_process)),
