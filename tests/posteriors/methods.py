@@ -117,10 +117,10 @@ def by_swag(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) 
     return swag.posterior(model, (x, y), likelihood, prior_var=0.7)
 
 
-def by_mean_field(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+def by_variances(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
     count = sum(p.numel() for p in model.parameters())
     variance = torch.linspace(0.1, 0.6, count, dtype=torch.float64)
-    return n2g.training.mean_field(model, variance, (x, y), likelihood, prior_var=0.7)
+    return n2g.training.from_variances(model, variance, (x, y), likelihood, prior_var=0.7)
 
 
 def by_networks(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
@@ -274,7 +274,7 @@ METHODS: dict[str, Method] = {
     ),
     **{n: replace(REGRESSION, make=m) for n, m in OPTIMIZERS.items()},
     **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},
-    "mean field": replace(REGRESSION, make=by_mean_field),
+    "from variances": replace(REGRESSION, make=by_variances),
     "networks": replace(REGRESSION, make=by_networks),
     "networks, classes": replace(CLASSES, make=by_networks),
     "networks, counts": replace(OTHER_LIKELIHOODS["counts"], make=by_networks),
