@@ -9,6 +9,9 @@ from net2gp.bayes.model.fan_in import fan_in_variances
 from net2gp.bayes.model.functions import prior_functions
 from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
 from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
+from net2gp.bayes.chains.hmc import hmc
+from net2gp.bayes.chains.nuts import nuts
+from net2gp.bayes.chains.runs import Options as ChainOptions
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
@@ -41,4 +44,11 @@ __all__ = [
     "prior_functions",
     "prior_of_weight_decay",
     "weight_decay_of_prior",
+    "ChainOptions",
+    "Model",
+    "NormalPrior",
+    "WeightPrior",
+    "hmc",
+    "mixture",
+    "nuts",
 ]

@@ -1,0 +1,396 @@
+"""How chains of one kind run: warmup, draws, checkpoints, and the posterior that comes out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from net2gp.bayes.chains.adaptation import (
+    SMALLEST_STEP,
+    Density,
+    Metric,
+    State,
+    add_moments,
+    average_step,
+    learned_metric,
+    reasonable_step,
+    settle_step,
+    start_averaging,
+    start_moments,
+    windows,
+)
+from net2gp.bayes.chains.checkpoint import problem_key
+from net2gp.bayes.chains.flat import FlatModel, flat_model
+from net2gp.bayes.model.model import Model
+from net2gp.bayes.model.prior import WeightPrior
+from net2gp.errors import ChainStuck, Divergences, InputError, check_count, check_positive, warn
+from net2gp.inputs import describe, gather
+from net2gp.linalg.checkpoint import Checkpoint
+from net2gp.linear.linearized import Linearized, Output, Patterns
+from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
+from net2gp.posteriors.recipes.members import Members
+from net2gp.progress import Advance, progress
+from net2gp.types import Data, Likelihood, Params
+
+STUCK = 0.01
+"""A chain that accepts less than this share of its proposals does not move."""
+
+
+class Options(TypedDict, total=False):
+    """What `hmc` and `nuts` take beside the model and the numbers of draws and chains.
+
+    Attributes:
+        warmup: The draws of each chain that adapt the step size and the mass matrix, and are dropped: 1000.
+        target_acceptance: The mean acceptance probability that the step size is adapted to: 0.8.
+        mass: "diagonal" or "dense", the mass matrix that is learned from the draws of the warmup.
+        step_size: A fixed step in units of the posterior's width; None adapts it.
+        start: Where chains start: "prior" draws from the prior, "network" takes the network's own values, and
+            a dict holds parameters by name with an axis of length num_chains in front.
+        seed: Fixes all random numbers: 0.
+        checkpoint: A file that keeps the state. A run that was killed goes on from it to the same draws.
+        checkpoint_seconds: The least time between two writes of that file: 60.
+        only: Chooses parameters by name pattern, as in `linearize`; the others stay fixed.
+        output: Picks the tensor of outputs from what the network returns.
+    """
+
+    warmup: int
+    target_acceptance: float
+    mass: Literal["diagonal", "dense"]
+    step_size: float | None
+    start: Literal["prior", "network"] | Params
+    seed: int
+    checkpoint: str | os.PathLike | None
+    checkpoint_seconds: float
+    only: Patterns | None
+    output: Output | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`Options` with their defaults, and the numbers of draws and chains."""
+
+    num_draws: int
+    num_chains: int
+    warmup: int = 1000
+    target_acceptance: float = 0.8
+    mass: str = "diagonal"
+    step_size: float | None = None
+    start: Any = "prior"
+    seed: int = 0
+    checkpoint: str | os.PathLike | None = None
+    checkpoint_seconds: float = 60.0
+    only: Patterns | None = None
+    output: Output | None = None
+
+    def __post_init__(self) -> None:
+        check_count(self.num_draws, "num_draws", example=1000)
+        check_count(self.num_chains, "num_chains", example=4)
+        check_count(self.warmup, "warmup", example=1000, zero=True)
+        if not 0 < self.target_acceptance < 1:
+            raise InputError(
+                "target_acceptance must lie between 0 and 1, but is "
+                f"{self.target_acceptance}. Pass for example target_acceptance=0.8."
+            )
+        if self.mass not in ("diagonal", "dense"):
+            raise InputError(f'mass must be "diagonal" or "dense", but is {self.mass!r}.')
+        if self.step_size is not None:
+            check_positive(self.step_size, "step_size", single=True)
+
+    @property
+    def parts(self) -> list[tuple[int, bool]]:
+        """The parts of the warmup and the draws, each with whether a mass matrix is learned from it."""
+        return [*windows(self.warmup), (self.num_draws, False)]
+
+
+def settings_of(num_draws: int, num_chains: int, options: Options) -> Settings:
+    """Check the options and fill in their defaults."""
+    unknown = set(options) - set(Options.__annotations__)
+    if unknown:
+        raise InputError(
+            f"there is no option {sorted(unknown)[0]!r}. The options are "
+            f"{', '.join(sorted(Options.__annotations__))}."
+        )
+    return Settings(num_draws, num_chains, **options)
+
+
+class Sampler(Protocol):
+    """A kind of chain, as a transition of the tensors in a `State`.
+
+    The state has `theta`, the last draw of each chain (K, P), and `step`, the step sizes (K,).
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the method."""
+
+    @property
+    def pooled(self) -> bool:
+        """Whether all chains share one step size."""
+
+    @property
+    def block(self) -> int:
+        """How many transitions run between two looks at the clock."""
+
+    def begin(self, state: State, density: Density, metric: Metric) -> None:
+        """Prepare all chains to go on from `theta`."""
+
+    def advance(self, state: State, density: Density, generator: torch.Generator) -> Tensor:
+        """Do some work; return the chains that have a new draw in `draw.z`, with `draw.acceptance`."""
+
+    def restart(self, state: State, ended: Tensor, generator: torch.Generator) -> None:
+        """Let these chains start their next draw, with their new step sizes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run of chains: what is sampled, how, and with which settings."""
+
+    flat: FlatModel
+    sampler: Sampler
+    settings: Settings
+    prior: WeightPrior | None = field(repr=False)
+
+    def draw(self) -> State:
+        """Run all parts, from the checkpoint if there is one, and return the final state."""
+        setup, checkpoint = self.settings, None
+        generator = torch.Generator().manual_seed(setup.seed)
+        state, part = None, 0
+        if setup.checkpoint is not None:
+            checkpoint = Checkpoint(
+                Path(setup.checkpoint), self._key(), every_seconds=setup.checkpoint_seconds
+            )
+            checkpoint.check_writable()
+            found = checkpoint.load("cpu")
+            if found is not None:
+                state, part = dict(found[0]), int(found[1]["part"])  # type: ignore[call-overload]
+                generator.set_state(state.pop("generator"))
+                device = self.flat.model.architecture.example.device
+                state = {name: value.to(device) for name, value in state.items()}
+        total = setup.num_chains * (setup.warmup + setup.num_draws)
+        with progress(self.sampler.name, total) as advance, torch.no_grad():
+            if state is None:
+                state = self._start(generator)
+            for number in range(part, len(setup.parts)):
+                self._part(state, number, generator, advance, checkpoint)
+        if checkpoint is not None:
+            self._write(checkpoint, state, len(setup.parts), generator)
+        return state
+
+    def _key(self) -> str:
+        setup = {
+            name: value
+            for name, value in vars(self.settings).items()
+            if not name.startswith("checkpoint") and name != "output"
+        }
+        model = self.flat.model
+        return problem_key(
+            self.sampler, setup, self.flat.data, model.params, model.architecture.frozen,
+            model.prior, model.likelihood, model.temperature,
+        )  # fmt: skip
+
+    def _start(self, generator: torch.Generator) -> State:
+        flat, setup = self.flat, self.settings
+        theta = flat.flatten(self._starts(generator)).contiguous()
+        with flat.running():
+            value, grad = flat(theta)
+        bad = ~(value.isfinite() & grad.isfinite().all(1))
+        if bool(bad.any()):
+            raise ChainStuck(
+                f"the log joint or its gradient is not finite where chain {int(bad.nonzero()[0])} starts. "
+                'Check the scale of the data and of the prior, or pass start="network".'
+            )
+        root = torch.ones(flat.num_params, dtype=theta.dtype, device=theta.device)
+        if flat.precision is not None:
+            root = flat.precision.rsqrt() * min(1.0, flat.model.temperature**0.5)
+        count = torch.zeros(len(theta), dtype=torch.int64, device=theta.device)
+        kept = flat.model.architecture.example.new_empty(0).dtype
+        return {
+            "theta": theta,
+            "root": torch.diag(root) if setup.mass == "dense" else root,
+            "count": count,
+            "divergences": count.clone(),
+            "gradients": count.clone(),
+            "acceptance": torch.zeros_like(theta[:, 0]),
+            "draws": theta.new_empty(len(theta), setup.num_draws, theta.shape[1], dtype=kept),
+        }
+
+    def _starts(self, generator: torch.Generator) -> Params:
+        start, own = self.settings.start, self.flat.model.params
+        count = self.settings.num_chains
+        if isinstance(start, dict):
+            wrong = set(start) ^ set(own)
+            if wrong or any(start[n].shape != (count, *value.shape) for n, value in own.items()):
+                raise InputError(
+                    f"start must have the parameters {sorted(own)} with an axis of length {count} in front, "
+                    f"but is {describe(start)}. Stack num_chains={count} values of each parameter."
+                )
+            return {n: start[n].detach().to(value) for n, value in own.items()}
+        if start not in ("prior", "network"):
+            raise InputError(
+                'start must be "prior", "network" or a dict of parameters, but is '
+                f"{describe(start) if not isinstance(start, str) else repr(start)}."
+            )
+        if start == "prior" and self.prior is not None:
+            drawn = self.prior.sample(own, count, generator)
+            return {n: drawn[n].to(value) for n, value in own.items()}
+        return {n: value.expand(count, *value.shape) for n, value in own.items()}
+
+    def _part(
+        self,
+        state: State,
+        number: int,
+        generator: torch.Generator,
+        advance: Advance,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Run one part of the warmup, or the draws, to its end."""
+        length, learn = self.settings.parts[number]
+        metric = Metric(state["root"])
+        density = metric.density(self.flat)
+        if "part.begun" not in state:
+            self._begin(state, number, density, metric, generator)
+        while True:
+            with self.flat.running():
+                for _ in range(self.sampler.block):
+                    ended = self.sampler.advance(state, density, generator)
+                    if len(ended):
+                        advance(self._take(state, ended, number, metric))
+                        if int(state["count"].min()) >= length:
+                            break
+                        self.sampler.restart(state, ended, generator)
+            if int(state["count"].min()) >= length:
+                break
+            if checkpoint is not None and checkpoint.due:
+                self._write(checkpoint, state, number, generator)
+        del state["part.begun"]
+        if learn:
+            state["root"] = learned_metric(state, metric).root
+
+    def _begin(
+        self,
+        state: State,
+        number: int,
+        density: Density,
+        metric: Metric,
+        generator: torch.Generator,
+    ) -> None:
+        setup, chains = self.settings, self.settings.num_chains
+        last = number == len(setup.parts) - 1
+        state["part.begun"] = torch.ones(())
+        state["count"].zero_()
+        if setup.step_size is not None:
+            state["step"] = state["theta"].new_full((chains,), setup.step_size)
+        elif not last or setup.warmup == 0:
+            first = state.get("step", state["theta"].new_full((chains,), 0.1))
+            with self.flat.running():
+                step = reasonable_step(density, metric.locate(state["theta"]), generator, first)
+            if self.sampler.pooled:
+                step = step.log().mean().exp().expand(chains)
+            start_averaging(state, step)
+        else:
+            settle_step(state)
+            _check_steps(state["step"])
+        start_moments(state, setup.mass == "dense")
+        if last:
+            for name in ("divergences", "gradients", "acceptance"):
+                state[name].zero_()
+        with self.flat.running():
+            self.sampler.begin(state, density, metric)
+        self.sampler.restart(state, torch.arange(chains), generator)
+
+    def _take(self, state: State, ended: Tensor, number: int, metric: Metric) -> int:
+        """Record the draws of the chains that ended one, and adapt; return how many counted."""
+        length, learn = self.settings.parts[number]
+        last = number == len(self.settings.parts) - 1
+        ended = ended[state["count"][ended] < length]
+        if not len(ended):
+            return 0
+        theta, acceptance = metric.place(state["draw.z"][ended]), state["draw.acceptance"][ended]
+        state["theta"][ended] = theta
+        if last:
+            state["draws"][ended, state["count"][ended]] = theta.to(state["draws"].dtype)
+            state["divergences"][ended] += state["draw.diverged"][ended]
+            state["gradients"][ended] += state["draw.gradients"][ended]
+            state["acceptance"][ended] += acceptance
+        elif self.settings.step_size is None:
+            if self.sampler.pooled:
+                acceptance = acceptance.mean().expand(len(acceptance))
+            average_step(state, ended, acceptance, self.settings.target_acceptance)
+        if learn:
+            add_moments(state, ended, theta, self.settings.mass == "dense")
+        state["count"][ended] += 1
+        return len(ended)
+
+    def _write(
+        self, checkpoint: Checkpoint, state: State, part: int, generator: torch.Generator
+    ) -> None:
+        checkpoint.write({**state, "generator": generator.get_state()}, {"part": part})
+
+
+def _check_steps(step: Tensor) -> None:
+    if bool((step < SMALLEST_STEP).any()) or not bool(step.isfinite().all()):
+        raise ChainStuck(
+            f"the warmup left chain {int(step.argmin())} with a step size of {float(step.min()):.1e}, which "
+            "moves nothing. Use more warmup, a less extreme noise variance, or another start."
+        )
+
+
+def sample(
+    network: nn.Module | Linearized,
+    data: Data,
+    likelihood: Likelihood,
+    prior: WeightPrior | float | None,
+    temperature: float,
+    sampler: Sampler,
+    settings: Settings,
+) -> Posterior:
+    """Run chains of one kind and return the posterior that they drew.
+
+    Raises:
+        ChainStuck: If a chain cannot move.
+    """
+    model = Model.of(
+        network, likelihood, prior,
+        temperature=temperature, only=settings.only, output=settings.output,
+    )  # fmt: skip
+    pair = gather(data, model.architecture.example)
+    flat = flat_model(model, pair)
+    state = Run(flat, sampler, settings, model.prior).draw()
+    statistics = {
+        "divergences": state["divergences"],
+        "acceptance": state["acceptance"] / settings.num_draws,
+        "step_size": state["step"],
+        "gradients": state["gradients"],
+    }
+    _judge(statistics, settings)
+    values = {
+        name: value.to(model.params[name].dtype)
+        for name, value in flat.unflatten(state["draws"].flatten(0, 1)).items()
+    }
+    recipe = ByDrawing(sampler.name, model.temperature, settings.num_chains, statistics)
+    members = Members(model.architecture, values)
+    return drawn_posterior(members, likelihood, pair, prior=model.prior, recipe=recipe)
+
+
+def _judge(statistics: dict[str, Tensor], settings: Settings) -> None:
+    """Raise if a chain did not move, and warn of divergences."""
+    rate = statistics["acceptance"]
+    if float(rate.min()) < STUCK:
+        raise ChainStuck(
+            f"chain {int(rate.argmin())} accepted {100 * float(rate.min()):.2g} % of its proposals, so it "
+            "did not move. Leave out step_size to adapt it, or use more warmup."
+        )
+    count = int(statistics["divergences"].sum())
+    if count:
+        warn(
+            f"{count} of {settings.num_chains * settings.num_draws} trajectories diverged, so some regions "
+            "of the posterior may be missed. Raise target_acceptance (0.95, 0.99), use more warmup, or choose a "
+            'prior with lighter tails; recipe.statistics["divergences"] counts them per chain.',
+            Divergences,
+        )
