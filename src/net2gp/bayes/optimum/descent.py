@@ -16,7 +16,6 @@ from net2gp.bayes.optimum.objective import Batch, Objective, evaluate, log_prior
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.teams import Team
 from net2gp.errors import InputError
-from net2gp.likelihoods.traits import has_open_noise
 from net2gp.progress import progress
 from net2gp.types import Params
 
@@ -124,7 +123,7 @@ class Stepper:
     def __init__(self, team: Team, objective: Objective, training: Training) -> None:
         self.team, self.objective = team, objective
         self.optimizer = training.make_optimizer(team.leaves)
-        self.learns, self.noise = has_open_noise(objective.likelihood), cast(Tensor | None, None)
+        self.noise = cast(Tensor | None, None)
         all_rows = (training.batch_size or math.inf) >= objective.num_rows
         self.keep = 0.0 if all_rows else NOISE_DECAY
 
@@ -140,7 +139,7 @@ class Stepper:
         """Compute the objective and its gradient; some optimizers ask for it several times per step."""
         self.optimizer.zero_grad()
         f = self.team.outputs(self.batch.x, self.batch.own)
-        if self.learns and self.value is None:
+        if self.objective.learns and self.value is None:
             found = self.objective.residual_variance(f, self.batch.y)
             old = self.noise
             self.noise = found if old is None else torch.lerp(found, old, self.keep)
@@ -179,7 +178,7 @@ class Looks:
         held: Objective | None,
     ) -> None:
         self.team, self.objective, self.training, self.held = team, objective, training, held
-        self.step, self.learns = 0, has_open_noise(objective.likelihood)
+        self.step = 0
         like = team.leaves[0]
         self.least = like.new_full((len(team),), math.inf)
         self.waited = torch.zeros(len(team), dtype=torch.long, device=like.device)
@@ -205,7 +204,7 @@ class Looks:
     def _held_loss(self) -> tuple[Tensor, Tensor | None]:
         assert self.held is not None
         f = evaluate(self.team, self.held.x, self.training.batch_size)
-        total, noise = score(self.held, f, self.learns)
+        total, noise = score(self.held, f)
         return -total / self.held.num_rows, noise
 
     @torch.no_grad()
@@ -215,7 +214,7 @@ class Looks:
             self.team.load(self.best)
         objective = self.objective
         f = evaluate(self.team, objective.x, self.training.batch_size)
-        found, noise = score(objective, f, self.learns)
+        found, noise = score(objective, f)
         statistics = {"steps": torch.full_like(self.steps, self.step)}
         if self.held is not None:
             loss, noise = self._held_loss()

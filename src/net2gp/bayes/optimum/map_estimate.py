@@ -30,10 +30,11 @@ def map_estimate(
 ) -> Posterior:
     """Train a copy of a network to its most probable parameters.
 
-    They maximize log p(θ) + Σ_n log p(y_n | f(x_n; θ)). The network starts from its present parameters and trains in the mode in which it is: modules in training
-    mode use dropout and batch statistics, and modules in eval mode do not. Open Gaussian noise is learned
-    along: its variance is the mean squared residual of the training rows, or of the held-out rows if there
-    are some. Cost: a forward and a backward pass per step.
+    They maximize log p(θ) + Σ_n log p(y_n | f(x_n; θ)). The network starts from its present parameters and
+    trains in the mode in which it is: modules in training mode use dropout and batch statistics, and modules
+    in eval mode do not. Open Gaussian noise is learned along: its variance is the mean squared residual of
+    the training rows, or of the held-out rows if there are some. Cost: a forward and a backward pass per
+    step.
 
     Args:
         network: The network, which is not changed; `module_of(posterior)` is the trained copy.

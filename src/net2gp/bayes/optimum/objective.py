@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.optimum.teams import Team
 from net2gp.inputs import chunks, num_rows, rows
 from net2gp.likelihoods.targets import shape_targets
-from net2gp.likelihoods.traits import has_open_noise, of_points, tied_points
+from net2gp.likelihoods.traits import GaussianNoise, has_open_noise, of_points, tied_points
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.parameters import expand_prior
 from net2gp.types import Inputs, Likelihood, Params
@@ -78,6 +79,11 @@ class Objective:
         return num_rows(self.x)
 
     @cached_property
+    def learns(self) -> bool:
+        """Whether the variance of the noise is open."""
+        return has_open_noise(self.likelihood)
+
+    @cached_property
     def least_noise(self) -> float:
         """The least variance of the noise."""
         spread = float(self.y.double().var(correction=0))
@@ -129,8 +135,10 @@ class Objective:
         """Compute Σ_n log p(y_n | f_n) for each network, (S,); arguments as in `loss`."""
         S, B = f.shape[:2]
         likelihood = self.likelihood
-        if noise is not None and has_open_noise(likelihood):
-            likelihood = likelihood.with_noise(noise.detach().repeat_interleave(B)[:, None])
+        if noise is not None and self.learns:
+            likelihood = cast(GaussianNoise, likelihood).with_noise(
+                noise.detach().repeat_interleave(B)[:, None]
+            )
         elif tied_points(likelihood) is not None:
             every = torch.arange(B, device=f.device).repeat(S) if index is None else index.flatten()
             likelihood = of_points(likelihood, every)
@@ -174,17 +182,16 @@ def evaluate(team: Team, x: Inputs, size: int | None) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def score(objective: Objective, f: Tensor, learn: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute Σ_n log p(y_n | f_n) of all rows, (S,), and with `learn` the best variance of the noise, (S,).
+def score(objective: Objective, f: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Compute Σ_n log p(y_n | f_n) of all rows, (S,), and the best variance of open noise, (S,).
 
     Args:
         objective: The rows and their likelihood.
         f: The outputs at these rows, (S, N, C).
-        learn: Whether the variance of the noise is open.
 
     Returns:
         The log likelihood of each network, at the variance that is returned with it.
     """
     y = objective.y.expand(len(f), *objective.y.shape)
-    noise = objective.residual_variance(f, y) if learn else None
+    noise = objective.residual_variance(f, y) if objective.learns else None
     return objective.log_likelihood(f, y, None, noise), noise
