@@ -5,6 +5,7 @@ Every method takes a network, data and a likelihood, and returns a `Posterior`.
 
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
+from net2gp.bayes.optimum.ensemble import ensemble
 from net2gp.bayes.optimum.map_estimate import map_estimate
 from net2gp.bayes.optimum.modules import module_of
 from net2gp.bayes.optimum.settings import Training
@@ -15,6 +16,7 @@ __all__ = [
     "NormalPrior",
     "Training",
     "WeightPrior",
+    "ensemble",
     "map_estimate",
     "mixture",
     "module_of",
