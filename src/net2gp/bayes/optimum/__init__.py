@@ -1,1 +1,1 @@
-"""Networks found by optimization: the most probable one, and ensembles."""
+"""From a network and data to trained networks: one optimum, ensembles of them, and multi-SWAG."""
