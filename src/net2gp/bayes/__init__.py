@@ -12,6 +12,18 @@ from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGam
 from net2gp.bayes.chains.hmc import hmc
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.runs import Options as ChainOptions
+from net2gp.bayes.landscape.alignment import kernel_alignment
+from net2gp.bayes.landscape.curves import (
+    Curve,
+    CurveTraining,
+    barrier,
+    curve_between,
+    straight_line,
+)
+from net2gp.bayes.landscape.diversity import Diversity, diversity
+from net2gp.bayes.landscape.double_descent import Descent, double_descent
+from net2gp.bayes.landscape.slices import LossSlice, loss_slice
+from net2gp.bayes.landscape.symmetries import match_weights, permute_units, scale_units
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
@@ -67,4 +79,23 @@ __all__ = [
     "map_estimate",
     "mixture",
     "module_of",
+    "Curve",
+    "CurveTraining",
+    "Descent",
+    "Diversity",
+    "LossSlice",
+    "Model",
+    "NormalPrior",
+    "WeightPrior",
+    "barrier",
+    "curve_between",
+    "diversity",
+    "double_descent",
+    "kernel_alignment",
+    "loss_slice",
+    "match_weights",
+    "mixture",
+    "permute_units",
+    "scale_units",
+    "straight_line",
 ]

@@ -1,1 +1,1 @@
-"""The loss over the parameters: slices, paths between minima, symmetries and the diversity of modes."""
+"""What the loss of a network looks like around and between its minima: numbers in, figures' values out."""
