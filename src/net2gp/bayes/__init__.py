@@ -3,12 +3,6 @@
 Every method takes a network, data and a likelihood, and returns a `Posterior`.
 """
 
-from net2gp.bayes.model.by_name import PriorByName
-from net2gp.bayes.model.correlated import CorrelatedPrior
-from net2gp.bayes.model.fan_in import fan_in_variances
-from net2gp.bayes.model.functions import prior_functions
-from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
-from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
 from net2gp.bayes.chains.hmc import hmc
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.runs import Options as ChainOptions
@@ -24,6 +18,12 @@ from net2gp.bayes.landscape.diversity import Diversity, diversity
 from net2gp.bayes.landscape.double_descent import Descent, double_descent
 from net2gp.bayes.landscape.slices import LossSlice, loss_slice
 from net2gp.bayes.landscape.symmetries import match_weights, permute_units, scale_units
+from net2gp.bayes.model.by_name import PriorByName
+from net2gp.bayes.model.correlated import CorrelatedPrior
+from net2gp.bayes.model.fan_in import fan_in_variances
+from net2gp.bayes.model.functions import prior_functions
+from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
+from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
@@ -32,38 +32,6 @@ from net2gp.bayes.model.weight_decay import (
     prior_of_weight_decay,
     weight_decay_of_prior,
 )
-from net2gp.posteriors.recipes.mixed import mixture
-
-__all__ = [
-    "CorrelatedPrior",
-    "Exponential",
-    "FlatPrior",
-    "Gamma",
-    "HalfCauchy",
-    "Horseshoe",
-    "InverseGamma",
-    "LaplacePrior",
-    "Mixing",
-    "Model",
-    "NormalPrior",
-    "PriorByName",
-    "ScaleMixture",
-    "StudentTPrior",
-    "WeightPrior",
-    "decay_groups",
-    "fan_in_variances",
-    "mixture",
-    "prior_functions",
-    "prior_of_weight_decay",
-    "weight_decay_of_prior",
-    "ChainOptions",
-    "Model",
-    "NormalPrior",
-    "WeightPrior",
-    "hmc",
-    "mixture",
-    "nuts",
-from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.optimum.ensemble import ensemble
 from net2gp.bayes.optimum.map_estimate import map_estimate
 from net2gp.bayes.optimum.modules import module_of
@@ -71,31 +39,47 @@ from net2gp.bayes.optimum.settings import Training
 from net2gp.posteriors.recipes.mixed import mixture
 
 __all__ = [
-    "Model",
-    "NormalPrior",
-    "Training",
-    "WeightPrior",
-    "ensemble",
-    "map_estimate",
-    "mixture",
-    "module_of",
+    "ChainOptions",
+    "CorrelatedPrior",
     "Curve",
     "CurveTraining",
     "Descent",
     "Diversity",
+    "Exponential",
+    "FlatPrior",
+    "Gamma",
+    "HalfCauchy",
+    "Horseshoe",
+    "InverseGamma",
+    "LaplacePrior",
     "LossSlice",
+    "Mixing",
     "Model",
     "NormalPrior",
+    "PriorByName",
+    "ScaleMixture",
+    "StudentTPrior",
+    "Training",
     "WeightPrior",
     "barrier",
     "curve_between",
+    "decay_groups",
     "diversity",
     "double_descent",
+    "ensemble",
+    "fan_in_variances",
+    "hmc",
     "kernel_alignment",
     "loss_slice",
+    "map_estimate",
     "match_weights",
     "mixture",
+    "module_of",
+    "nuts",
     "permute_units",
+    "prior_functions",
+    "prior_of_weight_decay",
     "scale_units",
     "straight_line",
+    "weight_decay_of_prior",
 ]

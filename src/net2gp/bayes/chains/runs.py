@@ -390,7 +390,7 @@ def _judge(statistics: dict[str, Tensor], settings: Settings) -> None:
     if count:
         warn(
             f"{count} of {settings.num_chains * settings.num_draws} trajectories diverged, so some regions "
-            "of the posterior may be missed. Raise target_acceptance (0.95, 0.99), use more warmup, or choose a "
+            "of the posterior may be missed. Raise target_acceptance (0.95, 0.99), use more warmup, or a "
             'prior with lighter tails; recipe.statistics["divergences"] counts them per chain.',
             Divergences,
         )
