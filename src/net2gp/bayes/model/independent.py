@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
 from net2gp.bayes.model.mixing import Exponential, InverseGamma
-from net2gp.bayes.model.prior import positive_variances
+from net2gp.bayes.model.prior import divided, positive_variances, sum_of_logs, variances_of
 from net2gp.errors import check_positive
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.parameters import PriorVar, expand_prior
@@ -42,10 +43,10 @@ class LaplacePrior:
     def log_prob(self, params: Params) -> Tensor:
         """Σ −|θ|/b − log 2b."""
         parts = []
-        for name, variance in expand_prior(self.variance, params).items():
-            scale = (0.5 * variance).sqrt()
-            law = distributions.Laplace(torch.zeros_like(scale), scale, validate_args=False)
-            parts.append(law.log_prob(params[name]).sum())
+        for name, variance in variances_of(self.variance, params).items():
+            value = params[name]
+            logs = 0.5 * (sum_of_logs(variance, value) + value.numel() * math.log(2.0))
+            parts.append(-divided(value.abs(), (0.5 * variance) ** 0.5) - logs)
         return torch.stack(parts).sum()
 
     def sample(
@@ -95,16 +96,13 @@ class StudentTPrior:
 
     def log_prob(self, params: Params) -> Tensor:
         """Σ const − ½ (ν + 1) log(1 + θ²/(ν s²))."""
-        parts = []
-        for name, scale_var in expand_prior(self.scale_var, params).items():
-            scale = scale_var.sqrt()
-            law = distributions.StudentT(
-                torch.full_like(scale, self.degrees_of_freedom),
-                torch.zeros_like(scale),
-                scale,
-                validate_args=False,
-            )
-            parts.append(law.log_prob(params[name]).sum())
+        half, parts = 0.5 * self.degrees_of_freedom, []
+        constant = math.lgamma(half + 0.5) - math.lgamma(half) - 0.5 * math.log(2 * math.pi * half)
+        for name, scale_var in variances_of(self.scale_var, params).items():
+            value = params[name]
+            logs = (value.square() / (2 * half * scale_var)).log1p().sum()
+            total = value.numel() * constant - 0.5 * sum_of_logs(scale_var, value)
+            parts.append(total - (half + 0.5) * logs)
         return torch.stack(parts).sum()
 
     def sample(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -114,10 +116,10 @@ class NormalPrior:
     def log_prob(self, params: Params) -> Tensor:
         """Σ −½ θ²/v − ½ log 2πv."""
         parts = []
-        for name, variance in expand_prior(self.variance, params).items():
+        for name, variance in variances_of(self.variance, params).items():
             value = params[name]
-            squares = (value.square() / variance).sum()
-            logs = (variance.log() + math.log(2 * math.pi)).expand(value.shape).sum()
+            squares = divided(value.square(), variance)
+            logs = sum_of_logs(variance, value) + value.numel() * math.log(2 * math.pi)
             parts.append(-0.5 * (squares + logs))
         return torch.stack(parts).sum()
 
@@ -184,6 +186,41 @@ def as_prior(prior: WeightPrior | float | None) -> WeightPrior:
             "example prior=1.0."
         )
     return prior
+
+
+def variances_of(variance: PriorVar, params: Params) -> Mapping[str, float | Tensor]:
+    """Expand variances by name pattern without a tensor where numbers serve: chains do so at every step.
+
+    Args:
+        variance: One variance, or variances by name pattern; the last match counts.
+        params: Parameters by name.
+
+    Returns:
+        Positive numbers, or what `expand_prior` returns.
+
+    Raises:
+        InputError: As `expand_prior`.
+    """
+    patterns = variance if isinstance(variance, Mapping) else {"*": variance}
+    if all(isinstance(one, int | float) and one > 0 for one in patterns.values()):
+        found = {n: [v for p, v in patterns.items() if fnmatchcase(n, p)] for n in params}
+        if all(found.values()):
+            return {name: float(matched[-1]) for name, matched in found.items()}
+    return expand_prior(variance, params)
+
+
+def sum_of_logs(variance: float | Tensor, value: Tensor) -> float | Tensor:
+    """Sum the logarithms of the variances of all entries of a parameter."""
+    if not isinstance(variance, Tensor):
+        return value.numel() * math.log(variance)
+    return variance.log().sum() if variance.dim() else value.numel() * variance.log()
+
+
+def divided(terms: Tensor, variance: float | Tensor) -> Tensor:
+    """Divide terms by their variances and add them up."""
+    if isinstance(variance, Tensor) and variance.dim():
+        return (terms / variance).sum()
+    return terms.sum() / variance
 
 
 def positive_variances(variance: PriorVar, params: Params) -> Params:

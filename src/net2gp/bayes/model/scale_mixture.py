@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.bayes.model.mixing import HalfCauchy, Mixing
-from net2gp.bayes.model.prior import positive_variances
+from net2gp.bayes.model.prior import divided, positive_variances, sum_of_logs, variances_of
 from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.linalg.chance import random_normal
@@ -74,18 +74,18 @@ class ScaleMixture:
 
     def log_prob(self, params: Params) -> Tensor:
         """The sum of the log densities of the groups of weights that share a variance."""
-        factors = {n: v.double() for n, v in expand_prior(self.variance, params).items()}
-        logs = [-0.5 * factors[n].log().expand(v.shape).sum() for n, v in params.items()]
+        values = {name: value.double() for name, value in params.items()}
+        factors = variances_of(self.variance, values)
         if self.per == "weight":
-            logs += [
-                self.mixing.log_prob(value.double() / factors[name].sqrt()).sum()
-                for name, value in params.items()
-            ]
-        for names in self._groups(params) if self.per != "weight" else ():
-            squares = [(params[n].double().square() / factors[n]).sum() for n in names]
-            count = sum(params[n].numel() for n in names)
-            logs.append(self.mixing.log_marginal(torch.stack(squares).sum(), count))
-        return torch.stack(logs).sum().to(next(iter(params.values())).dtype)
+            parts = [self.mixing.log_prob(v / factors[n] ** 0.5).sum() for n, v in values.items()]
+        else:
+            parts = []
+            for names in self._groups(params):
+                squares = [divided(values[n].square(), factors[n]) for n in names]
+                count = sum(values[n].numel() for n in names)
+                parts.append(self.mixing.log_marginal(torch.stack(squares).sum(), count))
+        logs = sum(sum_of_logs(factors[name], value) for name, value in values.items())
+        return (torch.stack(parts).sum() - 0.5 * logs).to(next(iter(params.values())).dtype)
 
     def sample(
         self, params: Params, num_samples: int, generator: torch.Generator | None = None
