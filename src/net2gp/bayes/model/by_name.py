@@ -51,7 +51,15 @@ class PriorByName:
         object.__setattr__(self, "priors", found)
 
     def check(self, params: Params) -> None:
-        """Raise unless every parameter has a prior and every pattern chooses a parameter."""
+        """Raise unless every parameter has a prior and every pattern chooses a parameter.
+
+        Args:
+            params: Parameters by name.
+
+        Raises:
+            InputError: If a parameter has no prior, a pattern matches nothing or is overruled by a wider one
+                behind it, or a prior does not fit its parameters.
+        """
         reach = {p: [n for n in params if fnmatchcase(n, p)] for p in self.priors}
         for pattern, matched in reach.items():
             if not matched:
@@ -66,7 +74,8 @@ class PriorByName:
                         f"parameters and more, and the last counts. Put '{pattern}' behind '{other}'."
                     )
         for prior, part in self.parts(params):
-            prior.check(part)
+            names = [n for p, own in self.priors.items() if own is prior for n in reach[p]]
+            _check(prior, part, {name: params[name] for name in names})
 
     def log_prob(self, params: Params) -> Tensor:
         """The sum of the log densities."""
@@ -82,7 +91,17 @@ class PriorByName:
         return {name: drawn[name] for name in params}
 
     def parts(self, params: Params) -> list[tuple[WeightPrior, Params]]:
-        """Each prior with the parameters that it decides."""
+        """Pair each prior with the parameters that it decides.
+
+        Args:
+            params: Parameters by name.
+
+        Returns:
+            Pairs of a prior and parameters by name, in the order of the patterns.
+
+        Raises:
+            InputError: If a parameter has no prior.
+        """
         chosen: dict[str, str] = {}
         for name in params:
             matched = [pattern for pattern in self.priors if fnmatchcase(name, pattern)]
@@ -92,7 +111,26 @@ class PriorByName:
                 )
             chosen[name] = matched[-1]
         return [
-            (as_prior(prior), {n: params[n] for n, p in chosen.items() if p == pattern})
-            for pattern, prior in self.priors.items()
+            (self._law(pattern), {n: params[n] for n, p in chosen.items() if p == pattern})
+            for pattern in self.priors
             if pattern in chosen.values()
         ]
+
+    def _law(self, pattern: str) -> WeightPrior:
+        return as_prior(self.priors[pattern])
+
+
+def _check(prior: WeightPrior, decided: Params, matched: Params) -> None:
+    """Raise unless a prior fits the parameters that it decides, or all that its pattern matches.
+
+    Variances by name for a whole network may name parameters that a later pattern takes away.
+    """
+    try:
+        prior.check(decided)
+    except InputError:
+        if len(matched) == len(decided):
+            raise
+        try:
+            prior.check(matched)
+        except InputError:
+            prior.check(decided)

@@ -82,7 +82,14 @@ class CorrelatedPrior:
         return cls(variance * (-gaps / lengthscale).exp())
 
     def check(self, params: Params) -> None:
-        """Raise unless every parameter consists of filters of K entries."""
+        """Raise unless every parameter consists of filters of K entries.
+
+        Args:
+            params: Parameters by name.
+
+        Raises:
+            InputError: If the last axes of a parameter do not have K entries together.
+        """
         size = len(self.covariance)
         wrong = [name for name, value in params.items() if not _divides(value, size)]
         if wrong:

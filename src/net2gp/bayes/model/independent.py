@@ -12,7 +12,7 @@ from net2gp.bayes.model.mixing import Exponential, InverseGamma
 from net2gp.bayes.model.prior import divided, positive_variances, sum_of_logs, variances_of
 from net2gp.errors import check_positive
 from net2gp.linalg.chance import random_normal
-from net2gp.linear.parameters import PriorVar, expand_prior
+from net2gp.linear.parameters import PriorVar
 from net2gp.tags import savable
 from net2gp.types import Params
 
@@ -54,12 +54,12 @@ class LaplacePrior:
     ) -> Params:
         """Gaussians whose variances have an exponential law with the mean 2b²."""
         drawn = {}
-        for name, variance in expand_prior(self.variance, params).items():
+        for name, variance in variances_of(self.variance, params).items():
             value = params[name]
             shape = (num_samples, *value.shape)
             mixed = Exponential(1.0).sample(shape, generator, value.device)
             normal = random_normal(shape, generator=generator, device=value.device)
-            drawn[name] = variance.sqrt() * (mixed.sqrt() * normal).to(value.dtype)
+            drawn[name] = variance**0.5 * (mixed.sqrt() * normal).to(value.dtype)
         return drawn
 
 
@@ -110,10 +110,10 @@ class StudentTPrior:
     ) -> Params:
         """Gaussians whose variances have an inverse-gamma law."""
         half, drawn = 0.5 * self.degrees_of_freedom, {}
-        for name, scale_var in expand_prior(self.scale_var, params).items():
+        for name, scale_var in variances_of(self.scale_var, params).items():
             value = params[name]
             shape = (num_samples, *value.shape)
             mixed = InverseGamma(half, half).sample(shape, generator, value.device)
             normal = random_normal(shape, generator=generator, device=value.device)
-            drawn[name] = scale_var.sqrt() * (mixed.sqrt() * normal).to(value.dtype)
+            drawn[name] = scale_var**0.5 * (mixed.sqrt() * normal).to(value.dtype)
         return drawn

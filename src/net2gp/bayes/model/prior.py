@@ -128,13 +128,13 @@ class NormalPrior:
     ) -> Params:
         """Draws √v ε."""
         return {
-            name: variance.sqrt()
+            name: variance**0.5
             * random_normal(
                 (num_samples, *params[name].shape),
                 generator=generator,
                 device=params[name].device,
             ).to(params[name].dtype)
-            for name, variance in expand_prior(self.variance, params).items()
+            for name, variance in variances_of(self.variance, params).items()
         }
 
 
@@ -157,7 +157,19 @@ class FlatPrior:
     def sample(
         self, params: Params, num_samples: int, generator: torch.Generator | None = None
     ) -> Params:
-        """Refuse: there is no flat law on all numbers."""
+        """Refuse: there is no flat law on all numbers.
+
+        Args:
+            params: Parameters by name.
+            num_samples: The number of draws.
+            generator: It would make the draws repeatable.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            NotAvailable: Always.
+        """
         raise NotAvailable(
             f"a flat prior cannot be drawn from, and {', '.join(params)} has one. Pass a proper prior, for "
             "example prior=1.0."
@@ -188,31 +200,39 @@ def as_prior(prior: WeightPrior | float | None) -> WeightPrior:
     return prior
 
 
-def variances_of(variance: PriorVar, params: Params) -> Mapping[str, float | Tensor]:
-    """Expand variances by name pattern without a tensor where numbers serve: chains do so at every step.
+def variances_of(variance: PriorVar, params: Params) -> dict[str, float | Tensor]:
+    """Find the variance of each parameter, as a number where a number was given.
+
+    Chains need it at every step, so numbers stay off the device, and patterns that match nothing are left to
+    `expand_prior`, by which priors check themselves once.
 
     Args:
         variance: One variance, or variances by name pattern; the last match counts.
         params: Parameters by name.
 
     Returns:
-        Positive numbers, or what `expand_prior` returns.
+        A number, a scalar tensor or a tensor of the parameter's shape, by name.
 
     Raises:
-        InputError: As `expand_prior`.
+        InputError: If a parameter has no variance, or one that is no variance.
     """
     patterns = variance if isinstance(variance, Mapping) else {"*": variance}
-    if all(isinstance(one, int | float) and one > 0 for one in patterns.values()):
-        found = {n: [v for p, v in patterns.items() if fnmatchcase(n, p)] for n in params}
-        if all(found.values()):
-            return {name: float(matched[-1]) for name, matched in found.items()}
-    return expand_prior(variance, params)
+    found: dict[str, float | Tensor] = {}
+    for name, value in params.items():
+        chosen = [pattern for pattern in patterns if fnmatchcase(name, pattern)][-1:]
+        one = patterns[chosen[0]] if chosen else None
+        if isinstance(one, int | float) and 0 <= one < math.inf:
+            found[name] = float(one)
+        else:
+            given = {} if one is None else {name: one}
+            found[name] = expand_prior(given, {name: value})[name]
+    return found
 
 
 def sum_of_logs(variance: float | Tensor, value: Tensor) -> float | Tensor:
     """Sum the logarithms of the variances of all entries of a parameter."""
     if not isinstance(variance, Tensor):
-        return value.numel() * math.log(variance)
+        return value.numel() * (math.log(variance) if variance else -math.inf)
     return variance.log().sum() if variance.dim() else value.numel() * variance.log()
 
 

@@ -14,7 +14,7 @@ from net2gp.bayes.model.prior import divided, positive_variances, sum_of_logs, v
 from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.linalg.chance import random_normal
-from net2gp.linear.parameters import PriorVar, expand_prior
+from net2gp.linear.parameters import PriorVar
 from net2gp.tags import savable
 from net2gp.types import Params
 
@@ -91,7 +91,7 @@ class ScaleMixture:
         self, params: Params, num_samples: int, generator: torch.Generator | None = None
     ) -> Params:
         """Draws √(c v) ε."""
-        factors, drawn = expand_prior(self.variance, params), {}
+        factors, drawn = variances_of(self.variance, params), {}
         for names in self._groups(params):
             shared = self.mixing.sample((num_samples,), generator, params[names[0]].device)
             for name in names:
@@ -102,7 +102,7 @@ class ScaleMixture:
                 else:
                     mixed = shared.reshape(-1, *[1] * value.dim())
                 normal = random_normal(shape, generator=generator, device=value.device)
-                drawn[name] = factors[name].sqrt() * (mixed.sqrt() * normal).to(value.dtype)
+                drawn[name] = factors[name] ** 0.5 * (mixed.sqrt() * normal).to(value.dtype)
         return {name: drawn[name] for name in params}
 
     def _groups(self, params: Params) -> Iterator[list[str]]:
