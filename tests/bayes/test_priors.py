@@ -356,6 +356,43 @@ def test_a_flat_prior_has_no_draws():
         bayes.FlatPrior().sample(PARAMS, 1)
 
 
+def test_variances_by_name_of_a_whole_network_serve_a_part_of_it():
+    whole = bayes.NormalPrior({"0.weight": 1.0, "0.bias": 2.0, "2.weight": torch.full((1, 3), 3.0)})
+    prior = bayes.PriorByName({"*": whole, "0.*": bayes.LaplacePrior(1.0)})
+    prior.check(PARAMS)
+    last = {"2.weight": PARAMS["2.weight"]}
+    expected = bayes.NormalPrior(3.0).log_prob(last)
+    first = {n: v for n, v in PARAMS.items() if n != "2.weight"}
+    expected = expected + bayes.LaplacePrior(1.0).log_prob(first)
+    assert torch.allclose(prior.log_prob(PARAMS), expected, rtol=0, atol=1e-13)
+    assert prior.sample(PARAMS, 2)["2.weight"].shape == (2, 1, 3)
+    wrong = bayes.PriorByName({"*": bayes.NormalPrior({"0.*": 1.0}), "0.bias": 1.0})
+    with pytest.raises(InputError, match=r"prior_var leaves out 2\.weight"):
+        wrong.check(PARAMS)
+
+
+def test_variances_of_entries_are_taken_one_by_one():
+    entries = {"2.weight": torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)}
+    scales, value = entries["2.weight"].sqrt().numpy(), PARAMS["2.weight"]
+    laws = [
+        (bayes.NormalPrior, stats.norm(scale=scales)),
+        (bayes.LaplacePrior, stats.laplace(scale=scales / math.sqrt(2.0))),
+        (bayes.StudentTPrior, stats.t(4.0, scale=scales)),
+        (bayes.Horseshoe, None),
+    ]
+    for kind, law in laws:
+        prior = kind({"*": 1.0, **entries})
+        apart = [
+            kind(float(v)).log_prob({"w": w.reshape(1)})
+            for v, w in zip(entries["2.weight"][0], value[0], strict=True)
+        ]
+        rest = {n: v for n, v in PARAMS.items() if n != "2.weight"}
+        found = prior.log_prob(PARAMS) - kind(1.0).log_prob(rest)
+        assert found.item() == pytest.approx(sum(apart).item(), abs=1e-10)
+        if law is not None:
+            assert found.item() == pytest.approx(law.logpdf(value.numpy()).sum(), abs=1e-10)
+
+
 @dataclass(frozen=True)
 class OneOrFour(bayes.Mixing):
     """v is near 1 or near 4: log v is a mixture of two narrow Gaussians."""
@@ -434,11 +471,8 @@ def test_a_shared_scale_leaves_functions_of_unlike_size():
     for width in (4, 64):
         network = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1, bias=False))
         network = network.double().eval()
-        scales = bayes.fan_in_variances(network, 1.0, 1.0)
         last = bayes.ScaleMixture(bayes.InverseGamma(5.0, 4.0), "layer", 1.0 / width)
         prior = bayes.PriorByName({"*": 1.0, "2.weight": last})
-        prior.check(n2g.linearize(network).params)
-        assert scales["2.weight"] == pytest.approx(1.0 / width)
         generator = torch.Generator().manual_seed(0)
         f = bayes.prior_functions(network, prior, 20_000, generator=generator)(x).reshape(-1)
         kurtosis.append(stats.kurtosis(f.numpy()))
