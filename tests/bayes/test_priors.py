@@ -37,6 +37,10 @@ PRIORS = {
 }
 
 
+def test_all_of_them_are_priors():
+    assert all(isinstance(prior, bayes.WeightPrior) for prior in PRIORS.values())
+
+
 def density(mixing, values, per="weight"):
     params = {"weight": torch.as_tensor(values, dtype=torch.float64)}
     return bayes.ScaleMixture(mixing, per).log_prob(params).exp()
@@ -88,7 +92,7 @@ def test_mixtures_with_closed_forms_agree_with_scipy_and_with_the_quadrature(mix
     assert torch.allclose(by_rule, reference, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("shape", [0.6, 1.0, 2.0, 3.7])
+@pytest.mark.parametrize("shape", [0.6, 1.0, 2.0, 3.7, 6.0])
 def test_the_gamma_mixture_is_the_variance_gamma_law(shape):
     rate, w = 1.3, GRID.abs().numpy()
     z = np.sqrt(2 * rate) * w
@@ -464,19 +468,34 @@ def test_drawn_functions_are_the_network_at_drawn_weights():
         assert torch.allclose(values[index], torch.func.functional_call(network, own, (x,)))
 
 
-def test_a_shared_scale_leaves_functions_of_unlike_size():
-    """One inverse-gamma variance of the last layer: f is Student's, and its kurtosis stays at any width."""
-    kurtosis = []
-    x = torch.ones(1, 1, dtype=torch.float64)
-    for width in (4, 64):
-        network = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1, bias=False))
-        network = network.double().eval()
-        last = bayes.ScaleMixture(bayes.InverseGamma(5.0, 4.0), "layer", 1.0 / width)
-        prior = bayes.PriorByName({"*": 1.0, "2.weight": last})
-        generator = torch.Generator().manual_seed(0)
-        f = bayes.prior_functions(network, prior, 20_000, generator=generator)(x).reshape(-1)
-        kurtosis.append(stats.kurtosis(f.numpy()))
-    assert kurtosis[1] > 0.5  # Student's law with 10 degrees of freedom has 1
+def outputs_at_one(width, last, count=4000):
+    """Draws of f(1) of a network with one hidden layer, and E|h| and E h² of its units."""
+    network = nn.Sequential(nn.Linear(1, width, bias=False), nn.Tanh(), nn.Linear(width, 1, False))
+    prior = bayes.PriorByName({"*": 1.0, "2.weight": last})
+    functions = bayes.prior_functions(
+        network.double().eval(), prior, count, generator=torch.Generator().manual_seed(0)
+    )
+    f = functions(torch.ones(1, 1, dtype=torch.float64)).reshape(-1).numpy()
+    nodes = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000)
+    return f, np.abs(np.tanh(nodes)).mean(), np.square(np.tanh(nodes)).mean()
+
+
+def test_wide_networks_are_gaussian_only_if_variances_are_finite_and_independent():
+    """Gaussian weights give a Gaussian, Cauchy's a Cauchy law, and a shared scale Student's, at any width."""
+    width = 200
+    f, mean, square = outputs_at_one(width, bayes.NormalPrior(1.0 / width))
+    assert stats.kstest(f, stats.norm(scale=math.sqrt(square)).cdf).pvalue > 0.01
+    f, mean, square = outputs_at_one(width, bayes.StudentTPrior(1.0 / width**2, 1.0))
+    assert stats.kstest(f, stats.cauchy(scale=mean).cdf).pvalue > 0.01
+    for width in (50, 200):
+        last = bayes.ScaleMixture(bayes.InverseGamma(2.0, 2.0), "layer", 1.0 / width)
+        f, mean, square = outputs_at_one(width, last)
+        assert stats.kstest(f, stats.t(4.0, scale=math.sqrt(square)).cdf).pvalue > 0.01
+        assert stats.kstest(f / f.std(), stats.norm().cdf).pvalue < 1e-6
+    # independent variances of the same law average out
+    last = bayes.ScaleMixture(bayes.InverseGamma(3.0, 2.0), "weight", 1.0 / width)
+    f, mean, square = outputs_at_one(width, last)
+    assert stats.kstest(f, stats.norm(scale=math.sqrt(square)).cdf).pvalue > 0.01
 
 
 def test_a_posterior_with_any_prior_can_be_saved(tmp_path):

@@ -23,6 +23,9 @@ DROP = 40.0
 ROUNDS, SEARCHED, NODES = 4, 65, 257
 """Rounds and nodes of the search for the mass, and nodes of the rule itself."""
 
+LARGEST_ORDER = 20
+"""The largest order of a Bessel function that is taken as a polynomial."""
+
 SMALLEST = 1e-30
 """The smallest square of a weight; some mixtures have an infinite density at zero."""
 
@@ -164,8 +167,8 @@ class InverseGamma(Mixing):
 class Gamma(Mixing):
     """A variance with the density b^a/Γ(a) v^{a−1} e^{−bv}; the mixture is the variance-gamma law.
 
-    Its density has a Bessel function of the order a − ½ and is found by quadrature. It is infinite at zero
-    if a ≤ ½.
+    Its density has a Bessel function of the order a − ½, which is elementary for whole numbers a; otherwise
+    quadrature serves. It is infinite at zero if a ≤ ½.
 
     Args:
         shape: a > 0. The mean of v is a/b.
@@ -195,6 +198,18 @@ class Gamma(Mixing):
     ) -> Tensor:
         """Gamma variables."""
         return _gamma(self.shape, shape, generator, device) / self.rate
+
+    def log_prob(self, values: Tensor) -> Tensor:
+        """For a = n + 1: b^a (2b)^{½−a}/n! · e^{−z} Σ_k (n+k)!/(k! (n−k)! 2^k) z^{n−k} with z = √(2b) |w|."""
+        n = round(self.shape) - 1
+        if self.shape != n + 1 or n > LARGEST_ORDER:
+            return super().log_prob(values)
+        z, total = (2 * self.rate) ** 0.5 * values.abs(), torch.zeros_like(values)
+        for k in range(n + 1):
+            total = total * z + math.comb(n, k) * math.perm(n + k, k) / 2**k
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        constant += (0.5 - self.shape) * math.log(2 * self.rate)
+        return constant - z + total.log()
 
 
 @savable("bayes.Exponential")
