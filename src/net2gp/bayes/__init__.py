@@ -82,4 +82,19 @@ __all__ = [
     "scale_units",
     "straight_line",
     "weight_decay_of_prior",
+from net2gp.bayes.model.prior import NormalPrior, WeightPrior
+from net2gp.bayes.variational.bound import elbo
+from net2gp.bayes.variational.gaussian_weights import GaussianWeights
+from net2gp.bayes.variational.mean_field import linearized_mean_field, mean_field
+from net2gp.posteriors.recipes.mixed import mixture
+
+__all__ = [
+    "GaussianWeights",
+    "Model",
+    "NormalPrior",
+    "WeightPrior",
+    "elbo",
+    "linearized_mean_field",
+    "mean_field",
+    "mixture",
 ]
