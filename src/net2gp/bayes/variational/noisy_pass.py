@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from net2gp.inputs import Inputs, rows, tensors
+from net2gp.inputs import rows, tensors
 from net2gp.linear.linearized import Linearized
-from net2gp.types import Params
+from net2gp.types import Inputs, Params
 
 Estimator = Literal["local", "flipout", "weights"]
 """How a pass draws: outputs of layers, weights with signs per point, or weights for all points."""
