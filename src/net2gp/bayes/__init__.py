@@ -84,17 +84,26 @@ __all__ = [
     "weight_decay_of_prior",
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.variational.bound import elbo
+from net2gp.bayes.variational.dropout_mixture import DropoutMixture, dropout_elbo
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
+from net2gp.bayes.variational.masks import MaskedMembers, draw_masks, drop_units
+from net2gp.bayes.variational.mc_dropout import mc_dropout
 from net2gp.bayes.variational.mean_field import linearized_mean_field, mean_field
 from net2gp.posteriors.recipes.mixed import mixture
 
 __all__ = [
+    "DropoutMixture",
     "GaussianWeights",
+    "MaskedMembers",
     "Model",
     "NormalPrior",
     "WeightPrior",
+    "draw_masks",
+    "drop_units",
+    "dropout_elbo",
     "elbo",
     "linearized_mean_field",
+    "mc_dropout",
     "mean_field",
     "mixture",
 ]

@@ -148,7 +148,8 @@ def mean_field(
     >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.ones(4, 1)
     >>> model = nn.Linear(1, 1, bias=False)
-    >>> posterior = mean_field(model, (x, x), Gaussian(1.0), num_steps=500, learning_rate=0.05)
+    >>> options = {"num_steps": 200, "learning_rate": 0.1, "num_samples": 100}
+    >>> posterior = mean_field(model, (x, x), Gaussian(1.0), **options)
     >>> bool((posterior.recipe.weights.variance["weight"] - 1 / 5).abs() < 0.01)  # N = 4 and the prior
     True
 
