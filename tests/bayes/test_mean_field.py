@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch.distributions import Normal, kl_divergence
 import net2gp as n2g
 from net2gp.bayes import (
     GaussianWeights,
+    LaplacePrior,
     Model,
     NormalPrior,
     elbo,
@@ -24,7 +24,6 @@ from net2gp.bayes.variational.noisy_pass import find_uses
 from net2gp.errors import InputError, NetworkError, NotAvailable
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import linearize
-from net2gp.tags import savable
 
 DOUBLE = torch.float64
 ESTIMATORS = pytest.mark.parametrize("estimator", ["local", "flipout", "weights"])
@@ -226,22 +225,6 @@ def test_the_divergence_from_a_gaussian_prior_is_torchs():
     torch.testing.assert_close(got, want, rtol=1e-7, atol=0)  # the tensor of the prior is float32
 
 
-@savable("tests.LaplacePrior")
-@dataclass(frozen=True)
-class LaplacePrior:
-    """Independent Laplace laws of scale 1."""
-
-    def check(self, params) -> None:
-        pass
-
-    def log_prob(self, params) -> Tensor:
-        parts = [(-v.abs() - math.log(2)).sum() for v in params.values()]
-        return torch.stack(parts).sum()
-
-    def sample(self, params, num_samples, generator=None):
-        raise NotImplementedError
-
-
 def test_the_divergence_from_another_prior_is_drawn():
     q = GaussianWeights(
         {"w": torch.tensor([0.7], dtype=DOUBLE)}, {"w": torch.tensor([0.25]).double()}
@@ -249,12 +232,12 @@ def test_the_divergence_from_another_prior_is_drawn():
     grid = torch.linspace(-6, 7, 20001, dtype=DOUBLE)
     density = Normal(0.7, 0.5).log_prob(grid)
     want = torch.trapezoid(density.exp() * (density + grid.abs() + math.log(2)), grid)
-    got = q.divergence(LaplacePrior(), num_samples=20000, generator=seeded())
+    got = q.divergence(LaplacePrior(2.0), num_samples=20000, generator=seeded())
     assert float((got - want).abs()) < 4 * 0.5 / math.sqrt(
         20000
     )  # the deviation of |w| is at most σ
     fitted = mean_field(
-        linear_network(), linear_data(), Gaussian(0.25), prior=LaplacePrior(), num_steps=50
+        linear_network(), linear_data(), Gaussian(0.25), prior=LaplacePrior(2.0), num_steps=50
     )
     assert (
         fitted.recipe.statistics["elbo"][-5:].mean() > fitted.recipe.statistics["elbo"][:5].mean()
@@ -395,7 +378,7 @@ def test_what_cannot_be_done_is_refused_by_name():
     with pytest.raises(NotAvailable, match="lower bound of the evidence"):
         fit().log_marginal_likelihood()
     with pytest.raises(NotAvailable, match="compares with a Gaussian prior"):
-        linearized_mean_field(fit(prior=LaplacePrior()))
+        linearized_mean_field(fit(prior=LaplacePrior(2.0)))
     with pytest.raises(NotAvailable, match="is for the posterior of mean_field"):
         linearized_mean_field(n2g.condition(n2g.kernels.RBF(), data, Gaussian(0.25)))
     with pytest.raises(InputError, match="mean and variance must have the same names and shapes"):
