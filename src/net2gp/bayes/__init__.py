@@ -36,6 +36,12 @@ from net2gp.bayes.optimum.ensemble import ensemble
 from net2gp.bayes.optimum.map_estimate import map_estimate
 from net2gp.bayes.optimum.modules import module_of
 from net2gp.bayes.optimum.settings import Training
+from net2gp.bayes.variational.bound import elbo
+from net2gp.bayes.variational.dropout_mixture import DropoutMixture, dropout_elbo
+from net2gp.bayes.variational.gaussian_weights import GaussianWeights
+from net2gp.bayes.variational.masks import MaskedMembers, draw_masks, drop_units
+from net2gp.bayes.variational.mc_dropout import mc_dropout
+from net2gp.bayes.variational.mean_field import linearized_mean_field, mean_field
 from net2gp.posteriors.recipes.mixed import mixture
 
 __all__ = [
@@ -45,14 +51,17 @@ __all__ = [
     "CurveTraining",
     "Descent",
     "Diversity",
+    "DropoutMixture",
     "Exponential",
     "FlatPrior",
     "Gamma",
+    "GaussianWeights",
     "HalfCauchy",
     "Horseshoe",
     "InverseGamma",
     "LaplacePrior",
     "LossSlice",
+    "MaskedMembers",
     "Mixing",
     "Model",
     "NormalPrior",
@@ -66,13 +75,20 @@ __all__ = [
     "decay_groups",
     "diversity",
     "double_descent",
+    "draw_masks",
+    "drop_units",
+    "dropout_elbo",
+    "elbo",
     "ensemble",
     "fan_in_variances",
     "hmc",
     "kernel_alignment",
+    "linearized_mean_field",
     "loss_slice",
     "map_estimate",
     "match_weights",
+    "mc_dropout",
+    "mean_field",
     "mixture",
     "module_of",
     "nuts",

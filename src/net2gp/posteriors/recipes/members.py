@@ -66,10 +66,10 @@ class Members:
         """
         self.architecture.check(x)
         with torch.set_grad_enabled(follows(x)), accepts(x), in_eval_mode(self.architecture, x):
-            first = self.architecture.run(self._of(0), rows(x, slice(0, 1)))
+            first = self._run(self._of(0), rows(x, slice(0, 1)))
             size = max(1, VALUES_AT_ONCE // max(1, num_rows(x) * first.shape[1] * 16))
             try:
-                run = vmap(lambda part: self.architecture.run(part, x), chunk_size=size)
+                run = vmap(lambda part: self._run(part, x), chunk_size=size)
                 return run(self.values) if len(self) > 1 else self._loop(x)
             except (RuntimeError, NotImplementedError, ValueError) as error:
                 if isinstance(error, Net2GPError | torch.OutOfMemoryError):
@@ -78,7 +78,11 @@ class Members:
 
     def _loop(self, x: Inputs) -> Tensor:
         parts = (self._of(index) for index in range(len(self)))
-        return torch.stack([self.architecture.run(part, x) for part in parts])
+        return torch.stack([self._run(part, x) for part in parts])
+
+    def _run(self, values: Params, x: Inputs) -> Tensor:
+        """The outputs of one member, whose own values are given."""
+        return self.architecture.run(values, x)
 
     def _of(self, index: int) -> Params:
         return {name: value[index] for name, value in self.values.items()}

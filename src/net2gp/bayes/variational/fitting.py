@@ -1,0 +1,267 @@
+"""Stochastic gradient ascent of the evidence lower bound in the mean and the deviations of a Gaussian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from net2gp.bayes.model.model import Batch
+from net2gp.bayes.model.prior import NormalPrior
+from net2gp.bayes.variational.bound import Passes
+from net2gp.bayes.variational.gaussian_weights import GaussianWeights
+from net2gp.errors import InputError, check_count, check_positive
+from net2gp.inputs import num_rows, rows
+from net2gp.likelihoods.traits import GaussianNoise, of_points
+from net2gp.linear.linearized import Linearized
+from net2gp.linear.parameters import expand_prior
+from net2gp.progress import progress
+from net2gp.types import Inputs, Likelihood, Params
+
+CHECK = 50
+"""The number of steps between two looks at the bound, since each look waits for the device."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `mean_field`, which has the meaning of each."""
+
+    num_steps: int = 2000
+    batch_size: int | None = None
+    learning_rate: float = 1e-2
+    optimizer: Callable[[list[Tensor]], Optimizer] | None = None
+    schedule: Callable[[Optimizer], LRScheduler] | None = None
+    num_samples: int = 1
+    num_draws: int = 64
+    initial_var: float = 1e-4
+    patience: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_samples", "num_draws"):
+            check_count(getattr(self, name), name)
+        for name in ("batch_size", "patience"):
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), name)
+        check_positive(self.learning_rate, "learning_rate", single=True)
+        check_positive(self.initial_var, "initial_var", single=True)
+
+    def start(self, leaves: list[Tensor]) -> tuple[Optimizer, LRScheduler | None]:
+        """Make the optimizer and its schedule."""
+        if self.optimizer is not None:
+            made = self.optimizer(leaves)
+            return made, None if self.schedule is None else self.schedule(made)
+        adam = torch.optim.Adam(leaves, lr=self.learning_rate)
+        if self.schedule is not None:
+            return adam, self.schedule(adam)
+        return adam, torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.num_steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What a fit found.
+
+    Args:
+        weights: The law q of the parameters.
+        likelihood: The likelihood, with the noise that was learned.
+        bounds: The estimated bound of each step.
+    """
+
+    weights: GaussianWeights
+    likelihood: Likelihood
+    bounds: Tensor = field(repr=False)
+
+
+def fit(passes: Passes, data: Batch, settings: Settings, *, open_noise: bool) -> Fit:
+    """Maximize the bound.
+
+    Args:
+        passes: Draws outputs of the network.
+        data: All inputs and targets.
+        settings: The options.
+        open_noise: Whether the variance of the likelihood's Gaussian noise is learned.
+
+    Returns:
+        The law of the parameters, the likelihood and the course of the bound.
+
+    Raises:
+        InputError: If the bound becomes infinite or NaN.
+    """
+    ascent = Ascent.of(passes, data, settings, open_noise)
+    optimizer, schedule = settings.start(ascent.leaves)
+    generator = torch.Generator(ascent.mean.device).manual_seed(settings.seed)
+    bounds: list[Tensor] = []
+    with progress("mean field", settings.num_steps) as advance, torch.enable_grad():
+        for batch in _batches(data, settings, passes.model.likelihood):
+            bounds.append(_step(ascent, optimizer, batch, generator))
+            if schedule is not None:
+                schedule.step()
+            at_check = len(bounds) % CHECK == 0 or len(bounds) == settings.num_steps
+            if at_check:
+                _check(bounds)
+            advance(note=f"bound {float(bounds[-1]):.4g}" if at_check else "")
+            if _has_converged(bounds, settings.patience):
+                break
+    return Fit(ascent.weights(), ascent.likelihood_found(), torch.stack(bounds))
+
+
+@dataclass(frozen=True, eq=False)
+class Ascent:
+    """The tensors that an ascent moves, and the bound as a function of them.
+
+    Args:
+        passes: Draws outputs of the network.
+        settings: The options.
+        mean: The means μ, flat: (P,).
+        log_deviation: log σ, flat: (P,).
+        log_noise: The logarithm of the noise variance, or None if it is given.
+        prior_var: The variances of a Gaussian prior, flat, or None for another prior.
+    """
+
+    passes: Passes
+    settings: Settings
+    mean: Tensor
+    log_deviation: Tensor
+    log_noise: Tensor | None
+    prior_var: Tensor | None
+
+    @classmethod
+    def of(cls, passes: Passes, data: Batch, settings: Settings, open_noise: bool) -> Ascent:
+        """Start at the parameters of the network, and with the noise of its residuals."""
+        model = passes.model
+        network = model.architecture
+        mean = network.flatten(network.params).detach().clone().requires_grad_()
+        log_deviation = torch.full_like(mean, 0.5 * math.log(settings.initial_var))
+        log_noise = None
+        if open_noise:
+            # with unit noise the residual is y − f itself
+            residual = model.likelihood.residual(network(data[0]), data[1])
+            least = torch.finfo(mean.dtype).eps
+            log_noise = residual.detach().square().mean().clamp_min(least).log().requires_grad_()
+        wide = None
+        if isinstance(model.prior, NormalPrior):
+            parts = expand_prior(model.prior.variance, network.params)
+            wide = network.flatten({n: v.expand_as(network.params[n]) for n, v in parts.items()})
+            check_positive(wide, "the prior variance")
+        return cls(passes, settings, mean, log_deviation.requires_grad_(), log_noise, wide)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that move."""
+        noise = [] if self.log_noise is None else [self.log_noise]
+        return [self.mean, self.log_deviation, *noise]
+
+    def bound(self, batch: Batch, likelihood: Likelihood, generator: torch.Generator) -> Tensor:
+        """Estimate the bound from a batch: a scalar."""
+        network, deviation = self.passes.model.architecture, self.log_deviation.exp()
+        means, deviations = network.unflatten(self.mean), network.unflatten(deviation)
+        if self.log_noise is not None:
+            likelihood = cast(GaussianNoise, likelihood).with_noise(self.log_noise.exp())
+        count = self.settings.num_samples
+        fitted = self.passes.log_likelihood(means, deviations, batch, likelihood, generator, count)
+        prior = self._prior(means, deviations, deviation, generator)
+        entropy = self.log_deviation.sum() + 0.5 * len(self.mean) * math.log(2 * math.pi * math.e)
+        return (fitted + prior) / self.passes.model.temperature + entropy
+
+    def _prior(
+        self, means: Params, deviations: Params, deviation: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """E_q log p(θ); the Gaussian case is written for flat tensors, since each step computes it."""
+        if self.prior_var is not None:
+            squares = ((self.mean.square() + deviation.square()) / self.prior_var).sum()
+            constant = (self.prior_var.log() + math.log(2 * math.pi)).sum()
+            return -0.5 * (squares + constant)
+        prior = self.passes.model.prior
+        if prior is None:
+            return deviation.new_zeros(())
+        draws = [
+            prior.log_prob({n: m + deviations[n] * _normal(m, generator) for n, m in means.items()})
+            for _ in range(self.settings.num_samples)
+        ]
+        return torch.stack(draws).mean()
+
+    def weights(self) -> GaussianWeights:
+        """The present law q."""
+        network: Linearized = self.passes.model.architecture
+        variance = (2 * self.log_deviation.detach()).exp()
+        flat = (self.mean.detach().clone(), variance.clamp_min(torch.finfo(variance.dtype).tiny))
+        return GaussianWeights(*(network.unflatten(one) for one in flat))
+
+    def likelihood_found(self) -> Likelihood:
+        """The likelihood with the present noise."""
+        likelihood = self.passes.model.likelihood
+        if self.log_noise is None:
+            return likelihood
+        return cast(GaussianNoise, likelihood).with_noise(float(self.log_noise.detach().exp()))
+
+
+def _step(
+    ascent: Ascent,
+    optimizer: Optimizer,
+    batch: tuple[Inputs, Tensor, Likelihood],
+    generator: torch.Generator,
+) -> Tensor:
+    """Take one step and return the bound in front of it."""
+    x, y, likelihood = batch
+    size = ascent.passes.model.num_data or num_rows(x)
+    kept: list[Tensor] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        bound = ascent.bound((x, y), likelihood, generator)
+        loss = -bound / size
+        loss.backward()
+        kept.append(bound.detach())
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    return kept[0]
+
+
+def _batches(
+    data: Batch, settings: Settings, likelihood: Likelihood
+) -> Iterator[tuple[Inputs, Tensor, Likelihood]]:
+    """Batches for all steps; each epoch has an order of its own, and its last batch may be smaller."""
+    (x, y), done = data, 0
+    count, size = num_rows(x), settings.batch_size or num_rows(x)
+    # Orders have a generator of their own, so that they do not depend on what a step draws.
+    generator = torch.Generator().manual_seed(settings.seed)
+    while size >= count:
+        if done == settings.num_steps:
+            return
+        yield x, y, likelihood
+        done += 1
+    while True:
+        for part in torch.randperm(count, generator=generator).to(y.device).split(size):
+            if done == settings.num_steps:
+                return
+            yield rows(x, part), y[part], of_points(likelihood, part)
+            done += 1
+
+
+def _check(bounds: list[Tensor]) -> None:
+    last = torch.stack(bounds[-CHECK:])
+    if not bool(last.isfinite().all()):
+        step = len(bounds) - len(last) + int((~last.isfinite()).nonzero()[0])
+        raise InputError(
+            f"the bound became infinite or NaN at step {step}: the steps are too large. Pass a smaller "
+            "learning_rate, and standardize inputs and targets."
+        )
+
+
+def _has_converged(bounds: list[Tensor], patience: int | None) -> bool:
+    """Whether the last steps together did not raise the bound."""
+    if patience is None or len(bounds) % patience or len(bounds) < 2 * patience:
+        return False
+    new, old = bounds[-patience:], bounds[-2 * patience : -patience]
+    return bool(torch.stack(new).mean() <= torch.stack(old).mean())
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
