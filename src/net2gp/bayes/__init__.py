@@ -24,6 +24,9 @@ from net2gp.bayes.model.fan_in import fan_in_variances
 from net2gp.bayes.model.functions import prior_functions
 from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
 from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
+from net2gp.bayes.matching.architectures import Circle, Family, Shape, WithTrend
+from net2gp.bayes.matching.network_like import Match, Trial, network_like
+from net2gp.bayes.matching.round_trip import module_with
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
@@ -82,4 +85,16 @@ __all__ = [
     "scale_units",
     "straight_line",
     "weight_decay_of_prior",
+    "Circle",
+    "Family",
+    "Match",
+    "Model",
+    "NormalPrior",
+    "Shape",
+    "Trial",
+    "WeightPrior",
+    "WithTrend",
+    "mixture",
+    "module_with",
+    "network_like",
 ]
