@@ -225,9 +225,10 @@ def draw(found: Found) -> Figure:
         xscale="log", yscale="log", ylabel="tail index of f (Hill)", title="Heavy tails stay"
     )
     middle.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"])
-    middle.minorticks_off()
     for ax in (left, middle):
         ax.set_xlabel("width")
+        ax.set_xticks(widths, [str(width) for width in widths])
+        ax.minorticks_off()
         ax.legend(frameon=False, fontsize=8)
     widest = found.widest
     root = widest.kernel.sqrt() * found.normal
