@@ -152,7 +152,7 @@ def draw(found: Found) -> Figure:
     _fan(left, found.edge["ReLU"], COLORS[3], "ReLU, edge")
     for limit in (1 / 3, 1 / 4):
         left.axhline(limit, color=FAINT, linestyle=":", linewidth=1)
-    left.set(xscale="log", xlim=(1, 400), ylim=(-0.35, 1.03), ylabel=r"$\rho_L$")
+    left.set(xscale="log", xlim=(1, 1500), ylim=(-0.35, 1.03), ylabel=r"$\rho_L$")
     left.set_title("Normalized tangent kernel of four pairs")
     ordered, chaotic = found.off["ordered"], found.off["chaotic"]
     away = (1 - ordered.normalized[:, 0]).clamp(min=1e-15)
@@ -174,8 +174,10 @@ def draw(found: Found) -> Figure:
     right.plot(depths, 12 / depths, color=FAINT, linestyle="--", label="slope −1")
     right.set(xscale="log", yscale="log", title="On it, and with residuals: as 1/L")
     right.set_ylabel("difference between pairs")
+    left.legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.95))
     for ax in (left, middle, right):
         ax.set_xlabel("layers L")
+    for ax in (middle, right):
         ax.legend(frameon=False, fontsize=8)
     return figure
 
