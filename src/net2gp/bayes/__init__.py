@@ -18,15 +18,15 @@ from net2gp.bayes.landscape.diversity import Diversity, diversity
 from net2gp.bayes.landscape.double_descent import Descent, double_descent
 from net2gp.bayes.landscape.slices import LossSlice, loss_slice
 from net2gp.bayes.landscape.symmetries import match_weights, permute_units, scale_units
+from net2gp.bayes.matching.architectures import Circle, Family, Shape, WithTrend
+from net2gp.bayes.matching.network_like import Match, Trial, network_like
+from net2gp.bayes.matching.round_trip import module_with
 from net2gp.bayes.model.by_name import PriorByName
 from net2gp.bayes.model.correlated import CorrelatedPrior
 from net2gp.bayes.model.fan_in import fan_in_variances
 from net2gp.bayes.model.functions import prior_functions
 from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
 from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
-from net2gp.bayes.matching.architectures import Circle, Family, Shape, WithTrend
-from net2gp.bayes.matching.network_like import Match, Trial, network_like
-from net2gp.bayes.matching.round_trip import module_with
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
@@ -43,12 +43,14 @@ from net2gp.posteriors.recipes.mixed import mixture
 
 __all__ = [
     "ChainOptions",
+    "Circle",
     "CorrelatedPrior",
     "Curve",
     "CurveTraining",
     "Descent",
     "Diversity",
     "Exponential",
+    "Family",
     "FlatPrior",
     "Gamma",
     "HalfCauchy",
@@ -56,14 +58,18 @@ __all__ = [
     "InverseGamma",
     "LaplacePrior",
     "LossSlice",
+    "Match",
     "Mixing",
     "Model",
     "NormalPrior",
     "PriorByName",
     "ScaleMixture",
+    "Shape",
     "StudentTPrior",
     "Training",
+    "Trial",
     "WeightPrior",
+    "WithTrend",
     "barrier",
     "curve_between",
     "decay_groups",
@@ -78,6 +84,8 @@ __all__ = [
     "match_weights",
     "mixture",
     "module_of",
+    "module_with",
+    "network_like",
     "nuts",
     "permute_units",
     "prior_functions",
@@ -85,16 +93,4 @@ __all__ = [
     "scale_units",
     "straight_line",
     "weight_decay_of_prior",
-    "Circle",
-    "Family",
-    "Match",
-    "Model",
-    "NormalPrior",
-    "Shape",
-    "Trial",
-    "WeightPrior",
-    "WithTrend",
-    "mixture",
-    "module_with",
-    "network_like",
 ]
