@@ -18,6 +18,9 @@ from net2gp.bayes.landscape.diversity import Diversity, diversity
 from net2gp.bayes.landscape.double_descent import Descent, double_descent
 from net2gp.bayes.landscape.slices import LossSlice, loss_slice
 from net2gp.bayes.landscape.symmetries import match_weights, permute_units, scale_units
+from net2gp.bayes.matching.architectures import Circle, Family, Shape, WithTrend
+from net2gp.bayes.matching.network_like import Match, Trial, network_like
+from net2gp.bayes.matching.round_trip import module_with
 from net2gp.bayes.model.by_name import PriorByName
 from net2gp.bayes.model.correlated import CorrelatedPrior
 from net2gp.bayes.model.fan_in import fan_in_variances
@@ -46,6 +49,7 @@ from net2gp.posteriors.recipes.mixed import mixture
 
 __all__ = [
     "ChainOptions",
+    "Circle",
     "CorrelatedPrior",
     "Curve",
     "CurveTraining",
@@ -53,6 +57,7 @@ __all__ = [
     "Diversity",
     "DropoutMixture",
     "Exponential",
+    "Family",
     "FlatPrior",
     "Gamma",
     "GaussianWeights",
@@ -62,14 +67,18 @@ __all__ = [
     "LaplacePrior",
     "LossSlice",
     "MaskedMembers",
+    "Match",
     "Mixing",
     "Model",
     "NormalPrior",
     "PriorByName",
     "ScaleMixture",
+    "Shape",
     "StudentTPrior",
     "Training",
+    "Trial",
     "WeightPrior",
+    "WithTrend",
     "barrier",
     "curve_between",
     "decay_groups",
@@ -91,6 +100,8 @@ __all__ = [
     "mean_field",
     "mixture",
     "module_of",
+    "module_with",
+    "network_like",
     "nuts",
     "permute_units",
     "prior_functions",
