@@ -3,12 +3,12 @@
     python papers/lecture/capacity.py --out figures [--quick]
 
 The test error of networks on digits over their width; training and test loss over the training of one
-network on labels with errors, alone, with weight decay and with dropout; and the gap between training and test
-error of the Gaussian processes of infinite width (NNGP and NTK) and of networks trained with weight decay
-(MAP) and without (SGD), over width and depth.
+network on labels with errors, alone, with weight decay and with dropout; and the gap between training and
+test error of the Gaussian processes of infinite width (NNGP and NTK) and of networks trained with weight
+decay (MAP) and without (SGD), over width and depth.
 
-Neyshabur et al. (2015), "In search of the real inductive bias"; Srivastava et al. (2014), "Dropout"; Lee et al.
-(2018), "Deep neural networks as Gaussian processes".
+Neyshabur et al. (2015), "In search of the real inductive bias"; Srivastava et al. (2014), "Dropout"; Lee et
+al. (2018), "Deep neural networks as Gaussian processes".
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from common import (
     panels,
     run,
     squared_error,
+    ticks_at,
+    tidy,
 )
 from torch import Tensor, nn
 
@@ -37,12 +39,6 @@ import net2gp as n2g
 from net2gp.plots import COLORS, FAINT, INK
 
 Table = tuple[Tensor, Tensor]
-
-
-def tidy(ax, loc: str = "best") -> None:
-    """The house's axes and legend."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, labelcolor=INK, fontsize=8, loc=loc)
 
 
 def widths(quick: bool) -> Study:
@@ -75,13 +71,16 @@ def widths(quick: bool) -> Study:
     )
     ax.set(xscale="log", xlabel="width of the hidden layer", ylabel="error in %")
     tidy(ax)
+    ticks_at(ax, sizes)
+    ax.legend(frameon=False, labelcolor=INK)
     first_fit = int((mean[0] <= 0.1).nonzero()[0])
     return Study(
         "width",
         "Wider networks generalize better",
-        f"""Networks with one hidden layer, trained on 300 digits without any regularization (means of {seeds} starts;
-bands are their range). Once a network is wide enough to fit the training digits, more units do not hurt: the test error
-keeps falling or stays, although there are up to {75 * sizes[-1] / 300:.0f} parameters per digit.""",
+        f"""Networks with one hidden layer, trained on 300 digits without any regularization (means of
+{seeds} starts; bands are their range). Once a network is wide enough to fit the training digits, more
+units do not hurt: the test error keeps falling or stays, although there are up to {sizes[-1] // 4}
+parameters per digit.""",
         figure,
         (
             at_most(
@@ -147,9 +146,9 @@ def overfitting(quick: bool) -> Study:
     return Study(
         "overfitting",
         "Overfitting and its remedies",
-        """A network of two hidden layers on 400 digits, of which 15 % have a random label. Without regularization it
-learns the wrong labels by heart: the training loss goes to zero, and the test loss rises after its minimum. Weight
-decay, which is a Gaussian prior, and dropout keep both losses together.""",
+        """A network of two hidden layers on 400 digits, of which 15 % have a random label. Without
+regularization it learns the wrong labels by heart: the training loss goes to zero, and the test loss
+rises after its minimum. Weight decay, which is a Gaussian prior, and dropout keep both losses together.""",
         figure,
         (
             at_least(
@@ -242,29 +241,30 @@ def gaps(quick: bool) -> Study:
         ax.set_ylim(0, None)
     for ax in (axes[0], axes[2]):
         ax.set_xscale("log")
+        ticks_at(ax, sizes)
+    axes[1].set_xticks(depths)
     axes[2].axhline(NOISE, color=FAINT, linewidth=1, linestyle=":")
     axes[0].legend(frameon=False, labelcolor=INK, fontsize=8, loc="lower right")
-    last = {m: float((v.mean(1)[-1, 1] - v.mean(1)[-1, 0])) for m, v in by_width.items()}
+    last = {m: float(v.mean(1)[-1, 1] - v.mean(1)[-1, 0]) for m, v in by_width.items()}
     test = {m: float(v.mean(1)[-1, 1]) for m, v in by_width.items()}
+    share = {m: value / test["SGD"] for m, value in test.items()}
     return Study(
         "gaps",
-        "Gaussian processes fit less and lose less",
-        f"""Regression on 60 points with noise of standard deviation {NOISE} (dotted). Networks trained to the end
-(SGD) fit the noise once they are wide, and weight decay as a Gaussian prior (MAP) keeps part of the gap away. The
-Gaussian processes of infinitely wide networks have the largest capacity of all and a smaller gap than SGD, since they
-average over all networks that fit. Root mean squared errors, means over {seeds} data sets; left and right
-for two hidden layers, middle for width 64.""",
+        "Gaussian processes overfit less than networks trained to the end",
+        f"""Regression on 60 points with noise of standard deviation {NOISE} (dotted), which the
+Gaussian processes and the prior of MAP know. Networks trained to the end (SGD) fit the noise once they
+are wide, and weight decay as a Gaussian prior (MAP) keeps part of the gap away. The NNGP, the limit of
+infinite capacity, has the smallest gap. A small gap is not a small error: the test error of the NNGP is
+{share["NNGP"]:.2f} times, of the NTK-GP {share["NTK-GP"]:.2f} times and of MAP {share["MAP"]:.2f} times
+that of SGD here, where targets depend on few directions of the inputs, which networks can learn as
+features and these processes cannot. Root mean squared errors, means over {seeds} data sets; left and
+right for two hidden layers, middle for width 64.""",
         figure,
         (
             at_most(
                 "gap of the NNGP beside SGD at the largest width", last["NNGP"] / last["SGD"], 0.9
             ),
             at_most("gap of MAP beside SGD at the largest width", last["MAP"] / last["SGD"], 0.9),
-            at_most(
-                "test error of the NNGP beside SGD at the largest width",
-                test["NNGP"] / test["SGD"],
-                1.0,
-            ),
         ),
     )
 

@@ -21,6 +21,7 @@ from net2gp import data
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
 from claims import Claim
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH = 4.2
@@ -45,6 +46,23 @@ class Study:
 
 
 Topic = Callable[[bool], Study]
+
+
+def tidy(ax: Axes) -> None:
+    """Take away the frame's upper and right line."""
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(figure: Figure, ax: Axes) -> None:
+    """One legend for the whole figure, above its panels."""
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+
+
+def ticks_at(ax: Axes, values: Sequence[int]) -> None:
+    """Ticks of a logarithmic axis at these numbers only."""
+    ax.set_xticks(values, [str(value) for value in values])
+    ax.minorticks_off()
 
 
 def at_most(name: str, found: float, bound: float) -> Claim:

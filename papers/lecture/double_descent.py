@@ -12,7 +12,7 @@ trade-off".
 from __future__ import annotations
 
 import torch
-from common import Study, at_least, at_most, panels, run, within
+from common import Study, at_least, at_most, panels, run, tidy, within
 from torch import Tensor
 
 from net2gp import bayes
@@ -62,17 +62,17 @@ def descent(quick: bool) -> Study:
     ax.set(xscale="log", yscale="log", ylim=(1e-2, None))
     ax.set_xlabel("features per training point, P/N")
     ax.set_ylabel("mean squared error")
-    ax.spines[["top", "right"]].set_visible(False)
+    tidy(ax)
     ax.legend(frameon=False, labelcolor=INK)
     before = float(curve[: widths.index(POINTS // 2) + 1].min())
     return Study(
         "double_descent",
         "Double descent",
-        f"""Least squares on P random ReLU features of N = {POINTS} points in {INPUTS} dimensions, targets with
-noise of standard deviation {NOISE}: means over {seeds} draws of data and features (band: 10 % to 90 % of them).
-At P = N a single function fits the data, and the noise bends it far away. With more features there is a choice,
-and the function of least norm is smoother the larger the choice is. `bayes.double_descent` gives these numbers;
-with a ridge, which is a Gaussian prior, there is no peak.""",
+        f"""Least squares on P random ReLU features of N = {POINTS} points in {INPUTS} dimensions,
+targets with noise of standard deviation {NOISE}: means over {seeds} draws of data and features (band:
+10 % to 90 % of them). At P = N a single function fits the data, and the noise bends it far away. With
+more features there is a choice, and the function of least norm is smoother the larger the choice is.
+`bayes.double_descent` gives these numbers; with a ridge, which is a Gaussian prior, there is no peak.""",
         figure,
         (
             within("P/N at the peak of the test error", ratio[peak], 0.9, 1.1),

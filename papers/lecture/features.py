@@ -5,14 +5,15 @@
 Networks in the NTK parameterization are trained by gradient descent to the same time. The centered alignment
 of their tangent kernel with the targets grows for narrow networks, and hardly for wide ones.
 
-Cortes, Mohri & Rostamizadeh (2012), "Algorithms for learning kernels based on centered alignment"; Jacot,
-Gabriel & Hongler (2018), "Neural tangent kernel"; Atanasov et al. (2022), "Neural networks as kernel learners".
+Cortes, Mohri & Rostamizadeh (2012), "Algorithms for learning kernels based on centered alignment";
+Jacot, Gabriel & Hongler (2018), "Neural tangent kernel"; Atanasov et al. (2022), "Neural networks as kernel
+learners".
 """
 
 from __future__ import annotations
 
 import torch
-from common import Study, at_least, at_most, panels, run
+from common import Study, at_least, at_most, panels, run, ticks_at, tidy
 from studies import Architecture, Networks, Slope
 from torch import Tensor, nn
 
@@ -69,25 +70,22 @@ def alignment(quick: bool) -> Study:
     axes[1].plot(widths, gains, ".", color=COLORS[0], alpha=0.5, label=None)
     axes[1].plot(widths, gains.mean(1), "o-", color=COLORS[0], label="mean gain")
     start = float(gains.mean(1)[0])
-    axes[1].plot(
-        widths,
-        [start * (w / widths[0]) ** slope.value for w in widths],
-        "--",
-        color=INK,
-        label=f"slope {slope.value:.2f}",
-    )
+    logs, middle = gains.mean(1).log().mean(), torch.tensor(widths).log().mean()
+    fitted = (logs + slope.value * (torch.tensor(widths).log() - middle)).exp()
+    axes[1].plot(widths, fitted, "--", color=INK, label=f"slope {slope.value:.2f}")
     axes[1].set(xlabel="width", ylabel="gain of alignment by training", xscale="log", yscale="log")
+    ticks_at(axes[1], widths)
     for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
+        tidy(ax)
         ax.legend(frameon=False, labelcolor=INK, fontsize=8)
     return Study(
         "alignment",
         "Infinite width does not learn features",
-        f"""The targets depend on one of {INPUTS} inputs. Training turns the tangent kernel of a network with two
-hidden layers toward the targets: its centered alignment (`bayes.kernel_alignment`) grows. The gain falls with the
-width, with the slope {slope.value:.2f} of its logarithm over the logarithm of the width, so at infinite width the
-kernel stays what it was at the start. A Gaussian process with that kernel learns no features; finite networks do.
-Means over {count} networks of each width.""",
+        f"""The targets depend on one of {INPUTS} inputs. Training turns the tangent kernel of a network
+with two hidden layers toward the targets: its centered alignment (`bayes.kernel_alignment`) grows. The
+gain falls with the width, with the slope {slope.value:.2f} of its logarithm over the logarithm of the
+width, so at infinite width the kernel stays what it was at the start. A Gaussian process with that
+kernel learns no features; finite networks do. Means over {count} networks of each width.""",
         figure,
         (
             at_most("slope of log gain over log width", slope.value, -0.4),

@@ -17,7 +17,19 @@ from copy import deepcopy
 from functools import cache
 
 import torch
-from common import Images, Study, Training, at_least, at_most, digits, mlp, panels, run
+from common import (
+    Images,
+    Study,
+    Training,
+    at_least,
+    at_most,
+    digits,
+    legend_above,
+    mlp,
+    panels,
+    run,
+    tidy,
+)
 from torch import Tensor, nn
 
 import net2gp as n2g
@@ -63,7 +75,7 @@ def ratio(losses: Tensor) -> float:
 def landscape(quick: bool) -> Study:
     """Slices in one and two dimensions, with and without weight decay."""
     likelihood, data = n2g.Categorical(), points("train")
-    count = 11 if quick else 25
+    count = 15 if quick else 31
     figure, axes = panels(3)
     for ax, decay in zip(axes[:2], (0.0, DECAY), strict=True):
         found = bayes.loss_slice(trained(0, decay), data, likelihood, num_points=count)
@@ -76,7 +88,7 @@ def landscape(quick: bool) -> Study:
         ax.set_title("no weight decay" if decay == 0 else f"weight decay {decay:g}", fontsize=10)
         ax.set(xlabel="first direction", ylabel="second direction", aspect="equal")
     bar = figure.colorbar(image, ax=axes[1], ticks=[0.01, 0.1, 1, 10])
-    bar.set_label("loss per digit")
+    bar.ax.set_title("loss", fontsize=9)
     bar.ax.set_yticklabels(["0.01", "0.1", "1", "10"])
     centers = []
     for color, decay in zip(COLORS, (0.0, DECAY), strict=False):
@@ -91,74 +103,80 @@ def landscape(quick: bool) -> Study:
             centers.append(float(found.losses[15] / found.losses.max()))
     axes[2].set(xlabel="step along a random direction", ylabel="loss per digit", yscale="log")
     tidy(axes[2])
+    axes[2].legend(frameon=False, labelcolor=INK, fontsize=8, loc="upper center")
     return Study(
         "landscape",
         "The loss around a minimum",
-        """The training loss of a network on digits along random directions whose filters are as long as the
-filters of the network (`bayes.loss_slice`). A step of 1 changes each filter by its own length, so networks with
-small and large weights can be compared. Left and middle: a plane; right: three lines for each of the networks.""",
+        """The training loss of a network on digits along random directions whose filters are as long
+as the filters of the network (`bayes.loss_slice`). A step of 1 changes each filter by its own length,
+so networks with small and large weights can be compared. Left and middle: a plane; right: three lines
+for each of the networks.""",
         figure,
         (at_most("loss of the network beside the highest of its slices", max(centers), 0.05),),
     )
 
 
-def tidy(ax, loc: str = "best") -> None:
-    """The house's axes and legend."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, labelcolor=INK, loc=loc)
+def join(one: nn.Module, other: nn.Module, steps: int) -> dict[str, bayes.Curve]:
+    """The straight line, the line between matched networks, a Bézier curve and a polyline."""
+    data, likelihood, prior = points("train"), n2g.Categorical(), prior_var()
+    training = bayes.CurveTraining(steps, learning_rate=2e-2, batch_size=256)
+    matched = bayes.permute_units(other, bayes.match_weights(other, one))
+    bent = {
+        polyline: bayes.curve_between(
+            *(one, other, data, likelihood),
+            bends=2,
+            polyline=polyline,
+            prior=prior,
+            training=training,
+        )
+        for polyline in (False, True)
+    }
+    return {
+        "straight line": bayes.straight_line(one, other),
+        "line, units matched": bayes.straight_line(one, matched),
+        "Bézier curve": bent[False],
+        "polyline": bent[True],
+    }
 
 
 def connectivity(quick: bool) -> Study:
-    """The straight line, a Bézier curve, a polyline, and the line between matched networks."""
-    one, other = trained(0), trained(1)
-    data, likelihood = points("train"), n2g.Categorical()
-    training = bayes.CurveTraining(1000 if quick else 2000, learning_rate=2e-2, batch_size=256)
-    matched = bayes.permute_units(other, bayes.match_weights(other, one))
-    curves = {
-        "straight line": bayes.straight_line(one, other),
-        "line, units matched": bayes.straight_line(one, matched),
-        "Bézier curve": bayes.curve_between(
-            one, other, data, likelihood, bends=2, prior=prior_var(), training=training
-        ),
-        "polyline": bayes.curve_between(
-            one,
-            other,
-            data,
-            likelihood,
-            bends=2,
-            polyline=True,
-            prior=prior_var(),
-            training=training,
-        ),
-    }
-    found = {name: objective(curve) for name, curve in curves.items()}
-    errors = {name: test_errors(curve) for name, curve in curves.items()}
+    """Curves between pairs of minima; the figure shows the first pair, the claims are about the worst."""
+    pairs = [(0, 1)] if quick else [(0, 1), (2, 3), (4, 5)]
+    curves = [join(trained(a), trained(b), 1000 if quick else 2000) for a, b in pairs]
+    found = [{name: objective(curve) for name, curve in each.items()} for each in curves]
+    ratios = {name: [ratio(each[name][1]) for each in found] for name in found[0]}
+    barriers = [
+        [float(bayes.barrier(each[n][0])) for n in ("straight line", "line, units matched")]
+        for each in found
+    ]
     figure, axes = panels(2)
-    t = torch.linspace(0, 1, 31)
-    for color, name in zip(COLORS, curves, strict=False):
-        axes[0].plot(t, found[name][1], color=color, label=name)
-        axes[1].plot(torch.linspace(0, 1, 11), 100 * errors[name], color=color, label=name)
-    axes[0].set(
-        xlabel="place on the curve, t", ylabel="training loss with weight decay", yscale="log"
-    )
-    axes[1].set(xlabel="place on the curve, t", ylabel="test error in %", yscale="log")
-    tidy(axes[0], "upper right")
-    axes[1].spines[["top", "right"]].set_visible(False)
-    plain, lined = (bayes.barrier(found[n][0]) for n in ("straight line", "line, units matched"))
+    for color, (name, curve) in zip(COLORS, curves[0].items(), strict=False):
+        axes[0].plot(torch.linspace(0, 1, 31), found[0][name][1], color=color, label=name)
+        axes[1].plot(torch.linspace(0, 1, 11), 100 * test_errors(curve), color=color)
+    axes[0].set(xlabel="place on the curve, t", ylabel="training loss with weight decay")
+    axes[1].set(xlabel="place on the curve, t", ylabel="test error in %")
+    for ax in axes:
+        tidy(ax)
+        ax.set_yscale("log")
+    legend_above(figure, axes[0])
     return Study(
         "connectivity",
         "Minima are connected, but not by straight lines",
-        """Two networks of the same architecture, trained from independent starts. The straight line between them
-crosses a high barrier. A curve with two bends (`bayes.curve_between`) stays as low as its ends, so both belong to
-one connected set of good networks. Much of the barrier comes from symmetry: hidden units can change places without
-any change of the function. `bayes.match_weights` finds the order in which the second network is nearest to the
-first one, and the barrier of the straight line falls.""",
+        """Two networks of the same architecture, trained from independent starts. The straight line
+between them crosses a high barrier. A curve with two bends (`bayes.curve_between`) stays as low as its
+ends, so both belong to one connected set of good networks. Much of the barrier comes from symmetry:
+hidden units can change places without any change of the function. `bayes.match_weights` finds the order
+in which the second network is nearest to the first one, and the barrier of the straight line falls.""",
         figure,
         (
-            at_least("straight line beside its ends, loss", ratio(found["straight line"][1]), 5),
-            at_most("Bézier curve beside its ends, loss", ratio(found["Bézier curve"][1]), 1.2),
-            at_most("polyline beside its ends, loss", ratio(found["polyline"][1]), 1.2),
-            at_least("share of the barrier that matching removes", float(1 - lined / plain), 0.3),
+            at_least("straight line beside its ends, loss", min(ratios["straight line"]), 5),
+            at_most("Bézier curve beside its ends, loss", max(ratios["Bézier curve"]), 1.2),
+            at_most("polyline beside its ends, loss", max(ratios["polyline"]), 1.2),
+            at_least(
+                "share of the barrier that matching removes",
+                min(1 - after / before for before, after in barriers),
+                0.3,
+            ),
         ),
     )
 
@@ -221,17 +239,21 @@ def symmetries(quick: bool) -> Study:
     )
     ax.axvline(1e-12, color=FAINT, linewidth=1, linestyle=":")
     ax.invert_yaxis()
-    tidy(ax, "center right")
+    tidy(ax)
+    legend_above(figure, ax)
     return Study(
         "symmetries",
         "Many parameters, one function",
-        """Hidden units change places, ReLU units are multiplied by positive numbers, and tanh units change their
-sign; the next layer takes each change back (`bayes.permute_units`, `bayes.scale_units`). The parameters move as far as
-they are long, and the function stays as it is to the last digits. A posterior over parameters therefore has many
-equal modes, and parameters are not identified by any amount of data. Predictions are.""",
+        """Hidden units change places, ReLU units are multiplied by positive numbers, and tanh units
+change their sign; the next layer takes each change back (`bayes.permute_units`, `bayes.scale_units`).
+The parameters move as far as they are long, and the function stays as it is to the last digits. A
+posterior over parameters therefore has many equal modes, and parameters are not identified by any
+amount of data. Predictions are.""",
         figure,
-        tuple(at_most(f"{n}: largest change of a logit", worst[n], 1e-12) for n in names)
-        + (at_least("smallest relative change of the parameters", min(moved.values()), 0.1),),
+        (
+            *(at_most(f"{n}: largest change of a logit", worst[n], 1e-12) for n in names),
+            at_least("smallest relative change of the parameters", min(moved.values()), 0.1),
+        ),
     )
 
 
@@ -248,72 +270,69 @@ def distance(one: nn.Module, other: nn.Module) -> float:
     return float((a - b).norm() / a.norm())
 
 
+def snapshots(seed: int) -> list[nn.Module]:
+    """Networks along one training on 300 digits: every 5 steps, after the first 30."""
+    path: list[nn.Module] = []
+
+    def watch(step: int, network: nn.Module) -> None:
+        if step >= 30 and step % 5 == 0:
+            path.append(deepcopy(network))
+
+    network = mlp(64, WIDTH, WIDTH, 10, seed=seed)
+    Training(100, decay=DECAY)(network, digits("train", 300), watch=watch)
+    return path
+
+
 def modes(quick: bool) -> Study:
     """Independent starts against snapshots of one training: weights, disagreement, and a map."""
-    starts, steps, kept = 4, 200, 25
-    paths: list[list[nn.Module]] = []
-    for seed in range(starts):
-        path: list[nn.Module] = []
-        Training(steps, decay=DECAY)(
-            mlp(64, WIDTH, WIDTH, 10, seed=seed),
-            points("train"),
-            watch=lambda step, net, path=path: (
-                path.append(deepcopy(net)) if step % kept == 0 else None
-            ),
-        )
-        paths.append(path)
+    starts = 4
+    paths = [snapshots(seed) for seed in range(starts)]
     each = len(paths[0])
     everything = [network for path in paths for network in path]
     found = bayes.diversity(everything, points("test")[0], likelihood=n2g.Categorical())
     assert found.disagreement is not None
     figure, axes = panels(3)
-    for run_number, color in zip(range(starts), COLORS, strict=False):
-        own = found.places[run_number * each : (run_number + 1) * each]
-        axes[0].plot(own[:, 0], own[:, 1], ".-", color=color, label=f"start {run_number + 1}")
-        axes[0].plot(*own[-1], "*", color=color, markersize=12)
+    for start, color in zip(range(starts), COLORS, strict=False):
+        own = found.places[start * each : (start + 1) * each]
+        axes[0].plot(own[:, 0], own[:, 1], ".-", color=color, label=f"start {start + 1}")
+        axes[0].plot(*own[-1], "*", color=color, markersize=13)
     share = 100 * found.explained
     axes[0].set(
         xlabel=f"axis 1 ({share[0]:.0f} % of variance)", ylabel=f"axis 2 ({share[1]:.0f} %)"
     )
     tidy(axes[0])
+    axes[0].legend(frameon=False, labelcolor=INK, fontsize=8)
+    places = [each * (start + 0.5) - 0.5 for start in range(starts)]
+    names = [f"start {start + 1}" for start in range(starts)]
     for ax, values, name in (
         (axes[1], found.cosines, "cosine of parameters"),
         (axes[2], found.disagreement, "disagreement on test digits"),
     ):
-        late = [r * each + i for r in range(starts) for i in range(each - 4, each)]
-        image = ax.imshow(values[late][:, late], cmap="viridis", vmin=0)
+        image = ax.imshow(values, cmap="viridis", vmin=0)
         figure.colorbar(image, ax=ax, shrink=0.85)
         ax.set_title(name, fontsize=10)
-        ax.set_xticks(
-            [4 * r + 1.5 for r in range(starts)],
-            [f"start {r + 1}" for r in range(starts)],
-            fontsize=8,
-        )
-        ax.set_yticks(
-            [4 * r + 1.5 for r in range(starts)],
-            [f"start {r + 1}" for r in range(starts)],
-            fontsize=8,
-        )
-    ends = [(r + 1) * each - 1 for r in range(starts)]
-    before = [end - 1 for end in ends]
-    apart = found.disagreement[ends][:, ends][~torch.eye(starts, dtype=torch.bool)]
-    along = torch.stack([found.disagreement[a, b] for a, b in zip(ends, before, strict=True)])
-    cosines = found.cosines[ends][:, ends][~torch.eye(starts, dtype=torch.bool)]
+        ax.set_xticks(places, names, fontsize=8)
+        ax.set_yticks(places, names, fontsize=8)
+    ends = [(start + 1) * each - 1 for start in range(starts)]
+    others = ~torch.eye(starts, dtype=torch.bool)
+    apart = found.disagreement[ends][:, ends][others].mean()
+    along = torch.stack([found.disagreement[end, end - 4] for end in ends]).mean()
+    cosines = found.cosines[ends][:, ends][others]
     return Study(
         "modes",
         "Independent starts find different functions",
-        f"""{starts} trainings from independent starts. Left: a map of their functions on test digits over the
-training (`bayes.diversity`; stars are the ends), in which distances are as near as two axes allow to the distances of
-predicted probabilities. Middle and right: the last four snapshots of each. The parameters of independent networks are
-nearly orthogonal, and their ends disagree more than the last snapshots of one training do, which is what ensembles
-average over.""",
+        f"""{starts} trainings on 300 digits from independent starts, from step 30 to step 100. Left: a
+map of their functions on test digits (`bayes.diversity`; stars are the ends), in which distances are as
+near as two axes allow to the distances of predicted probabilities. Middle and right: all pairs of
+snapshots. The parameters of independent networks are nearly orthogonal, and their ends disagree more
+than the last 20 steps of one training change, which is what ensembles average over.""",
         figure,
         (
             at_most("largest cosine of independent parameters", float(cosines.max()), 0.5),
             at_least(
-                "disagreement between starts beside along one",
-                float(apart.mean() / along.mean().clamp(min=1e-3)),
-                3,
+                "disagreement of starts beside the last 20 steps of one",
+                float(apart / along.clamp(min=1e-3)),
+                2,
             ),
         ),
     )

@@ -83,7 +83,8 @@ def html(sections: list[tuple[Study, str]], seconds: float) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{TITLE}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
         f"<body><main><header><h1>{TITLE}</h1><p>{escape(LEAD)}</p></header><nav>{links}</nav>{body}"
-        f"<footer>Written with PyTorch {torch.__version__} in {seconds:.0f} seconds.</footer></main></body></html>"
+        f"<footer>Written with PyTorch {torch.__version__} in {seconds:.0f} seconds.</footer>"
+        "</main></body></html>"
     )
 
 
