@@ -121,8 +121,9 @@ def match_weights(
     The orders π minimize ‖π(θ) − θ'‖² over permutations of all hidden layers. Given the orders of its
     neighbors, the best order of one layer is a linear assignment problem, which is solved exactly; the
     layers take turns in random order until none changes. This is a local optimum, since the whole problem
-    is NP-hard. Each turn costs O(H² I) for the products, with I inputs and outputs per unit, and O(H³) for
-    the assignment.
+    is NP-hard. The turns start once from the present order and once from the order by incoming weights
+    alone, layer by layer, which finds any permutation of the same network; the better end is taken. Each
+    turn costs O(H² I) for the products, with I inputs and outputs per unit, and O(H³) for the assignment.
 
     Args:
         network: An `nn.Sequential` as `permute_units` takes it.
@@ -151,44 +152,73 @@ def match_weights(
             "the networks are of unlike architectures: their layers are "
             f"{[(n, tuple(s)) for n, s in shapes]} and {[(n, tuple(s)) for n, s in others]}."
         )
-    orders = {stage.name: torch.arange(stage.num_units) for stage in own[:-1]}
+    as_it_is = {stage.name: torch.arange(stage.num_units) for stage in own[:-1]}
+    from_inputs = dict(as_it_is)
+    for index, stage in enumerate(own[:-1]):
+        from_inputs[stage.name] = _assigned(_incoming(own, wanted, from_inputs, index))
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(max_sweeps):
+    ends = [
+        _improved(own, wanted, start, max_sweeps, generator) for start in (as_it_is, from_inputs)
+    ]
+    return max(ends, key=lambda orders: _agreement(own, wanted, orders))
+
+
+Orders = dict[str, Tensor]
+
+
+def _improved(
+    own: list[Stage], wanted: list[Stage], start: Orders, sweeps: int, generator: torch.Generator
+) -> Orders:
+    """The orders after the layers took turns, none of which made the networks less alike."""
+    orders = dict(start)
+    for _ in range(sweeps):
         changed = False
         for index in torch.randperm(len(own) - 1, generator=generator).tolist():
-            gains = _gains(own, wanted, orders, index)
+            name = own[index].name
+            gains = _incoming(own, wanted, orders, index) + _outgoing(own, wanted, orders, index)
             found = _assigned(gains)
-            rows = torch.arange(len(found))
-            better = gains[rows, found].sum() - gains[rows, orders[own[index].name]].sum()
+            places = torch.arange(len(found))
+            better = gains[places, found].sum() - gains[places, orders[name]].sum()
             if float(better) > 1e-12 * float(gains.abs().max()):
-                orders[own[index].name] = found
+                orders[name] = found
                 changed = True
         if not changed:
             break
     return orders
 
 
-def _gains(
-    own: list[Stage], wanted: list[Stage], orders: Mapping[str, Tensor], index: int
-) -> Tensor:
-    """The inner product ⟨unit i of the reference, unit j of the network⟩, weights in and out: (H, H)."""
-    one, aim = own[index], wanted[index]
-    with torch.no_grad():
-        values = [value.double().cpu() for value in _own(one)]
-        if index:
-            before = own[index - 1]
-            groups = _input_groups(before, one).double().cpu()
-            values[0] = groups[:, orders[before.name]]
-        pairs = list(zip([v.double().cpu() for v in _own(aim)], values, strict=True))
-        out = _input_groups(one, own[index + 1]).double().cpu()
-        if own[index + 1].name in orders:
-            out = out[orders[own[index + 1].name]]
-        goal = _input_groups(aim, wanted[index + 1]).double().cpu()
-        pairs.append((goal.transpose(0, 1), out.transpose(0, 1)))
-        size = one.num_units
-        return sum(
-            (a.reshape(size, -1) @ b.reshape(size, -1).mT for a, b in pairs), torch.zeros(())
-        )
+def _agreement(own: list[Stage], wanted: list[Stage], orders: Orders) -> float:
+    """The inner product of all parameters of the reference and of the network in these orders."""
+    total = 0.0
+    for index, stage in enumerate(own):
+        gains = _incoming(own, wanted, orders, index)
+        order = orders.get(stage.name, torch.arange(stage.num_units))
+        total += float(gains[torch.arange(len(order)), order].sum())
+    return total
+
+
+def _incoming(own: list[Stage], wanted: list[Stage], orders: Orders, index: int) -> Tensor:
+    """⟨weights into unit i of the reference, weights into unit j of the network⟩: (H, H)."""
+    values = [value.detach().double().cpu() for value in _own(own[index])]
+    if index:
+        before = own[index - 1]
+        groups = _input_groups(before, own[index]).detach().double().cpu()
+        values[0] = groups[:, orders[before.name]]
+    aims = [value.detach().double().cpu() for value in _own(wanted[index])]
+    size = own[index].num_units
+    pairs = zip(aims, values, strict=True)
+    return torch.stack([a.reshape(size, -1) @ b.reshape(size, -1).mT for a, b in pairs]).sum(0)
+
+
+def _outgoing(own: list[Stage], wanted: list[Stage], orders: Orders, index: int) -> Tensor:
+    """⟨weights out of unit i of the reference, weights out of unit j of the network⟩: (H, H)."""
+    following = own[index + 1]
+    out = _input_groups(own[index], following).detach().double().cpu()
+    if following.name in orders:
+        out = out[orders[following.name]]
+    goal = _input_groups(wanted[index], wanted[index + 1]).detach().double().cpu()
+    size = own[index].num_units
+    return goal.transpose(0, 1).reshape(size, -1) @ out.transpose(0, 1).reshape(size, -1).mT
 
 
 def _assigned(gains: Tensor) -> Tensor:
