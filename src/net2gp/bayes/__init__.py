@@ -35,6 +35,7 @@ from net2gp.bayes.model.weight_decay import (
 from net2gp.bayes.optimum.ensemble import ensemble
 from net2gp.bayes.optimum.map_estimate import map_estimate
 from net2gp.bayes.optimum.modules import module_of
+from net2gp.bayes.optimum.multi_swag import multi_swag
 from net2gp.bayes.optimum.settings import Training
 from net2gp.posteriors.recipes.mixed import mixture
 
@@ -82,4 +83,5 @@ __all__ = [
     "scale_units",
     "straight_line",
     "weight_decay_of_prior",
+    "multi_swag",
 ]

@@ -74,7 +74,7 @@ class Single:
     def outputs(self, x: Inputs, own: bool) -> Tensor:
         """The outputs: (1, B, C)."""
         x = map_inputs(x, lambda value: value[0] if own else value.clone())
-        return _called(self.network, x, self.output)[None]
+        return called(self.network, x, self.output)[None]
 
     def state(self) -> Params:
         """The parameters and all buffers."""
@@ -127,7 +127,7 @@ class Stacked:
 
         def run(params: Params, x: Inputs) -> Tensor:
             values = {**self._shared, **params}
-            return _called(
+            return called(
                 lambda *a, **k: functional_call(self.network, values, a, k), x, self.output
             )
 
@@ -164,11 +164,21 @@ def can_stack(networks: Sequence[nn.Module], names: Sequence[str], x: Inputs) ->
     trial = copy.deepcopy(networks[0])
     before = {name: value.clone() for name, value in trial.named_buffers()}
     with torch.no_grad():
-        _called(trial, map_inputs(x, torch.clone), lambda out: out)
+        called(trial, map_inputs(x, torch.clone), lambda out: out)
     return all(torch.equal(value, before[name]) for name, value in trial.named_buffers())
 
 
-def _called(network: Callable[..., Any], x: Inputs, output: Output | None) -> Any:
+def called(network: Callable[..., Any], x: Inputs, output: Output | None) -> Any:
+    """Call a network with inputs, a tuple as *x and a dict as **x, and flatten its outputs to (N, C).
+
+    Args:
+        network: The network.
+        x: N points.
+        output: Picks the tensor of outputs from what the network returns.
+
+    Returns:
+        The outputs.
+    """
     out = network(**x) if isinstance(x, Mapping) else network(*tensors(x))
     if output is not None:
         out = output(out)

@@ -143,6 +143,21 @@ class Mixed:
         assert found is not None
         return found
 
+    @evaluated
+    def draw_networks(
+        self, x: Inputs, num_samples: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """The outputs at `x` of networks with drawn parameters, from members chosen by weight: (S, N, C)."""
+        order = self._choose(num_samples, generator)
+        counts = [int((order == index).sum()) for index in range(len(self.members))]
+        parts = [
+            member.sample(x, count, generator=generator, linear=False)
+            for member, count in zip(self.members, counts, strict=True)
+            if count
+        ]
+        values = torch.cat(parts)
+        return values[order.sort(stable=True).indices.argsort().to(values.device)]
+
     def draw_weights(self, num_samples: int, generator: torch.Generator | None) -> Params:
         """Parameters of members that are chosen by their weights, in the order of the members."""
         order = self._choose(num_samples, generator)
