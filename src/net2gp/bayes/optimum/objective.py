@@ -23,8 +23,8 @@ from net2gp.types import Inputs, Likelihood, Params
 SMALLEST_NOISE = 1e-6
 """The least learned variance of the noise, as a share of the variance of the targets."""
 
-ROWS_AT_ONCE = 1024
-"""How many rows are evaluated together where no batch size says so."""
+ROWS_AT_ONCE = 256
+"""How many rows are evaluated together at least; passes without gradients take little memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +178,8 @@ def log_prior(prior: WeightPrior, params: Params) -> Tensor:
 def evaluate(team: Team, x: Inputs, size: int | None) -> Tensor:
     """Compute the outputs of all networks in eval mode, (S, N, C), some rows at a time."""
     with evaluating(team.network):
-        parts = [team.outputs(part, own=False) for part in chunks(x, size or ROWS_AT_ONCE)]
+        size = max(size or num_rows(x), ROWS_AT_ONCE)
+        parts = [team.outputs(part, own=False) for part in chunks(x, size)]
     return torch.cat(parts, 1)
 
 
