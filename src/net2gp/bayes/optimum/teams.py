@@ -35,6 +35,9 @@ class Team(Protocol):
     def outputs(self, x: Inputs, own: bool) -> Tensor:
         """The outputs (S, B, C); with `own`, `x` has an axis of networks in front."""
 
+    def add_gradients(self, slopes: Params) -> None:
+        """Add values with an axis of length S in front to the gradients of the parameters."""
+
     def state(self) -> Params:
         """Copies of parameters and of buffers that training changes, with an axis of length S in front."""
 
@@ -75,6 +78,12 @@ class Single:
         """The outputs: (1, B, C)."""
         x = map_inputs(x, lambda value: value[0] if own else value.clone())
         return called(self.network, x, self.output)[None]
+
+    def add_gradients(self, slopes: Params) -> None:
+        """Add to the gradients of the parameters."""
+        for name, value in self._own.items():
+            own = slopes[name][0]
+            value.grad = own if value.grad is None else value.grad.add_(own)
 
     def state(self) -> Params:
         """The parameters and all buffers."""
@@ -134,6 +143,11 @@ class Stacked:
         with without_vmap_warnings():
             many = vmap(run, in_dims=(0, 0 if own else None), randomness="different")
             return many(self._own, x)
+
+    def add_gradients(self, slopes: Params) -> None:
+        """Add to the gradients of the stacked parameters."""
+        for name, value in self._own.items():
+            value.grad = slopes[name] if value.grad is None else value.grad.add_(slopes[name])
 
     def state(self) -> Params:
         """Copies of the stacked parameters."""
