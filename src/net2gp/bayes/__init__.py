@@ -76,6 +76,7 @@ __all__ = [
     "match_weights",
     "mixture",
     "module_of",
+    "multi_swag",
     "nuts",
     "permute_units",
     "prior_functions",
@@ -83,5 +84,4 @@ __all__ = [
     "scale_units",
     "straight_line",
     "weight_decay_of_prior",
-    "multi_swag",
 ]

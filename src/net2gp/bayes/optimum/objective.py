@@ -154,7 +154,8 @@ class Objective:
             params = {name: value - self.anchors[name] for name, value in params.items()}
         if self.variances is None:
             value = -log_prior(self.prior, params) / self.num_rows
-            value.sum().backward()
+            if value.requires_grad:  # a flat prior has no slope
+                value.sum().backward()
             return value.detach()
         with torch.no_grad():
             slopes = {
