@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 import net2gp as n2g
-from net2gp.bayes import NormalPrior, Training, ensemble, map_estimate, module_of
+from net2gp.bayes import (
+    FlatPrior,
+    Horseshoe,
+    LaplacePrior,
+    NormalPrior,
+    StudentTPrior,
+    Training,
+    ensemble,
+    map_estimate,
+    module_of,
+)
 from net2gp.errors import InputError, NetworkError
 
 
@@ -64,36 +74,23 @@ def test_vectorized_members_are_those_of_a_loop(options):
         assert torch.allclose(value, other.recipe.statistics[name], rtol=1e-9), name
 
 
-def test_vectorized_members_of_classes_and_of_a_general_prior_are_those_of_a_loop():
+@pytest.mark.parametrize(
+    "prior", [LaplacePrior(), StudentTPrior(), Horseshoe(), FlatPrior(), None], ids=str
+)
+def test_vectorized_members_of_classes_under_any_prior_are_those_of_a_loop(prior):
     x, y = data()
     labels = (y[:, 0] > 0.5).long()
     network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)).double()
-
-    class Sparse:
-        """A prior that is not a NormalPrior."""
-
-        def check(self, params):
-            pass
-
-        def log_prob(self, params):
-            return -torch.stack([value.abs().sum() for value in params.values()]).sum()
-
-        def sample(self, params, num_samples, generator=None):
-            raise AssertionError
-
+    given = {"num_members": 2, "prior": prior, "training": SHORT}
     one, other = (
-        ensemble(
-            network,
-            (x, labels),
-            n2g.Categorical(),
-            num_members=2,
-            prior=Sparse(),
-            training=SHORT,
-            vectorize=way,
-        )
+        ensemble(network, (x, labels), n2g.Categorical(), vectorize=way, **given)
         for way in (True, False)
     )
     assert torch.allclose(weights(one), weights(other), rtol=1e-10, atol=1e-10)
+    if prior is not None:
+        for index, value in enumerate(one.recipe.statistics["log_joint"]):
+            model = n2g.bayes.Model.of(module_of(one, index), n2g.Categorical(), prior)
+            assert torch.allclose(model.log_joint(model.params, (x, labels)), value)
 
 
 def test_randomized_members_of_a_linearized_network_are_draws_of_the_gaussian_process():
@@ -268,6 +265,8 @@ def test_what_does_not_fit_is_refused():
         ensemble(mlp(), data(), n2g.Gaussian(), randomized=True)
     with pytest.raises(InputError, match="needs a Gaussian prior with mean zero"):
         ensemble(mlp(), data(), noisy, randomized=True, prior=None)
+    with pytest.raises(InputError, match="but the prior is LaplacePrior"):
+        ensemble(mlp(), data(), noisy, randomized=True, prior=LaplacePrior())
     with pytest.raises(InputError, match="snapshots are of one network"):
         ensemble(mlp(), data(), noisy, snapshots=True, bootstrap=True)
     training = Training(optimizer=torch.optim.LBFGS)

@@ -38,6 +38,7 @@ from net2gp.bayes.model.weight_decay import (
 from net2gp.bayes.optimum.ensemble import ensemble
 from net2gp.bayes.optimum.map_estimate import map_estimate
 from net2gp.bayes.optimum.modules import module_of
+from net2gp.bayes.optimum.multi_swag import multi_swag
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.variational.bound import elbo
 from net2gp.bayes.variational.dropout_mixture import DropoutMixture, dropout_elbo
@@ -102,6 +103,7 @@ __all__ = [
     "module_of",
     "module_with",
     "network_like",
+    "multi_swag",
     "nuts",
     "permute_units",
     "prior_functions",

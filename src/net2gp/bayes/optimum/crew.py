@@ -54,13 +54,19 @@ class Crew:
             self.teams = [Stacked(networks, task.names, task.output)]
 
     def train(
-        self, objective: Objective, training: Training, see: SeeMember | None = None
+        self,
+        objective: Objective,
+        training: Training,
+        *,
+        held: Objective | None = None,
+        see: SeeMember | None = None,
     ) -> list[Optimum]:
         """Train all members.
 
         Args:
             objective: What they minimize; what differs between members has an axis of members in front.
             training: How.
+            held: The rows for early stopping.
             see: Is called for each member after each step.
 
         Returns:
@@ -75,7 +81,6 @@ class Crew:
                 part = slice(start, start + len(team))
                 visit = None if see is None else partial(_visit, see, start)
                 own = _of_members(objective, part)
-                held = self.task.held
                 found.append(descend(team, own, training, seeds[part], held=held, visit=visit))
                 start = part.stop
                 advance()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from net2gp.bayes.optimum.objective import Batch, Objective, evaluate, log_prior, score
+from net2gp.bayes.optimum.objective import Batch, Noise, Objective, evaluate, log_prior, score
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.teams import Team
 from net2gp.errors import InputError
@@ -123,31 +123,27 @@ class Stepper:
     def __init__(self, team: Team, objective: Objective, training: Training) -> None:
         self.team, self.objective = team, objective
         self.optimizer = training.make_optimizer(team.leaves)
-        self.noise = cast(Tensor | None, None)
-        all_rows = (training.batch_size or math.inf) >= objective.num_rows
-        self.keep = 0.0 if all_rows else NOISE_DECAY
+        self.noise: Noise | None = None
+        if objective.learns:
+            all_rows = (training.batch_size or math.inf) >= objective.num_rows
+            self.noise = Noise(objective.least_noise, 0.0 if all_rows else NOISE_DECAY)
 
     def step(self, batch: Batch) -> Tensor:
         """Take one step on a batch; return the objective of each network before it, (S,)."""
-        self.batch, self.value = batch, cast(Tensor | None, None)
+        self.batch, self.first = batch, cast(Tensor | None, None)
+        if self.noise is not None:
+            self.noise.frozen = False
         # mypy takes the closure of an optimizer to return a float
         self.optimizer.step(cast(Any, self.closure))
-        assert self.value is not None
-        return self.value
+        assert self.first is not None
+        return self.first
 
     def closure(self) -> Tensor:
         """Compute the objective and its gradient; some optimizers ask for it several times per step."""
         self.optimizer.zero_grad()
-        f = self.team.outputs(self.batch.x, self.batch.own)
-        if self.objective.learns and self.value is None:
-            found = self.objective.residual_variance(f, self.batch.y)
-            old = self.noise
-            self.noise = found if old is None else torch.lerp(found, old, self.keep)
-        value = self.objective.loss(self.team, f, self.batch, self.noise)
-        total = value.sum()
-        total.backward()
-        self.value = value.detach() if self.value is None else self.value
-        return total.detach()
+        value = self.objective.backward(self.team, self.batch, self.noise)
+        self.first = value if self.first is None else self.first
+        return value.sum()
 
 
 def _check(value: Tensor, step: int) -> None:
@@ -219,8 +215,7 @@ class Looks:
         if self.held is not None:
             loss, noise = self._held_loss()
             statistics = {"steps": self.steps, "held_out_loss": loss}
-            targets = objective.y.expand(len(f), *objective.y.shape)
-            found = objective.log_likelihood(f, targets, None, noise)
+            found = objective.log_likelihood(f, noise)
         if objective.prior is not None:
             found = found + log_prior(objective.prior, self.team.params)
         return Optimum(self.team.state(), noise, {"log_joint": found, **statistics})

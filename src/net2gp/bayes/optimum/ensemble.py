@@ -113,7 +113,7 @@ def ensemble(
     if options.get("bootstrap"):
         objective = resampled(objective, num_members, settings.seed)
     crew = Crew(task, networks, settings, options.get("vectorize"))
-    return task.posterior(crew.train(objective, settings), "ensemble")
+    return task.posterior(crew.train(objective, settings, held=task.held), "ensemble")
 
 
 def randomized(task: Task, objective: Objective, count: int, seed: int) -> Objective:

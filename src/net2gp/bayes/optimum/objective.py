@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -11,20 +12,19 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from net2gp.bayes.model.prior import NormalPrior, WeightPrior
+from net2gp.bayes.model.prior import WeightPrior
 from net2gp.bayes.optimum.teams import Team
 from net2gp.inputs import chunks, num_rows, rows
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import GaussianNoise, has_open_noise, of_points, tied_points
 from net2gp.linear.forward.evaluation import evaluating
-from net2gp.linear.parameters import expand_prior
 from net2gp.types import Inputs, Likelihood, Params
 
 SMALLEST_NOISE = 1e-6
 """The least learned variance of the noise, as a share of the variance of the targets."""
 
-ROWS_AT_ONCE = 1024
-"""How many rows are evaluated together where no batch size says so."""
+ROWS_AT_ONCE = 256
+"""How many rows are evaluated together at least; passes without gradients take little memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,7 @@ class Objective:
         y: Their targets.
         likelihood: How targets follow outputs.
         prior: The prior of the parameters; None is flat.
+        variances: The variances of the parameters by name, if the prior is a `NormalPrior`.
         anchors: The points around which the prior of each network is centered; None is zero.
         resampled: The rows of each network, (S, N), if they are drawn with replacement.
         targets: Targets of each network, with an axis of length S in front; None if all have `y`.
@@ -67,11 +68,11 @@ class Objective:
     x: Inputs
     y: Tensor
     likelihood: Likelihood
-    prior: WeightPrior | None
+    prior: WeightPrior | None = None
+    variances: Params | None = None
     anchors: Params | None = None
     resampled: Tensor | None = None
     targets: Tensor | None = None
-    _variances: Params = field(default_factory=dict, repr=False)
 
     @property
     def num_rows(self) -> int:
@@ -114,56 +115,104 @@ class Objective:
                 index = order[:, start : start + size]
                 yield Batch(rows(self.x, index), targets[member, index], index)
 
-    def loss(self, team: Team, f: Tensor, batch: Batch, noise: Tensor | None) -> Tensor:
-        """Compute the objective of each network from a batch.
+    def backward(self, team: Team, batch: Batch, noise: Noise | None) -> Tensor:
+        """Add the gradient of the objective of each network on a batch to the gradients of its parameters.
+
+        The likelihood gives its slope in f and a Gaussian prior its own in θ, so that torch only goes back
+        through the networks.
 
         Args:
             team: The networks.
-            f: Their outputs, (S, B, C).
-            batch: The rows.
-            noise: The variance of open noise, (S,).
+            batch: B rows.
+            noise: The variance of open noise, which sees the residuals of the batch.
 
         Returns:
             −(log p(θ) + (N/B) Σ_n log p(y_n | f_n))/N, (S,), up to a constant.
         """
-        likelihood = self.log_likelihood(f, batch.y, batch.index, noise)
-        return self.penalty(team.params) / self.num_rows - likelihood / f.shape[1]
+        f = team.outputs(batch.x, batch.own)
+        known, B = f.detach(), f.shape[1]
+        if noise is None:
+            flat, y = known.flatten(0, 1), batch.y.flatten(0, 1)
+            likelihood = self._of_rows(batch.index, f)
+            value = -likelihood.log_prob(flat, y).reshape(f.shape[:2]).sum(1)
+            slope = -likelihood.residual(flat, y).reshape(f.shape)
+        else:
+            difference = known - self._shaped(known, batch.y)
+            v = noise.after(difference)
+            slope = difference / v[:, None, None]
+            logs = B * f.shape[2] * (v.log() + math.log(2 * math.pi))
+            value = 0.5 * ((difference * slope).flatten(1).sum(1) + logs)
+        torch.autograd.backward(f, slope / B)
+        return value / B + self._prior_backward(team)
 
-    def log_likelihood(
-        self, f: Tensor, y: Tensor, index: Tensor | None, noise: Tensor | None
-    ) -> Tensor:
-        """Compute Σ_n log p(y_n | f_n) for each network, (S,); arguments as in `loss`."""
-        S, B = f.shape[:2]
-        likelihood = self.likelihood
-        if noise is not None and self.learns:
-            likelihood = cast(GaussianNoise, likelihood).with_noise(
-                noise.detach().repeat_interleave(B)[:, None]
-            )
-        elif tied_points(likelihood) is not None:
-            every = torch.arange(B, device=f.device).repeat(S) if index is None else index.flatten()
-            likelihood = of_points(likelihood, every)
-        log_prob = likelihood.log_prob(f.flatten(0, 1), y.flatten(0, 1))
-        return log_prob.reshape(S, B).sum(1)
-
-    def penalty(self, params: Params) -> Tensor:
-        """Compute −log p(θ − anchor) of each network, (S,), for a Gaussian without its constant."""
+    def _prior_backward(self, team: Team) -> Tensor | float:
+        """Add the slope of −log p(θ − anchor)/N to the gradients; return the values, (S,)."""
         if self.prior is None:
-            return next(iter(params.values())).new_zeros(())
+            return 0.0
+        params = team.params
         if self.anchors is not None:
             params = {name: value - self.anchors[name] for name, value in params.items()}
-        if not isinstance(self.prior, NormalPrior):
-            return -log_prior(self.prior, params)
-        if not self._variances:
-            one = {name: value[0].detach() for name, value in params.items()}
-            self._variances.update(expand_prior(self.prior.variance, one))
-        parts = [(p.square() / self._variances[n]).flatten(1).sum(1) for n, p in params.items()]
+        if self.variances is None:
+            value = -log_prior(self.prior, params) / self.num_rows
+            if value.requires_grad:  # a flat prior has no slope
+                value.sum().backward()
+            return value.detach()
+        with torch.no_grad():
+            slopes = {
+                n: p.detach() / (self.variances[n] * self.num_rows) for n, p in params.items()
+            }
+            team.add_gradients(slopes)
+            parts = [(params[n] * slope).flatten(1).sum(1) for n, slope in slopes.items()]
         return 0.5 * torch.stack(parts).sum(0)
 
-    def residual_variance(self, f: Tensor, y: Tensor) -> Tensor:
-        """Average (y − f)² over rows and outputs of each network, (S,), but not below `least_noise`."""
-        flat = f.detach().flatten(0, 1)
-        squares = (shape_targets(flat, y.flatten(0, 1)) - flat).square()
-        return squares.reshape(len(f), -1).mean(1).clamp(min=self.least_noise)
+    def log_likelihood(self, f: Tensor, noise: Tensor | None) -> Tensor:
+        """Compute Σ_n log p(y_n | f_n) over all rows for each network, (S,), from outputs (S, N, C)."""
+        S, N = f.shape[:2]
+        likelihood = self._of_rows(None, f)
+        if noise is not None:
+            own = noise.repeat_interleave(N)[:, None]
+            likelihood = cast(GaussianNoise, likelihood).with_noise(own)
+        y = self.y.expand(S, *self.y.shape).flatten(0, 1)
+        return likelihood.log_prob(f.flatten(0, 1), y).reshape(S, N).sum(1)
+
+    def residual_variance(self, f: Tensor) -> Tensor:
+        """Average (y − f)² over all rows and outputs of each network, (S,), but not below the least noise."""
+        difference = f - self._shaped(f, self.y.expand(len(f), *self.y.shape))
+        return difference.square().flatten(1).mean(1).clamp(min=self.least_noise)
+
+    def _of_rows(self, index: Tensor | None, f: Tensor) -> Likelihood:
+        """The likelihood of the rows of all networks in one line, for outputs (S, B, C)."""
+        if tied_points(self.likelihood) is None:
+            return self.likelihood
+        S, B = f.shape[:2]
+        every = torch.arange(B, device=f.device).repeat(S) if index is None else index.flatten()
+        return of_points(self.likelihood, every)
+
+    def _shaped(self, f: Tensor, y: Tensor) -> Tensor:
+        """Targets (S, B) or (S, B, C) in the shape of outputs (S, B, C)."""
+        return shape_targets(f.flatten(0, 1), y.flatten(0, 1)).reshape(f.shape)
+
+
+class Noise:
+    """The variance of open Gaussian noise in training: an average of squared residuals.
+
+    Args:
+        least: The least variance.
+        keep: The share of the old average that a batch leaves; 0 if batches are all rows.
+    """
+
+    def __init__(self, least: float, keep: float) -> None:
+        self.least, self.keep, self.frozen = least, keep, False
+        self.value: Tensor | None = None
+
+    def after(self, difference: Tensor) -> Tensor:
+        """Take in the residuals (S, B, C) of a batch, unless frozen; return the variances (S,)."""
+        if self.value is None or not self.frozen:
+            found = difference.square().flatten(1).mean(1).clamp(min=self.least)
+            old = found if self.value is None else self.value
+            self.value = torch.lerp(found, old, self.keep)
+        self.frozen = True
+        return self.value
 
 
 def log_prior(prior: WeightPrior, params: Params) -> Tensor:
@@ -178,7 +227,8 @@ def log_prior(prior: WeightPrior, params: Params) -> Tensor:
 def evaluate(team: Team, x: Inputs, size: int | None) -> Tensor:
     """Compute the outputs of all networks in eval mode, (S, N, C), some rows at a time."""
     with evaluating(team.network):
-        parts = [team.outputs(part, own=False) for part in chunks(x, size or ROWS_AT_ONCE)]
+        size = max(size or num_rows(x), ROWS_AT_ONCE)
+        parts = [team.outputs(part, own=False) for part in chunks(x, size)]
     return torch.cat(parts, 1)
 
 
@@ -192,6 +242,5 @@ def score(objective: Objective, f: Tensor) -> tuple[Tensor, Tensor | None]:
     Returns:
         The log likelihood of each network, at the variance that is returned with it.
     """
-    y = objective.y.expand(len(f), *objective.y.shape)
-    noise = objective.residual_variance(f, y) if objective.learns else None
-    return objective.log_likelihood(f, y, None, noise), noise
+    noise = objective.residual_variance(f) if objective.learns else None
+    return objective.log_likelihood(f, noise), noise

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.model.model import Model
-from net2gp.bayes.model.prior import WeightPrior
+from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.optimum.descent import Optimum
 from net2gp.bayes.optimum.objective import Objective
 from net2gp.bayes.optimum.settings import Training
@@ -18,7 +18,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_noise, of_points, tied_points
 from net2gp.linear.forward.evaluation import evaluating
-from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
+from net2gp.linear.linearized import Linearized, Output, Patterns, expand_prior, linearize
 from net2gp.methods.training.vogn import check_trainable
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
@@ -133,7 +133,10 @@ def prepare(
     f = architecture(rows(x, slice(0, 3)))
     likelihood.check(f.new_zeros(num_rows(x), f.shape[1]), y)
     kept, held = _divided(x, y, likelihood, settings, architecture)
-    return Task(model, likelihood, x, y, replace(kept, prior=model.prior), held)
+    given, variances = model.prior, None
+    if isinstance(given, NormalPrior):
+        variances = expand_prior(given.variance, architecture.params)
+    return Task(model, likelihood, x, y, replace(kept, prior=given, variances=variances), held)
 
 
 def _divided(
@@ -142,7 +145,7 @@ def _divided(
     """The rows to train on, and the held-out rows."""
     chosen = training.held_out
     if chosen is None:
-        return Objective(x, y, likelihood, None), None
+        return Objective(x, y, likelihood), None
     if not isinstance(chosen, float | int):
         if tied_points(likelihood) is not None:
             raise InputError(
@@ -151,18 +154,16 @@ def _divided(
             )
         other, targets = gather(chosen, architecture.example)
         architecture.check(other, "held_out")
-        held = Objective(other, targets, likelihood, None)
+        held = Objective(other, targets, likelihood)
         likelihood.check(architecture(other), targets)
-        return Objective(x, y, likelihood, None), held
+        return Objective(x, y, likelihood), held
     N = num_rows(x)
     count = max(1, round(chosen * N))
     if count >= N:
         raise InputError(f"held_out={chosen} leaves none of the {N} rows to train on. Pass less.")
     order = torch.randperm(N, generator=torch.Generator().manual_seed(training.seed)).to(y.device)
     parts = (order[count:].sort().values, order[:count].sort().values)
-    kept, held = (
-        Objective(rows(x, part), y[part], of_points(likelihood, part), None) for part in parts
-    )
+    kept, held = (Objective(rows(x, part), y[part], of_points(likelihood, part)) for part in parts)
     return kept, held
 
 

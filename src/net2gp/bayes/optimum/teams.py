@@ -35,6 +35,9 @@ class Team(Protocol):
     def outputs(self, x: Inputs, own: bool) -> Tensor:
         """The outputs (S, B, C); with `own`, `x` has an axis of networks in front."""
 
+    def add_gradients(self, slopes: Params) -> None:
+        """Add values with an axis of length S in front to the gradients of the parameters."""
+
     def state(self) -> Params:
         """Copies of parameters and of buffers that training changes, with an axis of length S in front."""
 
@@ -74,7 +77,13 @@ class Single:
     def outputs(self, x: Inputs, own: bool) -> Tensor:
         """The outputs: (1, B, C)."""
         x = map_inputs(x, lambda value: value[0] if own else value.clone())
-        return _called(self.network, x, self.output)[None]
+        return called(self.network, x, self.output)[None]
+
+    def add_gradients(self, slopes: Params) -> None:
+        """Add to the gradients of the parameters."""
+        for name, value in self._own.items():
+            own = slopes[name][0]
+            value.grad = own if value.grad is None else value.grad.add_(own)
 
     def state(self) -> Params:
         """The parameters and all buffers."""
@@ -127,13 +136,18 @@ class Stacked:
 
         def run(params: Params, x: Inputs) -> Tensor:
             values = {**self._shared, **params}
-            return _called(
+            return called(
                 lambda *a, **k: functional_call(self.network, values, a, k), x, self.output
             )
 
         with without_vmap_warnings():
             many = vmap(run, in_dims=(0, 0 if own else None), randomness="different")
             return many(self._own, x)
+
+    def add_gradients(self, slopes: Params) -> None:
+        """Add to the gradients of the stacked parameters."""
+        for name, value in self._own.items():
+            value.grad = slopes[name] if value.grad is None else value.grad.add_(slopes[name])
 
     def state(self) -> Params:
         """Copies of the stacked parameters."""
@@ -164,11 +178,21 @@ def can_stack(networks: Sequence[nn.Module], names: Sequence[str], x: Inputs) ->
     trial = copy.deepcopy(networks[0])
     before = {name: value.clone() for name, value in trial.named_buffers()}
     with torch.no_grad():
-        _called(trial, map_inputs(x, torch.clone), lambda out: out)
+        called(trial, map_inputs(x, torch.clone), lambda out: out)
     return all(torch.equal(value, before[name]) for name, value in trial.named_buffers())
 
 
-def _called(network: Callable[..., Any], x: Inputs, output: Output | None) -> Any:
+def called(network: Callable[..., Any], x: Inputs, output: Output | None) -> Any:
+    """Call a network with inputs, a tuple as *x and a dict as **x, and flatten its outputs to (N, C).
+
+    Args:
+        network: The network.
+        x: N points.
+        output: Picks the tensor of outputs from what the network returns.
+
+    Returns:
+        The outputs.
+    """
     out = network(**x) if isinstance(x, Mapping) else network(*tensors(x))
     if output is not None:
         out = output(out)

@@ -16,6 +16,7 @@ from net2gp.inputs import describe, num_rows, same_inputs
 from net2gp.likelihoods.laws import average
 from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.responses import law_moments
+from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.posteriors.conditioning.process import evaluated, linearizations_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
@@ -143,6 +144,21 @@ class Mixed:
         assert found is not None
         return found
 
+    @evaluated
+    def draw_networks(
+        self, x: Inputs, num_samples: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """The outputs at `x` of networks with drawn parameters, from members chosen by weight: (S, N, C)."""
+        order = self._choose(num_samples, generator)
+        counts = [int((order == index).sum()) for index in range(len(self.members))]
+        parts = [
+            member.sample(x, count, generator=generator, linear=False)
+            for member, count in zip(self.members, counts, strict=True)
+            if count
+        ]
+        values = torch.cat(parts)
+        return values[order.sort(stable=True).indices.argsort().to(values.device)]
+
     def draw_weights(self, num_samples: int, generator: torch.Generator | None) -> Params:
         """Parameters of members that are chosen by their weights, in the order of the members."""
         order = self._choose(num_samples, generator)
@@ -269,7 +285,22 @@ def mixture(posteriors: Sequence[Posterior], weights: Sequence[float] | None = N
     shared = all(_same_data(first, member) for member in members)
     data = (first.x, first.y) if shared else (None, None)
     process = Mixed(members, shares / shares.sum())
-    return Posterior(process, first.likelihood, *data, None, ByMixing())
+    return Posterior(process, _likelihood(process), *data, None, ByMixing())
+
+
+def _likelihood(process: Mixed) -> Likelihood:
+    """The first member's likelihood, with the average variance if members have Gaussian noise of their own.
+
+    Members predict with their own; the average is for draws of networks and for users that ask.
+    """
+    first = process.members[0].likelihood
+    noises = [m.likelihood.noise_var for m in process.members if has_gaussian_noise(m.likelihood)]
+    values = [torch.as_tensor(noise, dtype=torch.float64) for noise in noises if noise is not None]
+    alike = len(values) == len(process.members) and len({v.shape for v in values}) == 1
+    if not alike or not has_gaussian_noise(first) or all(v.equal(values[0]) for v in values):
+        return first
+    mean = torch.tensordot(process.weights.to(values[0].device), torch.stack(values), 1)
+    return first.with_noise(float(mean) if not mean.dim() else mean)
 
 
 def _same_data(one: Posterior, other: Posterior) -> bool:
