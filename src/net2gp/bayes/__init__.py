@@ -3,6 +3,8 @@
 Every method takes a network, data and a likelihood, and returns a `Posterior`.
 """
 
+from net2gp.bayes.chains.arviz import from_arviz, to_arviz
+from net2gp.bayes.chains.diagnostics import Diagnosis, bulk_ess, diagnose, r_hat, tail_ess
 from net2gp.bayes.chains.hmc import hmc
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.runs import Options as ChainOptions
@@ -54,6 +56,7 @@ __all__ = [
     "LaplacePrior",
     "LossSlice",
     "Mixing",
+    "Diagnosis",
     "Model",
     "NormalPrior",
     "PriorByName",
@@ -68,6 +71,9 @@ __all__ = [
     "double_descent",
     "ensemble",
     "fan_in_variances",
+    "bulk_ess",
+    "diagnose",
+    "from_arviz",
     "hmc",
     "kernel_alignment",
     "loss_slice",
@@ -82,4 +88,7 @@ __all__ = [
     "scale_units",
     "straight_line",
     "weight_decay_of_prior",
+    "r_hat",
+    "tail_ess",
+    "to_arviz",
 ]
