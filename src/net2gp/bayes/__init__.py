@@ -3,6 +3,8 @@
 Every method takes a network, data and a likelihood, and returns a `Posterior`.
 """
 
+from net2gp.bayes.chains.arviz import from_arviz, to_arviz
+from net2gp.bayes.chains.diagnostics import Diagnosis, bulk_ess, diagnose, r_hat, tail_ess
 from net2gp.bayes.chains.hmc import hmc
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.runs import Options as ChainOptions
@@ -55,6 +57,7 @@ __all__ = [
     "Curve",
     "CurveTraining",
     "Descent",
+    "Diagnosis",
     "Diversity",
     "DropoutMixture",
     "Exponential",
@@ -81,8 +84,10 @@ __all__ = [
     "WeightPrior",
     "WithTrend",
     "barrier",
+    "bulk_ess",
     "curve_between",
     "decay_groups",
+    "diagnose",
     "diversity",
     "double_descent",
     "draw_masks",
@@ -91,6 +96,7 @@ __all__ = [
     "elbo",
     "ensemble",
     "fan_in_variances",
+    "from_arviz",
     "hmc",
     "kernel_alignment",
     "linearized_mean_field",
@@ -108,7 +114,10 @@ __all__ = [
     "permute_units",
     "prior_functions",
     "prior_of_weight_decay",
+    "r_hat",
     "scale_units",
     "straight_line",
+    "tail_ess",
+    "to_arviz",
     "weight_decay_of_prior",
 ]

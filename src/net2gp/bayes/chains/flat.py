@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +16,8 @@ from net2gp.bayes.model.prior import NormalPrior
 from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
 from net2gp.errors import Net2GPError
 from net2gp.inputs import gather, map_inputs, num_rows, tensors
+from net2gp.likelihoods.gaussian import Gaussian
+from net2gp.likelihoods.targets import shape_targets
 from net2gp.linear.forward.evaluation import accepts, differentiable, evaluating
 from net2gp.linear.parameters import expand_prior
 from net2gp.types import Data, Inputs, Params
@@ -34,6 +37,8 @@ class FlatModel:
         stacked: The closed form of the network's outputs and gradients, if it is a plain perceptron.
         precision: The inverse variances of a Gaussian prior, (P,), or None for another prior.
         offset: What the log density of that Gaussian prior adds at zero.
+        noise: The inverse variances of Gaussian noise, (C,) or (N, C), or None for another likelihood.
+        level: What the log density of that noise adds at zero, for all data.
     """
 
     model: Model
@@ -42,6 +47,8 @@ class FlatModel:
     stacked: StackedMLP | None = field(default=None, repr=False)
     precision: Tensor | None = field(default=None, repr=False)
     offset: float = 0.0
+    noise: Tensor | None = field(default=None, repr=False)
+    level: float = 0.0
 
     @property
     def num_params(self) -> int:
@@ -61,7 +68,9 @@ class FlatModel:
 
     def flatten(self, params: Params) -> Tensor:
         """Join parameters with an axis of length K in front to vectors, (K, P)."""
-        return torch.cat([params[n].flatten(1).double() for n in self.model.params], 1)
+        return torch.cat(
+            [params[n].reshape(len(params[n]), -1).double() for n in self.model.params], 1
+        )
 
     def unflatten(self, theta: Tensor) -> Params:
         """Invert `flatten`: parameters by name, views of `theta` with an axis of length K in front."""
@@ -127,6 +136,11 @@ class FlatModel:
     def _likelihood(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_n log p(y_n | f_n) of each chain, (K,), and the gradients in f, (K, N, C)."""
         chains, points, _ = f.shape
+        if self.noise is not None:
+            left = y - f
+            slopes = left * self.noise
+            level = self.level * points / num_rows(self.data[0])
+            return (left * slopes).sum((1, 2)).mul_(-0.5).add_(level), slopes
         flat = f.reshape(chains * points, -1)
         if chains == 1:
             own, targets = self.model.likelihood, y
@@ -155,7 +169,7 @@ class FlatModel:
             return theta.new_zeros(len(theta)), torch.zeros_like(theta)
         if self.precision is not None:
             grad = theta * -self.precision
-            return torch.linalg.vecdot(theta, grad).mul_(0.5).add_(self.offset), grad
+            return (theta * grad).sum(1).mul_(0.5).add_(self.offset), grad
         log_prob = self.model.prior.log_prob
         with torch.enable_grad():
             leaf = theta.detach().requires_grad_()
@@ -201,7 +215,8 @@ def flat_model(model: Model, data: Data) -> FlatModel:
     inputs = map_inputs(x, _doubled)
     precision, offset = _gaussian(precise)
     stacked = stacked_mlp(precise.architecture, inputs)
-    flat = FlatModel(precise, (inputs, _doubled(y)), True, stacked, precision, offset)
+    targets, noise, level = _noise(precise, outputs.double(), _doubled(y))
+    flat = FlatModel(precise, (inputs, targets), True, stacked, precision, offset, noise, level)
     if stacked is None or precision is None:
         flat = replace(flat, vectorized=_can_vectorize(flat))
     return flat
@@ -211,6 +226,19 @@ def _doubled(value: Tensor) -> Tensor:
     with torch.inference_mode(False):
         value = value.detach()
         return value.double() if value.is_floating_point() else value.clone()
+
+
+def _noise(model: Model, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None, float]:
+    """The targets in the shape of the outputs, the inverse noise and the level, if noise is Gaussian."""
+    likelihood = model.likelihood
+    if type(likelihood) is not Gaussian:
+        return y, None, 0.0
+    targets = shape_targets(f, y)
+    variance = likelihood.noise_variance(f).detach()
+    level = -0.5 * float((2 * math.pi * variance).log().sum())
+    if likelihood.tied_points is None:
+        variance = variance[0]
+    return targets, variance.reciprocal(), level
 
 
 def _gaussian(model: Model) -> tuple[Tensor | None, float]:
@@ -249,7 +277,3 @@ def _quiet() -> Iterator[None]:
         yield
     except Net2GPError as error:
         raise RuntimeError(str(error)) from error
-
-
-Density = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""θ of all chains (K, P) → log density (K,) and gradient (K, P)."""

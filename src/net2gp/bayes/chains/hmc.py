@@ -6,10 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Unpack
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from net2gp.bayes.chains.adaptation import Density, Metric, State, leapfrog
+from net2gp.bayes.chains.adaptation import (
+    Array,
+    Density,
+    Metric,
+    State,
+    leapfrog,
+    normal,
+    uniform,
+)
 from net2gp.bayes.chains.runs import Options, sample, settings_of
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.linear.linearized import Linearized
@@ -21,18 +30,6 @@ DIVERGENT = 1000.0
 
 MOST_STEPS = 1024
 """The largest number of leapfrog steps of a trajectory."""
-
-
-def normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers of the shape, dtype and device of a tensor."""
-    drawn = torch.randn(like.shape, dtype=like.dtype, device=generator.device, generator=generator)
-    return drawn.to(like.device)
-
-
-def uniform(count: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers between 0 and 1, (count,), of the dtype and device of a tensor."""
-    drawn = torch.rand(count, dtype=like.dtype, device=generator.device, generator=generator)
-    return drawn.to(like.device)
 
 
 @dataclass(frozen=True)
@@ -53,32 +50,30 @@ class Trajectories:
         """Evaluate the log density where the chains are."""
         z = metric.locate(state["theta"])
         value, grad = density(z)
-        state |= {"draw.z": z.clone(), "at.value": value, "at.grad": grad}
+        state |= {"draw.z": z.copy(), "at.value": value, "at.grad": grad}
 
-    def restart(self, state: State, ended: Tensor, generator: torch.Generator) -> None:
+    def restart(self, state: State, ended: Array, generator: torch.Generator) -> None:
         """Do nothing: each trajectory starts by itself."""
 
-    def advance(self, state: State, density: Density, generator: torch.Generator) -> Tensor:
+    def advance(self, state: State, density: Density, generator: torch.Generator) -> Array:
         """Run one trajectory of each chain, and accept its end or keep its start."""
         start, grad, value = state["draw.z"], state["at.grad"], state["at.value"]
-        p = normal(start, generator)
-        jitter = 0.5 + float(torch.rand((), generator=generator, device=generator.device))
-        step = state["step"]
-        steps = math.ceil(jitter * self.length / float(step.min()))
-        steps = min(max(steps, 1), MOST_STEPS)
-        before = value - 0.5 * p.square().sum(1)
-        z, g, new = start.clone(), grad.clone(), value
+        p, step = normal(start.shape, generator), state["step"]
+        length = (0.5 + float(uniform(1, generator)[0])) * self.length
+        steps = min(max(math.ceil(length / float(step.min())), 1), MOST_STEPS)
+        before = value - 0.5 * np.vecdot(p, p)
+        z, g, new = start.copy(), grad.copy(), value
         for _ in range(steps):
             new = leapfrog(z, g, p, step[:, None], density)
-        gain = (new - 0.5 * p.square().sum(1) - before).nan_to_num(nan=-torch.inf)
-        taken = uniform(len(z), z, generator).log() < gain
-        state["draw.z"] = torch.where(taken[:, None], z, start)
-        state["at.grad"] = torch.where(taken[:, None], g, grad)
-        state["at.value"] = torch.where(taken, new, value)
-        state["draw.acceptance"] = gain.clamp(max=0).exp()
-        state["draw.diverged"] = (gain < -DIVERGENT).long()
-        state["draw.gradients"] = torch.full_like(state["count"], steps)
-        return torch.arange(len(z), device=z.device)
+        gain = np.nan_to_num(new - 0.5 * np.vecdot(p, p) - before, nan=-np.inf)
+        taken = np.log(uniform(len(z), generator)) < gain
+        state["draw.z"] = np.where(taken[:, None], z, start)
+        state["at.grad"] = np.where(taken[:, None], g, grad)
+        state["at.value"] = np.where(taken, new, value)
+        state["draw.acceptance"] = np.exp(gain.clip(max=0))
+        state["draw.diverged"] = (gain < -DIVERGENT).astype(np.int64)
+        state["draw.gradients"] = np.full_like(state["count"], steps)
+        return np.arange(len(z))
 
 
 def hmc(

@@ -6,11 +6,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Unpack
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from net2gp.bayes.chains.adaptation import Density, Metric, State, leapfrog
-from net2gp.bayes.chains.hmc import DIVERGENT, normal, uniform
+from net2gp.bayes.chains.adaptation import (
+    Array,
+    Density,
+    Metric,
+    State,
+    leapfrog,
+    normal,
+    uniform,
+)
+from net2gp.bayes.chains.hmc import DIVERGENT
 from net2gp.bayes.chains.runs import Options, sample, settings_of
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.linear.linearized import Linearized
@@ -22,7 +31,7 @@ MAX_DEPTH = 10
 
 
 @lru_cache
-def _levels(depth: int) -> tuple[Tensor, Tensor]:
+def _levels(depth: int) -> tuple[Array, Array]:
     """Where leaf n of a subtree is kept, and which kept leaves it is compared with.
 
     Leaf n completes a balanced subtree for each 1 at the end of its binary form. The first leaf of such a
@@ -33,11 +42,11 @@ def _levels(depth: int) -> tuple[Tensor, Tensor]:
         The places, (2^depth,), and a mask of the places to compare with, (2^depth, depth).
     """
     count = 2**depth
-    leaf = torch.arange(count)
-    ones = torch.tensor([bin(n >> 1).count("1") for n in range(count)])
-    trailing = torch.tensor([(n ^ (n + 1)).bit_length() - 1 for n in range(count)])
-    place = torch.where(leaf % 2 == 0, ones, depth)
-    at = torch.arange(depth)
+    leaf = np.arange(count)
+    ones = np.array([bin(n >> 1).count("1") for n in range(count)])
+    trailing = np.array([(n ^ (n + 1)).bit_length() - 1 for n in range(count)])
+    place = np.where(leaf % 2 == 0, ones, depth)
+    at = np.arange(depth)
     return place, (at <= ones[:, None]) & (at > (ones - trailing)[:, None])
 
 
@@ -64,114 +73,116 @@ class Trees:
         z = metric.locate(state["theta"])
         value, grad = density(z)
         chains, size = z.shape
-        none = torch.zeros_like(value)
-        whole = torch.zeros(chains, dtype=torch.int64, device=z.device)
         state |= {
-            "best": torch.stack([z, grad], 1), "best.value": value.clone(),
-            "part": torch.stack([z, grad], 1), "part.value": value.clone(),
-            "move": z.new_zeros(chains, 4, size), "ends": z.new_zeros(chains, 2, 3, size),
-            "kept": z.new_zeros(chains, self.max_depth + 1, 2, size),
-            "sum": torch.zeros_like(z), "energy": none, "weight": none.clone(),
-            "part.weight": none.clone(), "signed": none[:, None].clone(),
-            "leaf": whole, "depth": whole.clone(), "side": whole.clone(),
-            "draw.z": z.clone(), "draw.acceptance": none.clone(),
-            "draw.diverged": whole.clone(), "draw.gradients": whole.clone(),
-            "rate": none.clone(), "gradients.now": whole.clone(),
+            "best": np.stack([z, grad], 1), "best.value": value.copy(),
+            "part": np.stack([z, grad], 1), "part.value": value.copy(),
+            "move": np.zeros((chains, 4, size)), "ends": np.zeros((chains, 2, 3, size)),
+            "kept": np.zeros((chains, self.max_depth + 1, 2, size)), "sum": np.zeros_like(z),
+            "draw.z": z.copy(), "signed": np.zeros((chains, 1)),
         }  # fmt: skip
+        for name in ("energy", "weight", "part.weight", "rate", "draw.acceptance"):
+            state[name] = np.zeros(chains)
+        for name in ("leaf", "depth", "side", "work", "draw.diverged", "draw.gradients"):
+            state[name] = np.zeros(chains, dtype=np.int64)
 
-    def restart(self, state: State, ended: Tensor, generator: torch.Generator) -> None:
+    def restart(self, state: State, ended: Array, generator: torch.Generator) -> None:
         """Start a tree of one leaf at the last draw of these chains, with a new momentum."""
-        best = state["best"][ended]
-        p = normal(best[:, 0], generator)
-        state["ends"][ended] = torch.cat([best, p[:, None]], 1)[:, None].expand(-1, 2, -1, -1)
+        best, ends = state["best"][ended], state["ends"]
+        p = normal((len(ended), best.shape[2]), generator)
+        start = np.concatenate([best, p[:, None]], 1)
+        ends[ended, 0] = start
+        ends[ended, 1] = start
         state["sum"][ended] = p
-        state["energy"][ended] = state["best.value"][ended] - 0.5 * p.square().sum(1)
-        for name in ("weight", "depth", "rate", "gradients.now"):
+        state["energy"][ended] = state["best.value"][ended] - 0.5 * np.vecdot(p, p)
+        for name in ("weight", "depth", "rate", "work"):
             state[name][ended] = 0
         self._double(state, ended, generator)
 
-    def _double(self, state: State, chains: Tensor, generator: torch.Generator) -> None:
+    def _double(self, state: State, chains: Array, generator: torch.Generator) -> None:
         """Let these chains start a subtree at one of both ends."""
-        side = (uniform(len(chains), state["energy"], generator) < 0.5).long()
-        state["move"][chains, :3] = state["ends"][chains, side]
-        state["move"][chains, 3] = 0.0
+        side = (uniform(len(chains), generator) < 0.5).astype(np.int64)
+        move = state["move"]
+        move[chains, :3] = state["ends"][chains, side]
+        move[chains, 3] = 0.0
         state["side"][chains], state["leaf"][chains] = side, 0
-        state["part.weight"][chains] = -torch.inf
+        state["part.weight"][chains] = -np.inf
         state["signed"][chains, 0] = state["step"][chains] * (2 * side - 1)
 
-    def advance(self, state: State, density: Density, generator: torch.Generator) -> Tensor:
+    def advance(self, state: State, density: Density, generator: torch.Generator) -> Array:
         """Make one leapfrog step of every chain, and return the chains whose trees ended with it."""
         move = state["move"]
-        z, g, p, total = move.unbind(1)
+        z, g, p, total = move[:, 0], move[:, 1], move[:, 2], move[:, 3]
         value = leapfrog(z, g, p, state["signed"], density)
-        total.add_(p)
-        gain = value - 0.5 * torch.linalg.vecdot(p, p) - state["energy"]
-        gain.nan_to_num_(nan=-torch.inf, posinf=-torch.inf)
-        state["rate"] += gain.clamp(max=0).exp()
-        state["gradients.now"] += 1
+        total += p
+        gain = value - 0.5 * np.vecdot(p, p) - state["energy"]
+        gain[~np.isfinite(gain)] = -np.inf
+        state["rate"] += np.exp(np.minimum(gain, 0.0))
+        state["work"] += 1
         # multinomial choice within the subtree: each leaf in proportion to exp(−H)
-        weight = torch.logaddexp(state["part.weight"], gain)
-        chance = uniform(2 * len(z), value, generator).log_()
-        taken = (chance[: len(z)] < gain - weight).nonzero().squeeze(1)
+        weight = np.logaddexp(state["part.weight"], gain)
+        chance = np.log(uniform(2 * len(z), generator))
+        with np.errstate(invalid="ignore"):  # −∞ − (−∞), which is not taken
+            taken = (chance[: len(z)] < gain - weight).nonzero()[0]
         state["part"][taken], state["part.value"][taken] = move[taken, :2], value[taken]
         state["part.weight"] = weight
         diverged = gain < -DIVERGENT
         stopped = self._turned(state) | diverged
         state["leaf"] += 1
         complete = state["leaf"] == 2 ** state["depth"]
-        finished = (stopped | complete).nonzero().squeeze(1)
+        finished = (stopped | complete).nonzero()[0]
         if not len(finished):
             return finished
         return self._join(state, finished, stopped, diverged, chance[len(z) :], generator)
 
-    def _turned(self, state: State) -> Tensor:
+    def _turned(self, state: State) -> Array:
         """Whether a balanced subtree that ends at the present leaf turns around.
 
         With the sum ρ of its momenta less half of its first and last ones, it does if ρ·p ≤ 0 at either.
         """
         place, compare = _levels(self.max_depth)
         leaf, now, kept = state["leaf"], state["move"], state["kept"]
-        kept[torch.arange(len(leaf)), place[leaf]] = now[:, 2:]
-        used = compare[leaf, : max(int(state["depth"].max()), 1)]
-        p, total = now[:, 2, None], now[:, 3, None]
-        first, before = kept[:, : used.shape[1]].unbind(2)
-        rho = total - before + 0.5 * (first - p)
-        back = (torch.linalg.vecdot(rho, p) <= 0) | (torch.linalg.vecdot(rho, first) <= 0)
-        return (back & used).any(1)
+        kept[np.arange(len(leaf)), place[leaf]] = now[:, 2:]
+        turned = np.zeros(len(leaf), dtype=bool)
+        chain, level = compare[leaf].nonzero()
+        if len(chain):
+            first, last = kept[chain, level], now[chain, 2:]
+            rho = last[:, 1] - first[:, 1] + 0.5 * (first[:, 0] - last[:, 0])
+            back = (np.vecdot(rho, last[:, 0]) <= 0) | (np.vecdot(rho, first[:, 0]) <= 0)
+            turned[chain[back]] = True
+        return turned
 
     def _join(
         self,
         state: State,
-        finished: Tensor,
-        stopped: Tensor,
-        diverged: Tensor,
-        chance: Tensor,
+        finished: Array,
+        stopped: Array,
+        diverged: Array,
+        chance: Array,
         generator: torch.Generator,
-    ) -> Tensor:
+    ) -> Array:
         """Join complete subtrees to their trees; return the chains whose trees end."""
         stop = stopped[finished]
         rows = finished[~stop]
-        gain = state["part.weight"][rows] - state["weight"][rows]
-        better = rows[chance[rows] < gain]  # the newer half is preferred, which moves further
+        whole, part, move = state["weight"][rows], state["part.weight"][rows], state["move"]
+        better = rows[chance[rows] < part - whole]  # the newer half is preferred, which moves on
         state["best"][better] = state["part"][better]
         state["best.value"][better] = state["part.value"][better]
-        state["weight"][rows] = torch.logaddexp(state["weight"][rows], state["part.weight"][rows])
-        state["ends"][rows, state["side"][rows]] = state["move"][rows, :3]
-        state["sum"][rows] += state["move"][rows, 3]
+        state["weight"][rows] = np.logaddexp(whole, part)
+        state["ends"][rows, state["side"][rows]] = move[rows, :3]
+        state["sum"][rows] += move[rows, 3]
         state["depth"][rows] += 1
         ends = state["ends"][finished, :, 2]
-        rho = state["sum"][finished] - 0.5 * ends.sum(1)
-        back = (torch.linalg.vecdot(ends, rho[:, None]) <= 0).any(1)
+        rho = state["sum"][finished] - 0.5 * (ends[:, 0] + ends[:, 1])
+        back = (np.vecdot(ends, rho[:, None]) <= 0).any(1)
         over = stop | back | (state["depth"][finished] >= self.max_depth)
-        ended = finished[over]
-        going = finished[~over]
+        ended, going = finished[over], finished[~over]
         if len(going):
             self._double(state, going, generator)
+        work = state["work"][ended]
         state["draw.z"][ended] = state["best"][ended, 0]
-        count = state["gradients.now"][ended]
-        state["draw.acceptance"][ended] = state["rate"][ended] / count
-        state["draw.gradients"][ended] = count
-        state["draw.diverged"][ended] = diverged[ended].long()
+        state["draw.acceptance"][ended] = state["rate"][ended] / work
+        state["draw.gradients"][ended] = work
+        state["draw.diverged"][ended] = diverged[ended]
         return ended
 
 

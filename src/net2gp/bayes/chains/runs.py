@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.chains.adaptation import (
     SMALLEST_STEP,
+    Array,
     Density,
     Metric,
     State,
@@ -120,7 +122,7 @@ def settings_of(num_draws: int, num_chains: int, options: Options) -> Settings:
 
 
 class Sampler(Protocol):
-    """A kind of chain, as a transition of the tensors in a `State`.
+    """A kind of chain, as a transition of the arrays in a `State`.
 
     The state has `theta`, the last draw of each chain (K, P), and `step`, the step sizes (K,).
     """
@@ -140,10 +142,10 @@ class Sampler(Protocol):
     def begin(self, state: State, density: Density, metric: Metric) -> None:
         """Prepare all chains to go on from `theta`."""
 
-    def advance(self, state: State, density: Density, generator: torch.Generator) -> Tensor:
+    def advance(self, state: State, density: Density, generator: torch.Generator) -> Array:
         """Do some work; return the chains that have a new draw in `draw.z`, with `draw.acceptance`."""
 
-    def restart(self, state: State, ended: Tensor, generator: torch.Generator) -> None:
+    def restart(self, state: State, ended: Array, generator: torch.Generator) -> None:
         """Let these chains start their next draw, with their new step sizes."""
 
 
@@ -155,6 +157,7 @@ class Run:
     sampler: Sampler
     settings: Settings
     prior: WeightPrior | None = field(repr=False)
+    precise: bool = True
 
     def draw(self) -> State:
         """Run all parts, from the checkpoint if there is one, and return the final state."""
@@ -168,10 +171,9 @@ class Run:
             checkpoint.check_writable()
             found = checkpoint.load("cpu")
             if found is not None:
-                state, part = dict(found[0]), int(found[1]["part"])  # type: ignore[call-overload]
-                generator.set_state(state.pop("generator"))
-                device = self.flat.model.architecture.example.device
-                state = {name: value.to(device) for name, value in state.items()}
+                part = int(found[1]["part"])  # type: ignore[call-overload]
+                generator.set_state(found[0].pop("generator"))
+                state = {name: value.numpy() for name, value in found[0].items()}
         total = setup.num_chains * (setup.warmup + setup.num_draws)
         with progress(self.sampler.name, total) as advance, torch.no_grad():
             if state is None:
@@ -196,29 +198,34 @@ class Run:
 
     def _start(self, generator: torch.Generator) -> State:
         flat, setup = self.flat, self.settings
-        theta = flat.flatten(self._starts(generator)).contiguous()
+        theta = flat.flatten(self._starts(generator)).cpu().contiguous().numpy().copy()
         with flat.running():
-            value, grad = flat(theta)
-        bad = ~(value.isfinite() & grad.isfinite().all(1))
-        if bool(bad.any()):
+            value, grad = self._density(theta)
+        bad = ~(np.isfinite(value) & np.isfinite(grad).all(1))
+        if bad.any():
             raise ChainStuck(
-                f"the log joint or its gradient is not finite where chain {int(bad.nonzero()[0])} starts. "
+                f"the log joint or its gradient is not finite where chain {bad.argmax()} starts. "
                 'Check the scale of the data and of the prior, or pass start="network".'
             )
-        root = torch.ones(flat.num_params, dtype=theta.dtype, device=theta.device)
+        root = np.ones(flat.num_params)
         if flat.precision is not None:
-            root = flat.precision.rsqrt() * min(1.0, flat.model.temperature**0.5)
-        count = torch.zeros(len(theta), dtype=torch.int64, device=theta.device)
-        kept = flat.model.architecture.example.new_empty(0).dtype
-        return {
+            root = (flat.precision.rsqrt() * min(1.0, flat.model.temperature**0.5)).cpu().numpy()
+        shape = (len(theta), setup.num_draws, flat.num_params)
+        state = {
             "theta": theta,
-            "root": torch.diag(root) if setup.mass == "dense" else root,
-            "count": count,
-            "divergences": count.clone(),
-            "gradients": count.clone(),
-            "acceptance": torch.zeros_like(theta[:, 0]),
-            "draws": theta.new_empty(len(theta), setup.num_draws, theta.shape[1], dtype=kept),
+            "root": np.diag(root) if setup.mass == "dense" else root,
+            "acceptance": np.zeros(len(theta)),
+            "draws": np.zeros(shape, dtype=np.float64 if self.precise else np.float32),
         }
+        for name in ("count", "divergences", "gradients"):
+            state[name] = np.zeros(len(theta), dtype=np.int64)
+        return state
+
+    def _density(self, theta: Array) -> tuple[Array, Array]:
+        """The log joint and its gradient, with arrays in and out."""
+        where = self.flat.data[1].device
+        value, grad = self.flat(torch.from_numpy(theta).to(where))
+        return value.cpu().numpy(), grad.cpu().numpy()
 
     def _starts(self, generator: torch.Generator) -> Params:
         start, own = self.settings.start, self.flat.model.params
@@ -252,7 +259,7 @@ class Run:
         """Run one part of the warmup, or the draws, to its end."""
         length, learn = self.settings.parts[number]
         metric = Metric(state["root"])
-        density = metric.density(self.flat)
+        density = metric.density(self._density)
         if "part.begun" not in state:
             self._begin(state, number, density, metric, generator)
         while True:
@@ -282,16 +289,16 @@ class Run:
     ) -> None:
         setup, chains = self.settings, self.settings.num_chains
         last = number == len(setup.parts) - 1
-        state["part.begun"] = torch.ones(())
-        state["count"].zero_()
+        state["part.begun"] = np.ones(1)
+        state["count"][:] = 0
         if setup.step_size is not None:
-            state["step"] = state["theta"].new_full((chains,), setup.step_size)
+            state["step"] = np.full(chains, float(setup.step_size))
         elif not last or setup.warmup == 0:
-            first = state.get("step", state["theta"].new_full((chains,), 0.1))
+            first = state.get("step", np.full(chains, 0.1))
             with self.flat.running():
                 step = reasonable_step(density, metric.locate(state["theta"]), generator, first)
             if self.sampler.pooled:
-                step = step.log().mean().exp().expand(chains)
+                step = np.full(chains, np.exp(np.log(step).mean()))
             start_averaging(state, step)
         else:
             settle_step(state)
@@ -299,12 +306,12 @@ class Run:
         start_moments(state, setup.mass == "dense")
         if last:
             for name in ("divergences", "gradients", "acceptance"):
-                state[name].zero_()
+                state[name][:] = 0
         with self.flat.running():
             self.sampler.begin(state, density, metric)
-        self.sampler.restart(state, torch.arange(chains), generator)
+        self.sampler.restart(state, np.arange(chains), generator)
 
-    def _take(self, state: State, ended: Tensor, number: int, metric: Metric) -> int:
+    def _take(self, state: State, ended: Array, number: int, metric: Metric) -> int:
         """Record the draws of the chains that ended one, and adapt; return how many counted."""
         length, learn = self.settings.parts[number]
         last = number == len(self.settings.parts) - 1
@@ -314,13 +321,13 @@ class Run:
         theta, acceptance = metric.place(state["draw.z"][ended]), state["draw.acceptance"][ended]
         state["theta"][ended] = theta
         if last:
-            state["draws"][ended, state["count"][ended]] = theta.to(state["draws"].dtype)
+            state["draws"][ended, state["count"][ended]] = theta
             state["divergences"][ended] += state["draw.diverged"][ended]
             state["gradients"][ended] += state["draw.gradients"][ended]
             state["acceptance"][ended] += acceptance
         elif self.settings.step_size is None:
             if self.sampler.pooled:
-                acceptance = acceptance.mean().expand(len(acceptance))
+                acceptance = np.full(len(ended), acceptance.mean())
             average_step(state, ended, acceptance, self.settings.target_acceptance)
         if learn:
             add_moments(state, ended, theta, self.settings.mass == "dense")
@@ -330,13 +337,14 @@ class Run:
     def _write(
         self, checkpoint: Checkpoint, state: State, part: int, generator: torch.Generator
     ) -> None:
-        checkpoint.write({**state, "generator": generator.get_state()}, {"part": part})
+        tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+        checkpoint.write({**tensors, "generator": generator.get_state()}, {"part": part})
 
 
-def _check_steps(step: Tensor) -> None:
-    if bool((step < SMALLEST_STEP).any()) or not bool(step.isfinite().all()):
+def _check_steps(step: Array) -> None:
+    if (step < SMALLEST_STEP).any() or not np.isfinite(step).all():
         raise ChainStuck(
-            f"the warmup left chain {int(step.argmin())} with a step size of {float(step.min()):.1e}, which "
+            f"the warmup left chain {step.argmin()} with a step size of {float(step.min()):.1e}, which "
             "moves nothing. Use more warmup, a less extreme noise variance, or another start."
         )
 
@@ -360,18 +368,18 @@ def sample(
         temperature=temperature, only=settings.only, output=settings.output,
     )  # fmt: skip
     pair = gather(data, model.architecture.example)
-    flat = flat_model(model, pair)
-    state = Run(flat, sampler, settings, model.prior).draw()
+    flat, precise = flat_model(model, pair), model.architecture.example.dtype == torch.float64
+    state = Run(flat, sampler, settings, model.prior, precise).draw()
     statistics = {
-        "divergences": state["divergences"],
-        "acceptance": state["acceptance"] / settings.num_draws,
-        "step_size": state["step"],
-        "gradients": state["gradients"],
+        "divergences": torch.from_numpy(state["divergences"]),
+        "acceptance": torch.from_numpy(state["acceptance"] / settings.num_draws),
+        "step_size": torch.from_numpy(state["step"]),
+        "gradients": torch.from_numpy(state["gradients"]),
     }
     _judge(statistics, settings)
     values = {
-        name: value.to(model.params[name].dtype)
-        for name, value in flat.unflatten(state["draws"].flatten(0, 1)).items()
+        name: value.to(model.params[name])
+        for name, value in flat.unflatten(torch.from_numpy(state["draws"]).flatten(0, 1)).items()
     }
     recipe = ByDrawing(sampler.name, model.temperature, settings.num_chains, statistics)
     members = Members(model.architecture, values)
@@ -390,7 +398,7 @@ def _judge(statistics: dict[str, Tensor], settings: Settings) -> None:
     if count:
         warn(
             f"{count} of {settings.num_chains * settings.num_draws} trajectories diverged, so some regions "
-            "of the posterior may be missed. Raise target_acceptance (0.95, 0.99), use more warmup, or a "
-            'prior with lighter tails; recipe.statistics["divergences"] counts them per chain.',
+            "of the posterior may be missed. Raise target_acceptance (0.95, 0.99), use more warmup, or "
+            'choose a prior with lighter tails; recipe.statistics["divergences"] counts them per chain.',
             Divergences,
         )

@@ -130,11 +130,16 @@ def stacked_mlp(architecture: Linearized, x: Inputs) -> StackedMLP | None:
     3
     """
     network = architecture.network
-    named = {"": network} if type(network) is nn.Linear else dict(network.named_children())
     plain = type(network) in (nn.Sequential, nn.Linear) and architecture.output is None
     if not plain or not isinstance(x, Tensor) or not x.is_floating_point() or _watched(network):
         return None
-    if len({id(module) for module in named.values()}) != len(list(network.children()) or [0]):
+    children = network._modules.items()  # named_children leaves out a module's second place
+    named = (
+        {"": network}
+        if type(network) is nn.Linear
+        else {n: m for n, m in children if m is not None}
+    )
+    if len({id(module) for module in named.values()}) != len(named):
         return None  # a layer that is used twice
     starts, at = {}, 0
     for name, value in architecture.params.items():
