@@ -24,6 +24,9 @@ from net2gp.bayes.model.fan_in import fan_in_variances
 from net2gp.bayes.model.functions import prior_functions
 from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
 from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
+from net2gp.bayes.chains.mclmc import microcanonical
+from net2gp.bayes.chains.sghmc import sghmc
+from net2gp.bayes.chains.sgld import sgld
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
@@ -83,3 +86,4 @@ __all__ = [
     "straight_line",
     "weight_decay_of_prior",
 ]
+__all__ = ["Model", "NormalPrior", "WeightPrior", "microcanonical", "mixture", "sghmc", "sgld"]
