@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from net2gp.bayes import Model, microcanonical, sghmc, sgld
-from net2gp.bayes.chains import langevin
-from net2gp.bayes.chains.isokinetic import Integrator, Particle, correlation_length, kick
-from net2gp.bayes.chains.langevin import Plan, Setup
-from net2gp.bayes.chains.mclmc import Microcanonical
-from net2gp.bayes.chains.sghmc import SGHMC
-from net2gp.bayes.chains.sgld import SGLD
-from net2gp.bayes.chains.stochastic import Tuned, curvature
-from net2gp.bayes.chains.targets import Minibatches, Target
+from net2gp.bayes.chains.langevin import walks
+from net2gp.bayes.chains.langevin.isokinetic import Integrator, Particle, correlation_length, kick
+from net2gp.bayes.chains.langevin.mclmc import Microcanonical
+from net2gp.bayes.chains.langevin.sghmc import SGHMC
+from net2gp.bayes.chains.langevin.sgld import SGLD
+from net2gp.bayes.chains.langevin.stochastic import Tuned, curvature
+from net2gp.bayes.chains.langevin.targets import Minibatches, Target
+from net2gp.bayes.chains.langevin.walks import Plan, Setup
 from net2gp.errors import ChainStuck, InputError, NetworkError, NotConverged
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear.linearized import linearize
@@ -416,8 +416,8 @@ def test_a_killed_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
             "precondition": True,
             "gradient_noise": True,
         }
-    monkeypatch.setattr(langevin, "SAVE_EVERY", 30)
-    monkeypatch.setattr(langevin, "BLOCK", 7)
+    monkeypatch.setattr(walks, "SAVE_EVERY", 30)
+    monkeypatch.setattr(walks, "BLOCK", 7)
     whole = METHODS[name](network, data, Categorical(), **{**options, "checkpoint": None})
     kind = {"sgld": SGLD, "sghmc": SGHMC, "microcanonical": Microcanonical}[name]
     step = kind.step

@@ -27,6 +27,9 @@ from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGam
 from net2gp.bayes.chains.mclmc import microcanonical
 from net2gp.bayes.chains.sghmc import sghmc
 from net2gp.bayes.chains.sgld import sgld
+from net2gp.bayes.chains.langevin.mclmc import microcanonical
+from net2gp.bayes.chains.langevin.sghmc import sghmc
+from net2gp.bayes.chains.langevin.sgld import sgld
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.chains.checkpoint import problem_key, read_checkpoint, write_checkpoint
-from net2gp.bayes.chains.targets import Minibatches, Target
+from net2gp.bayes.chains.langevin.targets import Minibatches, Target
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import ChainStuck, InputError, check_count

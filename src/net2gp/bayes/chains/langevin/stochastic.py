@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from net2gp.bayes.chains.langevin import DEFAULTS, Options, Setup, State, Walk
+from net2gp.bayes.chains.langevin.walks import DEFAULTS, Options, Setup, State, Walk
 from net2gp.errors import InputError, NotConverged, check_count, check_positive, warn
 
 AVERAGE = 0.99

@@ -7,14 +7,14 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from net2gp.bayes.chains.langevin import Setup, State, Walk, prepare, run
-from net2gp.bayes.chains.stochastic import (
+from net2gp.bayes.chains.langevin.stochastic import (
     STOCHASTIC,
     StochasticOptions,
     Tuned,
     chosen_step,
     tuned,
 )
+from net2gp.bayes.chains.langevin.walks import Setup, State, Walk, prepare, run
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import InputError
 from net2gp.inputs import ordinary_tensors

@@ -9,15 +9,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.chains.isokinetic import (
+from net2gp.bayes.chains.langevin.isokinetic import (
     INTEGRATORS,
     Integrator,
     Particle,
     correlation_length,
     refresh,
 )
-from net2gp.bayes.chains.langevin import DEFAULTS as COMMON
-from net2gp.bayes.chains.langevin import Options, Setup, State, Walk, prepare, run
+from net2gp.bayes.chains.langevin.walks import DEFAULTS as COMMON
+from net2gp.bayes.chains.langevin.walks import Options, Setup, State, Walk, prepare, run
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import ChainStuck, Divergences, InputError, check_count, check_positive, warn
 from net2gp.inputs import describe, ordinary_tensors
