@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from net2gp.bayes import Model, microcanonical, sghmc, sgld
+from net2gp.bayes import FlatPrior, Model, microcanonical, sghmc, sgld
 from net2gp.bayes.chains.langevin import walks
 from net2gp.bayes.chains.langevin.isokinetic import Integrator, Particle, correlation_length, kick
 from net2gp.bayes.chains.langevin.mclmc import Microcanonical
@@ -111,7 +111,7 @@ def test_other_priors_are_differentiated():
             raise NotImplementedError
 
     network, data, *_ = conjugate()
-    flat = Target(Model.of(network, Gaussian(0.25), None), data)
+    flat = Target(Model.of(network, Gaussian(0.25), FlatPrior()), data)
     sharp = Target(Model.of(network, Gaussian(0.25), Sharp()), data)
     position = normal(2, 5)
     with flat.ready():
@@ -449,6 +449,21 @@ def test_a_killed_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
         METHODS[name](network, data, Categorical(), **{**options, "seed": 1})
 
 
+def test_chains_start_at_the_network_the_prior_or_given_parameters():
+    network, data, mean, _ = conjugate(2)
+    options = {"num_draws": 1, "warmup": 0, "step_size": 1e-12, "num_chains": 3}
+    found = {}
+    for start in ("network", "prior", {"weight": normal(3, 1, 2)}, None):
+        posterior = sgld(network, data, Gaussian(0.25), start=start, **options)
+        found[str(start)[:4]] = weights(posterior)
+    torch.testing.assert_close(found["netw"], mean.expand(3, 2), atol=1e-4, rtol=0)
+    assert torch.equal(found["netw"], found["None"])
+    torch.testing.assert_close(found["{'we"], normal(3, 1, 2)[:, 0], atol=1e-4, rtol=0)
+    assert found["prio"].std() > 0.1
+    with pytest.raises(InputError, match='"prior" if there is one'):
+        sgld(network, data, Gaussian(0.25), start="prior", prior=None, **options)
+
+
 def test_no_global_random_number_is_drawn():
     network, data, *_ = conjugate(2)
     before = torch.get_rng_state()
@@ -523,7 +538,7 @@ WRONG = {
     "thin": (0, "thin must be a positive whole number"),
     "warmup": (-1, "warmup must be zero or a positive whole number"),
     "step_size": (-1.0, "step_size must be positive"),
-    "start": ("ensemble", r"start must be a posterior, such as ensemble"),
+    "start": ("mode", r"start must be a posterior, such as ensemble"),
     "num_chains": (0, "num_chains must be a positive whole number"),
 }
 

@@ -4,6 +4,9 @@ Every method takes a network, data and a likelihood, and returns a `Posterior`.
 """
 
 from net2gp.bayes.chains.hmc import hmc
+from net2gp.bayes.chains.langevin.mclmc import microcanonical
+from net2gp.bayes.chains.langevin.sghmc import sghmc
+from net2gp.bayes.chains.langevin.sgld import sgld
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.runs import Options as ChainOptions
 from net2gp.bayes.landscape.alignment import kernel_alignment
@@ -24,12 +27,6 @@ from net2gp.bayes.model.fan_in import fan_in_variances
 from net2gp.bayes.model.functions import prior_functions
 from net2gp.bayes.model.independent import LaplacePrior, StudentTPrior
 from net2gp.bayes.model.mixing import Exponential, Gamma, HalfCauchy, InverseGamma, Mixing
-from net2gp.bayes.chains.mclmc import microcanonical
-from net2gp.bayes.chains.sghmc import sghmc
-from net2gp.bayes.chains.sgld import sgld
-from net2gp.bayes.chains.langevin.mclmc import microcanonical
-from net2gp.bayes.chains.langevin.sghmc import sghmc
-from net2gp.bayes.chains.langevin.sgld import sgld
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior
 from net2gp.bayes.model.scale_mixture import Horseshoe, ScaleMixture
@@ -79,6 +76,7 @@ __all__ = [
     "loss_slice",
     "map_estimate",
     "match_weights",
+    "microcanonical",
     "mixture",
     "module_of",
     "nuts",
@@ -86,7 +84,8 @@ __all__ = [
     "prior_functions",
     "prior_of_weight_decay",
     "scale_units",
+    "sghmc",
+    "sgld",
     "straight_line",
     "weight_decay_of_prior",
 ]
-__all__ = ["Model", "NormalPrior", "WeightPrior", "microcanonical", "mixture", "sghmc", "sgld"]

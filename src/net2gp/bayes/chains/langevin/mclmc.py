@@ -16,6 +16,7 @@ from net2gp.bayes.chains.langevin.isokinetic import (
     correlation_length,
     refresh,
 )
+from net2gp.bayes.chains.langevin.starts import num_starts
 from net2gp.bayes.chains.langevin.walks import DEFAULTS as COMMON
 from net2gp.bayes.chains.langevin.walks import Options, Setup, State, Walk, prepare, run
 from net2gp.bayes.model.prior import WeightPrior
@@ -25,7 +26,6 @@ from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.linearized import Linearized
 from net2gp.methods.training.vogn import check_known, lists
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.recipes.drawn import Drawn
 from net2gp.types import Data, Likelihood
 
 MEMORY = 149 / 151
@@ -247,7 +247,7 @@ def microcanonical(
     microcanonical Langevin ensemble. Cost of a step: two gradients on all data.
 
     Args:
-        network: The network; its parameters are where chains start, unless `start` is given.
+        network: The network; its parameters are where chains start, unless `start` says otherwise.
         data: The training data, (x, y), a Dataset or a loader.
         likelihood: How targets follow the outputs; Gaussian noise must be given.
         prior: The prior of the parameters. A number is the variance of independent Gaussians, and None is a
@@ -262,7 +262,8 @@ def microcanonical(
         chunk_size: The number of points whose gradients are computed together; None takes all.
         only: Chooses parameters by name pattern, as in `linearize`; the others stay fixed.
         output: Picks the tensor of outputs from what the network returns.
-        start: A posterior whose networks start the chains, such as an ensemble.
+        start: A posterior whose networks start the chains, such as an ensemble; "network" or None for the
+            network itself, "prior" for draws from the prior, or parameters by name with an axis of chains.
         num_draws: The number of draws of each chain.
         num_chains: The number of chains. None takes one per network of `start`, or 4 without it.
         warmup: The number of steps before the first draw.
@@ -296,9 +297,7 @@ def microcanonical(
     chosen = {**DEFAULTS, **options}
     _check_options(chosen)
     if chosen["num_chains"] is None:
-        start = chosen["start"]
-        drawn = isinstance(start, Posterior) and isinstance(start.process, Drawn)
-        chosen["num_chains"] = len(start.process.members) if drawn else 4
+        chosen["num_chains"] = num_starts(chosen["start"]) or 4
     setup = prepare("microcanonical", (network, data, likelihood), prior, temperature, chosen)
     if setup.start.shape[1] < 2:
         raise InputError(

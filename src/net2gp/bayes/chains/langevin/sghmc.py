@@ -111,7 +111,7 @@ def sghmc(
     minibatch per chain; chains share vectorized passes.
 
     Args:
-        network: The network; its parameters are where chains start, unless `start` is given.
+        network: The network; its parameters are where chains start, unless `start` says otherwise.
         data: The training data, (x, y), a Dataset or a loader.
         likelihood: How targets follow the outputs; Gaussian noise must be given.
         prior: The prior of the parameters. A number is the variance of independent Gaussians, and None is a
@@ -128,7 +128,8 @@ def sghmc(
             only the variance 1 − a² − h²V. Minibatches are then drawn independently.
         only: Chooses parameters by name pattern, as in `linearize`; the others stay fixed.
         output: Picks the tensor of outputs from what the network returns.
-        start: A posterior whose networks start the chains, such as an ensemble.
+        start: A posterior whose networks start the chains, such as an ensemble; "network" or None for the
+            network itself, "prior" for draws from the prior, or parameters by name with an axis of chains.
         num_draws: The number of draws of each chain.
         num_chains: The number of chains.
         warmup: The number of steps before the first draw, in each cycle.

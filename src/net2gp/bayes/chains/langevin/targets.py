@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from net2gp.bayes.model.model import Batch, Model
-from net2gp.bayes.model.prior import NormalPrior
+from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.bayes.model.stacked import Elementwise, StackedMLP, stacked_mlp
 from net2gp.errors import Net2GPError
 from net2gp.inputs import map_inputs, num_rows, rows, tensors
@@ -205,7 +205,7 @@ class Target:
 
     def _prior(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """The log prior, (C,), and a new tensor with its gradient, (C, P)."""
-        if self.model.prior is None:
+        if self.model.prior is None or isinstance(self.model.prior, FlatPrior):
             return position.new_zeros(len(position)), torch.zeros_like(position)
         if self.precision is not None:
             pull = self.precision * position
@@ -215,7 +215,7 @@ class Target:
             leaf = position.detach().requires_grad_()
             values = vmap(lambda flat: log_prior(unflatten(flat)))(leaf)
             (pull,) = torch.autograd.grad(values.sum(), leaf)
-        return values.detach(), pull
+        return values.detach(), pull.contiguous()
 
 
 class Minibatches:

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.chains.checkpoint import problem_key, read_checkpoint, write_checkpoint
+from net2gp.bayes.chains.langevin.starts import Start, starts
 from net2gp.bayes.chains.langevin.targets import Minibatches, Target
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import ChainStuck, InputError, check_count
-from net2gp.inputs import describe, gather
+from net2gp.inputs import gather
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
 from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn, drawn_posterior
+from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
 from net2gp.posteriors.recipes.members import Members
 from net2gp.progress import progress
-from net2gp.types import Data, Likelihood, Params
+from net2gp.types import Data, Likelihood
 
 BLOCK = 64
 """Steps between two checks for divergence; other threads can use the network between blocks."""
@@ -39,7 +40,7 @@ class Options(TypedDict, total=False):
 
     only: Patterns | None
     output: Output | None
-    start: Posterior | None
+    start: Start
     num_draws: int
     num_chains: int
     warmup: int
@@ -243,64 +244,13 @@ def prepare(
     x, y = gather(data, network.example)
     network.check(x)
     model = Model.of(network, likelihood, prior, temperature=temperature)
-    start, fixed = starts(network, chosen["start"], chosen["num_chains"], chosen["seed"])
+    start, fixed = starts(model, chosen["start"], chosen["num_chains"], chosen["seed"])
     target = Target(model, (x, y), fixed, chosen["vectorized"], chosen.get("chunk_size"))
     own = {n: v for n, v in chosen.items() if n not in ("only", "output", "start", "checkpoint")}
     return Setup(
         *(method, target.checked(start), start, plan),
         *(chosen["seed"], chosen["checkpoint"], own),
     )
-
-
-def starts(
-    network: Linearized, start: Posterior | None, num_chains: int, seed: int
-) -> tuple[Tensor, Params]:
-    """Where chains start.
-
-    Args:
-        network: The network, whose parameters all chains start from if `start` is None.
-        start: A posterior of networks, each of which starts a chain, or of parameters, which are drawn.
-        num_chains: The number of chains C; the first C networks of an ensemble are taken.
-        seed: The seed of the draws.
-
-    Returns:
-        The parameters (C, P), and values that differ between chains but are not sampled.
-
-    Raises:
-        InputError: If `start` is of another architecture or has fewer networks than chains.
-    """
-    check_count(num_chains, "num_chains", example=4)
-    if start is None:
-        flat = network.flatten(network.params).detach()
-        return flat.repeat(num_chains, 1), {}
-    if not isinstance(start, Posterior):
-        raise InputError(
-            f"start must be a posterior, such as ensemble(network, data, likelihood), but is "
-            f"{describe(start)}."
-        )
-    if isinstance(start.process, Drawn):
-        values = start.process.members.values
-        if len(start.process.members) < num_chains:
-            have = len(start.process.members)
-            raise InputError(
-                f"start has {have} networks for {num_chains} chains. Pass num_chains={have}, or a larger "
-                "ensemble."
-            )
-        values = {name: value[:num_chains] for name, value in values.items()}
-    else:
-        generator = torch.Generator(network.example.device).manual_seed(seed)
-        values = start.sample_weights(num_chains, generator=generator)
-    shapes = {name: tuple(value.shape[1:]) for name, value in values.items()}
-    for name, own in network.params.items():
-        if shapes.get(name) != tuple(own.shape):
-            raise InputError(
-                f"'{name}' has shape {tuple(own.shape)} in the network and {shapes.get(name)} in start. "
-                "Pass a posterior of the same architecture and parameters."
-            )
-    flat = torch.cat([values[name].flatten(1) for name in network.params], 1)
-    fixed = {n: v.detach().to(network.example.device) for n, v in values.items()}
-    fixed = {n: v for n, v in fixed.items() if n not in network.params}
-    return flat.detach().to(network.example), fixed
 
 
 def run(setup: Setup, dynamics: Dynamics, walk: Walk) -> Posterior:
