@@ -6,6 +6,9 @@ Every method takes a network, data and a likelihood, and returns a `Posterior`.
 from net2gp.bayes.chains.arviz import from_arviz, to_arviz
 from net2gp.bayes.chains.diagnostics import Diagnosis, bulk_ess, diagnose, r_hat, tail_ess
 from net2gp.bayes.chains.hmc import hmc
+from net2gp.bayes.chains.langevin.mclmc import microcanonical
+from net2gp.bayes.chains.langevin.sghmc import sghmc
+from net2gp.bayes.chains.langevin.sgld import sgld
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.runs import Options as ChainOptions
 from net2gp.bayes.landscape.alignment import kernel_alignment
@@ -105,6 +108,7 @@ __all__ = [
     "match_weights",
     "mc_dropout",
     "mean_field",
+    "microcanonical",
     "mixture",
     "module_of",
     "module_with",
@@ -116,6 +120,8 @@ __all__ = [
     "prior_of_weight_decay",
     "r_hat",
     "scale_units",
+    "sghmc",
+    "sgld",
     "straight_line",
     "tail_ess",
     "to_arviz",

@@ -30,7 +30,7 @@ from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Data, Inputs, Likelihood, Params
 
-Made = TypeVar("Made", bound=Callable[..., object])
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 class Options(TypedDict, total=False):
