@@ -8,8 +8,8 @@ prior of the same form (MAP), trained without a prior (SGD), and an ensemble of 
 variance of MAP's prior is multiplied by the best of four factors on a held-out fifth of the data: under the
 prior of the NNGP itself the most probable wide network is nearly constant, since its 200,000 parameters
 outweigh some hundred digits. gp_or_network.toml has what is claimed of the NNGP, written down before the run.
-Also claimed: the ensemble's NLL is better than its members', and the time of the Gaussian process grows faster
-than the time of the network.
+Also claimed: the ensemble's NLL is better than its members', and the time of the Gaussian process grows
+faster than the time of the network.
 
 A second table is over the width of the network, which the Gaussian process does not have.
 
