@@ -356,6 +356,8 @@ def test_what_is_no_prior_is_refused(make, text):
 
 def test_a_flat_prior_has_no_draws():
     assert bayes.FlatPrior().log_prob(PARAMS).item() == 0.0
+    slopes = vmap(grad(bayes.FlatPrior().log_prob))({n: v[None] for n, v in PARAMS.items()})
+    assert all(torch.equal(slopes[n][0], torch.zeros_like(v)) for n, v in PARAMS.items())
     with pytest.raises(NotAvailable, match=r"a flat prior cannot be drawn from, and 0\.weight"):
         bayes.FlatPrior().sample(PARAMS, 1)
 

@@ -151,8 +151,8 @@ class FlatPrior:
         """Do nothing: every parameter can have it."""
 
     def log_prob(self, params: Params) -> Tensor:
-        """Zero."""
-        return next(iter(params.values())).new_zeros(())
+        """Zero, with a gradient of zero for every parameter."""
+        return torch.stack([0 * value.sum() for value in params.values()]).sum()
 
     def sample(
         self, params: Params, num_samples: int, generator: torch.Generator | None = None

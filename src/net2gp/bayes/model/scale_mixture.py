@@ -77,7 +77,8 @@ class ScaleMixture:
         values = {name: value.double() for name, value in params.items()}
         factors = variances_of(self.variance, values)
         if self.per == "weight":
-            parts = [self.mixing.log_prob(v / factors[n] ** 0.5).sum() for n, v in values.items()]
+            scaled = [(v / factors[n] ** 0.5).reshape(-1) for n, v in values.items()]
+            parts = [self.mixing.log_prob(torch.cat(scaled)).sum()]
         else:
             parts = []
             for names in self._groups(params):
@@ -121,8 +122,9 @@ class Horseshoe:
     """Parameters N(0, c λ²) with half-Cauchy scales λ: a spike at zero and tails that fall as θ^{−2}.
 
     Small parameters are pulled to zero, and large ones are left as they are. It is
-    ScaleMixture(HalfCauchy(), per, variance). The density is infinite at zero, so a posterior has no
-    maximum worth finding; use it with Markov chains and draws.
+    ScaleMixture(HalfCauchy(), per, variance). The density of a single weight is infinite at zero, so that the
+    maximum of a posterior says nothing, and chains that follow gradients need small steps and long warmups;
+    start them with start="network", since draws from the prior may be very large.
 
     Args:
         variance: c = τ², the square of the global scale, one for all parameters, or a dict by name pattern;
