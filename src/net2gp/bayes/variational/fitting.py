@@ -57,7 +57,8 @@ class Settings:
         if self.optimizer is not None:
             made = self.optimizer(leaves)
             return made, None if self.schedule is None else self.schedule(made)
-        adam = torch.optim.Adam(leaves, lr=self.learning_rate)
+        fused = leaves[0].device.type in ("cpu", "cuda")
+        adam = torch.optim.Adam(leaves, lr=self.learning_rate, fused=fused)
         if self.schedule is not None:
             return adam, self.schedule(adam)
         return adam, torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.num_steps)
@@ -121,7 +122,7 @@ class Ascent:
         mean: The means μ, flat: (P,).
         log_deviation: log σ, flat: (P,).
         log_noise: The logarithm of the noise variance, or None if it is given.
-        prior_var: The variances of a Gaussian prior, flat, or None for another prior.
+        precision: The inverse variances of a Gaussian prior, one number or flat, or None for another prior.
     """
 
     passes: Passes
@@ -129,7 +130,7 @@ class Ascent:
     mean: Tensor
     log_deviation: Tensor
     log_noise: Tensor | None
-    prior_var: Tensor | None
+    precision: Tensor | None
 
     @classmethod
     def of(cls, passes: Passes, data: Batch, settings: Settings, open_noise: bool) -> Ascent:
@@ -147,8 +148,9 @@ class Ascent:
         wide = None
         if isinstance(model.prior, NormalPrior):
             parts = expand_prior(model.prior.variance, network.params)
-            wide = network.flatten({n: v.expand_as(network.params[n]) for n, v in parts.items()})
-            check_positive(wide, "the prior variance")
+            each = {n: v.expand_as(network.params[n]) for n, v in parts.items()}
+            one = isinstance(model.prior.variance, int | float)
+            wide = 1 / (next(iter(parts.values())) if one else network.flatten(each))
         return cls(passes, settings, mean, log_deviation.requires_grad_(), log_noise, wide)
 
     @property
@@ -157,29 +159,51 @@ class Ascent:
         noise = [] if self.log_noise is None else [self.log_noise]
         return [self.mean, self.log_deviation, *noise]
 
-    def bound(self, batch: Batch, likelihood: Likelihood, generator: torch.Generator) -> Tensor:
-        """Estimate the bound from a batch: a scalar."""
-        network, deviation = self.passes.model.architecture, self.log_deviation.exp()
+    def climb(self, batch: Batch, likelihood: Likelihood, generator: torch.Generator) -> Tensor:
+        """Set the gradients of −bound/N, estimated from a batch, and return the bound.
+
+        The entropy and a Gaussian prior have gradients in closed form. Autograd would pass over all
+        parameters several times as often for them.
+        """
+        model = self.passes.model
+        network, size = model.architecture, model.num_data or num_rows(batch[0])
+        deviation = self.log_deviation.detach().exp().requires_grad_()
         means, deviations = network.unflatten(self.mean), network.unflatten(deviation)
         if self.log_noise is not None:
             likelihood = cast(GaussianNoise, likelihood).with_noise(self.log_noise.exp())
         count = self.settings.num_samples
-        fitted = self.passes.log_likelihood(means, deviations, batch, likelihood, generator, count)
-        prior = self._prior(means, deviations, deviation, generator)
-        entropy = self.log_deviation.sum() + 0.5 * len(self.mean) * math.log(2 * math.pi * math.e)
-        return (fitted + prior) / self.passes.model.temperature + entropy
+        drawn = self.passes.log_likelihood(means, deviations, batch, likelihood, generator, count)
+        if self.precision is None and model.prior is not None:
+            drawn = drawn + self._drawn_prior(means, deviations, generator)
+        scale = 1 / (size * model.temperature)
+        (-scale * drawn).backward()
+        with torch.no_grad():
+            assert self.mean.grad is not None
+            assert deviation.grad is not None
+            slope = deviation.grad.mul_(deviation).sub_(1 / size)
+            bound = drawn.detach() / model.temperature + self._entropy()
+            if self.precision is not None:
+                squares = deviation.square()
+                self.mean.grad.addcmul_(self.mean, self.precision, value=scale)
+                slope.addcmul_(squares, self.precision, value=scale)
+                bound = bound + self._closed_prior(squares) / model.temperature
+            self.log_deviation.grad = slope
+        return bound
 
-    def _prior(
-        self, means: Params, deviations: Params, deviation: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        """E_q log p(θ); the Gaussian case is written for flat tensors, since each step computes it."""
-        if self.prior_var is not None:
-            squares = ((self.mean.square() + deviation.square()) / self.prior_var).sum()
-            constant = (self.prior_var.log() + math.log(2 * math.pi)).sum()
-            return -0.5 * (squares + constant)
+    def _entropy(self) -> Tensor:
+        constant = 0.5 * len(self.mean) * math.log(2 * math.pi * math.e)
+        return self.log_deviation.detach().sum() + constant
+
+    def _closed_prior(self, squares: Tensor) -> Tensor:
+        """E_q log p(θ) for a Gaussian prior."""
+        assert self.precision is not None
+        both = torch.addcmul(squares, self.mean, self.mean)
+        logs = (math.log(2 * math.pi) - self.precision.log()).expand_as(both)
+        return -0.5 * ((both * self.precision).sum() + logs.sum())
+
+    def _drawn_prior(self, means: Params, deviations: Params, generator: torch.Generator) -> Tensor:
         prior = self.passes.model.prior
-        if prior is None:
-            return deviation.new_zeros(())
+        assert prior is not None
         draws = [
             prior.log_prob({n: m + deviations[n] * _normal(m, generator) for n, m in means.items()})
             for _ in range(self.settings.num_samples)
@@ -214,11 +238,8 @@ def _step(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        bound = ascent.bound((x, y), likelihood, generator)
-        loss = -bound / size
-        loss.backward()
-        kept.append(bound.detach())
-        return loss
+        kept.append(ascent.climb((x, y), likelihood, generator))
+        return -kept[-1] / size
 
     optimizer.step(closure)  # type: ignore[arg-type]
     return kept[0]
