@@ -197,9 +197,12 @@ class Ascent:
     def _closed_prior(self, squares: Tensor) -> Tensor:
         """E_q log p(θ) for a Gaussian prior."""
         assert self.precision is not None
-        both = torch.addcmul(squares, self.mean, self.mean)
-        logs = (math.log(2 * math.pi) - self.precision.log()).expand_as(both)
-        return -0.5 * ((both * self.precision).sum() + logs.sum())
+        logs = math.log(2 * math.pi) - self.precision.log()
+        if self.precision.dim():
+            both = torch.addcmul(squares, self.mean, self.mean)
+            return -0.5 * (torch.dot(both, self.precision) + logs.sum())
+        total = squares.sum() + self.mean.square().sum()
+        return -0.5 * (total * self.precision + len(squares) * logs)
 
     def _drawn_prior(self, means: Params, deviations: Params, generator: torch.Generator) -> Tensor:
         prior = self.passes.model.prior

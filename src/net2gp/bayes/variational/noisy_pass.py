@@ -274,8 +274,8 @@ class NoisyPass(_Seeing):
             return mean + high * self._normal(mean, mean.shape)
         squares = None if high is None else high.square()
         variance = F.linear(inputs.square(), wide.square(), squares)
-        # at inputs of zero the root has no derivative, and the noise none in the weights
-        deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+        # At inputs of zero a root of zero would have an infinite derivative, and infinity times zero is NaN.
+        deviation = variance.add_(torch.finfo(variance.dtype).tiny).sqrt_()
         return torch.addcmul(mean, deviation, self._normal(mean, mean.shape))
 
     def _own(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
