@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
+from net2gp.bayes.variational.ascent import Fit, Settings, fit
 from net2gp.bayes.variational.bound import Passes
-from net2gp.bayes.variational.fitting import Fit, Settings, fit
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
 from net2gp.bayes.variational.noisy_pass import Estimator
 from net2gp.errors import NotAvailable
