@@ -16,6 +16,7 @@ from net2gp.bayes.model.model import Batch
 from net2gp.bayes.model.prior import NormalPrior
 from net2gp.bayes.variational.bound import Passes
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
+from net2gp.bayes.variational.noisy_pass import Spread
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import GaussianNoise, of_points
@@ -167,48 +168,56 @@ class Ascent:
         """
         model = self.passes.model
         network, size = model.architecture, model.num_data or num_rows(batch[0])
-        deviation = self.log_deviation.detach().exp().requires_grad_()
-        means, deviations = network.unflatten(self.mean), network.unflatten(deviation)
+        # "local" needs variances and the others need deviations; power is the exponent of σ
+        power = 2 if self.passes.estimator == "local" else 1
+        wide = self.log_deviation.detach().mul(power).exp_().requires_grad_()
+        means, spread = network.unflatten(self.mean), Spread(network.unflatten(wide), power == 2)
         if self.log_noise is not None:
             likelihood = cast(GaussianNoise, likelihood).with_noise(self.log_noise.exp())
         count = self.settings.num_samples
-        drawn = self.passes.log_likelihood(means, deviations, batch, likelihood, generator, count)
+        drawn = self.passes.log_likelihood(means, spread, batch, likelihood, generator, count)
         if self.precision is None and model.prior is not None:
-            drawn = drawn + self._drawn_prior(means, deviations, generator)
+            drawn = drawn + self._drawn_prior(means, spread, generator)
         scale = 1 / (size * model.temperature)
         (-scale * drawn).backward()
         with torch.no_grad():
             assert self.mean.grad is not None
-            assert deviation.grad is not None
-            slope = deviation.grad.mul_(deviation).sub_(1 / size)
+            assert wide.grad is not None
             bound = drawn.detach() / model.temperature + self._entropy()
             if self.precision is not None:
-                squares = deviation.square()
+                variance = wide if power == 2 else wide.square()
+                bound = bound + self._closed_prior(variance) / model.temperature
                 self.mean.grad.addcmul_(self.mean, self.precision, value=scale)
-                slope.addcmul_(squares, self.precision, value=scale)
-                bound = bound + self._closed_prior(squares) / model.temperature
-            self.log_deviation.grad = slope
+                # σ²/2s² has the derivative 1/2s² in σ², and σ/s² in σ
+                if power == 2:
+                    wide.grad.add_(self.precision, alpha=0.5 * scale)
+                else:
+                    wide.grad.addcmul_(wide, self.precision, value=scale)
+            least = wide.new_tensor(-1 / size)
+            self.log_deviation.grad = torch.addcmul(least, wide.grad, wide, value=power)
         return bound
 
     def _entropy(self) -> Tensor:
         constant = 0.5 * len(self.mean) * math.log(2 * math.pi * math.e)
         return self.log_deviation.detach().sum() + constant
 
-    def _closed_prior(self, squares: Tensor) -> Tensor:
+    def _closed_prior(self, variance: Tensor) -> Tensor:
         """E_q log p(θ) for a Gaussian prior."""
         assert self.precision is not None
         logs = math.log(2 * math.pi) - self.precision.log()
         if self.precision.dim():
-            both = torch.addcmul(squares, self.mean, self.mean)
+            both = torch.addcmul(variance, self.mean, self.mean)
             return -0.5 * (torch.dot(both, self.precision) + logs.sum())
-        total = squares.sum() + self.mean.square().sum()
-        return -0.5 * (total * self.precision + len(squares) * logs)
+        total = variance.sum() + torch.dot(self.mean, self.mean)
+        return -0.5 * (total * self.precision + len(variance) * logs)
 
-    def _drawn_prior(self, means: Params, deviations: Params, generator: torch.Generator) -> Tensor:
+    def _drawn_prior(self, means: Params, spread: Spread, generator: torch.Generator) -> Tensor:
         prior = self.passes.model.prior
         assert prior is not None
         draws = [
-            prior.log_prob({n: m + deviations[n] * _normal(m, generator) for n, m in means.items()})
+            prior.log_prob(
+                {n: m + spread.deviation(n) * _normal(m, generator) for n, m in means.items()}
+            )
             for _ in range(self.settings.num_samples)
         ]
         return torch.stack(draws).mean()
