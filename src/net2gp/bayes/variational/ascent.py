@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import cast
 
 import torch
@@ -26,7 +27,7 @@ from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood, Params
 
 CHECK = 50
-"""The number of steps between two looks at the bound, since each look waits for the device."""
+"""The number of steps between two looks at the bound, which wait for the device and let other threads run."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,19 @@ def fit(passes: Passes, data: Batch, settings: Settings, *, open_noise: bool) ->
     generator = torch.Generator(ascent.mean.device).manual_seed(settings.seed)
     bounds: list[Tensor] = []
     with progress("mean field", settings.num_steps) as advance, torch.enable_grad():
-        for batch in _batches(data, settings, passes.model.likelihood):
-            bounds.append(_step(ascent, optimizer, batch, generator))
-            if schedule is not None:
-                schedule.step()
-            at_check = len(bounds) % CHECK == 0 or len(bounds) == settings.num_steps
-            if at_check:
-                _check(bounds)
-            advance(note=f"bound {float(bounds[-1]):.4g}" if at_check else "")
-            if _has_converged(bounds, settings.patience):
-                break
+        stream, converged = _batches(data, settings, passes.model.likelihood), False
+        while len(bounds) < settings.num_steps and not converged:
+            before = len(bounds)
+            with passes.running():
+                for batch in islice(stream, CHECK):
+                    bounds.append(_step(ascent, optimizer, batch, generator))
+                    if schedule is not None:
+                        schedule.step()
+                    converged = _has_converged(bounds, settings.patience)
+                    if converged:
+                        break
+            _check(bounds)
+            advance(len(bounds) - before, note=f"bound {float(bounds[-1]):.4g}")
     return Fit(ascent.weights(), ascent.likelihood_found(), torch.stack(bounds))
 
 
@@ -194,7 +198,8 @@ class Ascent:
                 else:
                     wide.grad.addcmul_(wide, self.precision, value=scale)
             least = wide.new_tensor(-1 / size)
-            self.log_deviation.grad = torch.addcmul(least, wide.grad, wide, value=power)
+            slope = wide.grad
+            self.log_deviation.grad = torch.addcmul(least, slope, wide, value=power, out=slope)
         return bound
 
     def _entropy(self) -> Tensor:

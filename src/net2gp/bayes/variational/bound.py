@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -55,7 +57,7 @@ class Passes:
     def outputs(
         self, means: Params, spread: Spread, x: Inputs, generator: torch.Generator
     ) -> Tensor:
-        """Draw f(x_n; θ) with θ ~ N(μ, diag σ²), (N, C); the law at each point is exact.
+        """Draw f(x_n; θ) with θ ~ N(μ, diag σ²), (N, C), within `running`; the law at each point is exact.
 
         Args:
             means: The means μ, by name.
@@ -65,16 +67,20 @@ class Passes:
         """
         network = self.model.architecture
         x = map_inputs(x, torch.clone)  # a network may change its inputs in place
-        with evaluating(network.network), without_checkpoints():
-            if self.estimator == "weights":
-                draws = {
-                    n: torch.addcmul(m, spread.deviation(n), _normal(m, generator))
-                    for n, m in means.items()
-                }
-                return run(network, draws, x)
-            noise = NoisyPass(means, spread, self.uses, self.estimator, num_rows(x), generator)
-            with noise:
-                return run(network, means, x)
+        if self.estimator == "weights":
+            draws = {
+                n: torch.addcmul(m, spread.deviation(n), _normal(m, generator))
+                for n, m in means.items()
+            }
+            return run(network, draws, x)
+        with NoisyPass(means, spread, self.uses, self.estimator, num_rows(x), generator):
+            return run(network, means, x)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep the network as passes need it within this context, in eval mode and without checkpoints."""
+        with evaluating(self.model.architecture.network), without_checkpoints():
+            yield
 
     def log_likelihood(
         self,
@@ -149,9 +155,10 @@ def elbo(
     generator = generator or torch.Generator(like.device).manual_seed(0)
     passes = Passes.of(model, estimator, batch[0])
     spread = Spread(weights.variance, squared=True)
-    fitted = passes.log_likelihood(
-        weights.mean, spread, batch, model.likelihood, generator, num_samples
-    )
+    with passes.running():
+        fitted = passes.log_likelihood(
+            weights.mean, spread, batch, model.likelihood, generator, num_samples
+        )
     prior = weights.expected_log_prior(model.prior, num_samples=num_samples, generator=generator)
     return (fitted + prior) / model.temperature + weights.entropy()
 

@@ -101,8 +101,9 @@ def mean_field(
     `posterior.recipe.weights` is q itself, and `linearized_mean_field(posterior)` is the Gaussian process
     around μ in its place.
 
-    The estimators differ in the noise of the gradients and agree in their expectation. A step costs about
-    two plain training steps in each case.
+    The estimators differ in the noise of the gradients and agree in their expectation. A step costs as much
+    as about 2.5 plain training steps of a perceptron by "local", 3.2 by "flipout" and 2 by "weights", and
+    less than two for convolutions.
 
     - "local" draws the outputs of linear layers for each point. Convolutions and layers along a sequence use
       a weight at several places of a point, where outputs depend on each other; they draw as "flipout" does.
