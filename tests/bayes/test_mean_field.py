@@ -19,8 +19,9 @@ from net2gp.bayes import (
     linearized_mean_field,
     mean_field,
 )
+from net2gp.bayes.variational.ascent import Ascent, Settings
 from net2gp.bayes.variational.bound import Passes
-from net2gp.bayes.variational.noisy_pass import find_uses
+from net2gp.bayes.variational.noisy_pass import Spread, find_uses
 from net2gp.errors import InputError, NetworkError, NotAvailable
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.linear import linearize
@@ -134,7 +135,7 @@ def test_outputs_have_the_law_of_the_network_at_drawn_weights(name, estimator):
     model, x = Model.of(make(), Gaussian(1.0)), random(*shape, seed=5)
     deviations = {n: torch.full_like(v, 0.3) for n, v in model.params.items()}
     passes, count = Passes.of(model, estimator, x), 4000
-    draw = lambda _: passes.outputs(model.params, deviations, x, generator)
+    draw = lambda _: passes.outputs(model.params, Spread(deviations, False), x, generator)
     generator = seeded(1)
     own = torch.func.vmap(draw, randomness="different")(torch.zeros(count))
     q = GaussianWeights(model.params, {n: v.square() for n, v in deviations.items()})
@@ -191,8 +192,7 @@ def gradients(estimator: str, name: str, count: int, seed: int) -> Tensor:
     passes = Passes.of(model, estimator, x)
 
     def bound(means, variances):
-        deviations = {n: v.sqrt() for n, v in variances.items()}
-        args = (means, deviations, (x, y), model.likelihood, generator, 1)
+        args = (means, Spread(variances, True), (x, y), model.likelihood, generator, 1)
         return passes.log_likelihood(*args)
 
     variances = {n: torch.full_like(v, 0.09) for n, v in model.params.items()}
@@ -242,6 +242,27 @@ def test_the_divergence_from_another_prior_is_drawn():
     assert (
         fitted.recipe.statistics["elbo"][-5:].mean() > fitted.recipe.statistics["elbo"][:5].mean()
     )
+
+
+@pytest.mark.parametrize(
+    "prior", [2.0, NormalPrior({"*": 1.0, "*.bias": 0.1}), LaplacePrior(2.0), None], ids=str
+)
+@ESTIMATORS
+def test_the_gradients_of_a_step_are_those_of_the_bound(estimator, prior):
+    x, y = random(7, 3), random(7, 2, seed=1)
+    model = Model.of(vector_network(), Gaussian(0.3), prior, num_data=20, temperature=0.7)
+    ascent = Ascent.of(Passes.of(model, estimator, x), (x, y), Settings(initial_var=0.04), False)
+    value = ascent.climb((x, y), model.likelihood, seeded(3))
+    means = {n: v.clone().requires_grad_() for n, v in model.params.items()}
+    logs = {n: torch.full_like(v, math.log(0.2)).requires_grad_() for n, v in means.items()}
+    q = GaussianWeights(means, {n: (2 * v).exp() for n, v in logs.items()})
+    bound = elbo(q, model, (x, y), estimator=estimator, generator=seeded(3))
+    slopes = torch.autograd.grad(-bound / 20, [*means.values(), *logs.values()])
+    own = torch.cat([ascent.mean.grad, ascent.log_deviation.grad])
+    torch.testing.assert_close(
+        own, torch.cat([v.flatten() for v in slopes]), rtol=1e-10, atol=1e-12
+    )
+    torch.testing.assert_close(value, bound.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_batches_give_the_bound_of_all_points_on_average():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +12,7 @@ from torch.func import vmap
 
 from net2gp.bayes.model.model import Batch, Model
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
-from net2gp.bayes.variational.noisy_pass import Estimator, NoisyPass, Uses, find_uses, run
+from net2gp.bayes.variational.noisy_pass import Estimator, NoisyPass, Spread, Uses, find_uses, run
 from net2gp.errors import InputError, Net2GPError, check_count
 from net2gp.inputs import map_inputs, num_rows
 from net2gp.linear.forward.evaluation import evaluating, without_checkpoints
@@ -53,33 +55,37 @@ class Passes:
         return cls(model, "weights" if uses.hidden else estimator, uses)
 
     def outputs(
-        self, means: Params, deviations: Params, x: Inputs, generator: torch.Generator
+        self, means: Params, spread: Spread, x: Inputs, generator: torch.Generator
     ) -> Tensor:
-        """Draw f(x_n; θ) with θ ~ N(μ, diag σ²), (N, C); the law at each point is exact.
+        """Draw f(x_n; θ) with θ ~ N(μ, diag σ²), (N, C), within `running`; the law at each point is exact.
 
         Args:
             means: The means μ, by name.
-            deviations: The standard deviations σ.
+            spread: The variances or standard deviations.
             x: N points.
             generator: Draws the noise.
         """
         network = self.model.architecture
         x = map_inputs(x, torch.clone)  # a network may change its inputs in place
-        with evaluating(network.network), without_checkpoints():
-            if self.estimator == "weights":
-                draws = {
-                    n: torch.addcmul(m, deviations[n], _normal(m, generator))
-                    for n, m in means.items()
-                }
-                return run(network, draws, x)
-            noise = NoisyPass(means, deviations, self.uses, self.estimator, num_rows(x), generator)
-            with noise:
-                return run(network, means, x)
+        if self.estimator == "weights":
+            draws = {
+                n: torch.addcmul(m, spread.deviation(n), _normal(m, generator))
+                for n, m in means.items()
+            }
+            return run(network, draws, x)
+        with NoisyPass(means, spread, self.uses, self.estimator, num_rows(x), generator):
+            return run(network, means, x)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep the network as passes need it within this context, in eval mode and without checkpoints."""
+        with evaluating(self.model.architecture.network), without_checkpoints():
+            yield
 
     def log_likelihood(
         self,
         means: Params,
-        deviations: Params,
+        spread: Spread,
         batch: Batch,
         likelihood: Likelihood,
         generator: torch.Generator,
@@ -90,7 +96,7 @@ class Passes:
         share = 1.0 if self.model.num_data is None else self.model.num_data / num_rows(x)
 
         def once(_: Tensor | None = None) -> Tensor:
-            return likelihood.log_prob(self.outputs(means, deviations, x, generator), y).sum()
+            return likelihood.log_prob(self.outputs(means, spread, x, generator), y).sum()
 
         if num_samples == 1:
             return share * once()
@@ -148,10 +154,11 @@ def elbo(
     like = next(iter(weights.mean.values()))
     generator = generator or torch.Generator(like.device).manual_seed(0)
     passes = Passes.of(model, estimator, batch[0])
-    deviations = {name: value.sqrt() for name, value in weights.variance.items()}
-    fitted = passes.log_likelihood(
-        weights.mean, deviations, batch, model.likelihood, generator, num_samples
-    )
+    spread = Spread(weights.variance, squared=True)
+    with passes.running():
+        fitted = passes.log_likelihood(
+            weights.mean, spread, batch, model.likelihood, generator, num_samples
+        )
     prior = weights.expected_log_prior(model.prior, num_samples=num_samples, generator=generator)
     return (fitted + prior) / model.temperature + weights.entropy()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from net2gp.bayes.model.model import Batch, Model
-from net2gp.bayes.model.prior import NormalPrior
+from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import describe, num_rows
 from net2gp.linalg.chance import random_normal
@@ -223,7 +223,7 @@ def dropout_elbo(
         raise InputError(
             f"there must be a mixture for each parameter, of its shape: {shapes}, but there are {given}."
         )
-    if model.prior is None or model.temperature != 1:
+    if model.prior is None or isinstance(model.prior, FlatPrior) or model.temperature != 1:
         raise InputError(
             "the bound is for a model with a prior and the temperature 1. Pass Model.of(network, "
             "likelihood, prior=1.0)."

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
+from net2gp.bayes.variational.ascent import Fit, Settings, fit
 from net2gp.bayes.variational.bound import Passes
-from net2gp.bayes.variational.fitting import Fit, Settings, fit
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
 from net2gp.bayes.variational.noisy_pass import Estimator
 from net2gp.errors import NotAvailable
@@ -101,8 +101,9 @@ def mean_field(
     `posterior.recipe.weights` is q itself, and `linearized_mean_field(posterior)` is the Gaussian process
     around μ in its place.
 
-    The estimators differ in the noise of the gradients and agree in their expectation. A step costs about
-    two plain training steps in each case.
+    The estimators differ in the noise of the gradients and agree in their expectation. A step costs as much
+    as about 2.5 plain training steps of a perceptron by "local", 3.2 by "flipout" and 2 by "weights", and
+    less than two for convolutions.
 
     - "local" draws the outputs of linear layers for each point. Convolutions and layers along a sequence use
       a weight at several places of a point, where outputs depend on each other; they draw as "flipout" does.

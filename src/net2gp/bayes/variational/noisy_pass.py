@@ -36,6 +36,27 @@ HARMLESS = frozenset(
 """What asks a tensor for its form and not for its values."""
 
 
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How wide the law of each parameter is.
+
+    Args:
+        values: Variances σ² or standard deviations σ, by name.
+        squared: Whether they are variances. What is not given is computed where it is needed.
+    """
+
+    values: Params
+    squared: bool
+
+    def deviation(self, name: str) -> Tensor:
+        """The standard deviation of a parameter."""
+        return self.values[name].sqrt() if self.squared else self.values[name]
+
+    def variance(self, name: str) -> Tensor:
+        """The variance of a parameter."""
+        return self.values[name] if self.squared else self.values[name].square()
+
+
 @dataclass(frozen=True)
 class Uses:
     """How a network uses its parameters, as two passes of a few points showed.
@@ -191,7 +212,7 @@ class NoisyPass(_Seeing):
 
     Args:
         means: The means μ, by name; pass these same tensors as the parameters of the network.
-        deviations: The standard deviations σ.
+        spread: How wide their laws are.
         uses: How the network uses its parameters.
         estimator: "local" or "flipout".
         count: The number of points N.
@@ -204,14 +225,14 @@ class NoisyPass(_Seeing):
     def __init__(
         self,
         means: Params,
-        deviations: Params,
+        spread: Spread,
         uses: Uses,
         estimator: Estimator,
         count: int,
         generator: torch.Generator,
     ) -> None:
         super().__init__(means)
-        self.deviations, self.uses, self.estimator = deviations, uses, estimator
+        self.spread, self.uses, self.estimator = spread, uses, estimator
         self.count, self.generator = count, generator
         self.draws: Params = {}
         self.left = set(uses.once)
@@ -223,7 +244,7 @@ class NoisyPass(_Seeing):
                 raise RuntimeError(_unlike(name))
             self.left.discard(name)
             mean = self.marks[name]
-            self.draws[name] = mean + self.deviations[name] * self._normal(mean, mean.shape)
+            self.draws[name] = mean + self.spread.deviation(name) * self._normal(mean, mean.shape)
         return self.draws[name]
 
     def layer(
@@ -250,13 +271,14 @@ class NoisyPass(_Seeing):
             if func in LINEAR:
                 shape = (self.count, *[1] * (inputs.dim() - 2), inputs.shape[-1])
                 out = (self.count, *[1] * (mean.dim() - 2), mean.shape[-1])
-            noise = wide * self._normal(weight, weight.shape)
+            noise = self.spread.deviation(wide) * self._normal(weight, weight.shape)
             signed = inputs * self._signs(inputs, shape)
             mean = mean + func(signed, noise, None, *rest, **named) * self._signs(mean, out)
         if high is not None:
             places = [1] * (mean.dim() - 2)
-            noise = high * self._normal(mean, (self.count, len(high)))
-            order = (self.count, *places, len(high)) if func in LINEAR else (*noise.shape, *places)
+            own = self.spread.deviation(high)
+            noise = own * self._normal(mean, (self.count, len(own)))
+            order = (self.count, *places, len(own)) if func in LINEAR else (*noise.shape, *places)
             mean = mean + noise.reshape(order)
         return mean
 
@@ -265,21 +287,21 @@ class NoisyPass(_Seeing):
         inputs: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        wide: Tensor | None,
-        high: Tensor | None,
+        wide: str | None,
+        high: str | None,
     ) -> Tensor:
         mean = F.linear(inputs, weight, bias)
         if wide is None:
             assert high is not None
-            return mean + high * self._normal(mean, mean.shape)
-        squares = None if high is None else high.square()
-        variance = F.linear(inputs.square(), wide.square(), squares)
-        # at inputs of zero the root has no derivative, and the noise none in the weights
-        deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+            return mean + self.spread.deviation(high) * self._normal(mean, mean.shape)
+        squares = None if high is None else self.spread.variance(high)
+        variance = F.linear(inputs.square(), self.spread.variance(wide), squares)
+        # At inputs of zero a root of zero would have an infinite derivative, and infinity times zero is NaN.
+        deviation = variance.add_(torch.finfo(variance.dtype).tiny).sqrt_()
         return torch.addcmul(mean, deviation, self._normal(mean, mean.shape))
 
-    def _own(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The mean and the standard deviation of a parameter with noise per point, or a draw and None."""
+    def _own(self, value: Tensor) -> tuple[Tensor, str | None]:
+        """The mean and the name of a parameter with noise per point, or a draw and None."""
         name = self.names.get(id(value))
         if name is None:
             return value, None
@@ -288,7 +310,7 @@ class NoisyPass(_Seeing):
         if name not in self.left:
             raise RuntimeError(_unlike(name))
         self.left.discard(name)
-        return value, self.deviations[name]
+        return value, name
 
     def _normal(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=self.generator, device=like.device, dtype=like.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import cast
 
 import torch
@@ -16,6 +17,7 @@ from net2gp.bayes.model.model import Batch
 from net2gp.bayes.model.prior import NormalPrior
 from net2gp.bayes.variational.bound import Passes
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
+from net2gp.bayes.variational.noisy_pass import Spread
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import GaussianNoise, of_points
@@ -25,7 +27,7 @@ from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood, Params
 
 CHECK = 50
-"""The number of steps between two looks at the bound, since each look waits for the device."""
+"""The number of steps between two looks at the bound, which wait for the device and let other threads run."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Settings:
         if self.optimizer is not None:
             made = self.optimizer(leaves)
             return made, None if self.schedule is None else self.schedule(made)
-        adam = torch.optim.Adam(leaves, lr=self.learning_rate)
+        fused = leaves[0].device.type in ("cpu", "cuda")
+        adam = torch.optim.Adam(leaves, lr=self.learning_rate, fused=fused)
         if self.schedule is not None:
             return adam, self.schedule(adam)
         return adam, torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.num_steps)
@@ -98,16 +101,19 @@ def fit(passes: Passes, data: Batch, settings: Settings, *, open_noise: bool) ->
     generator = torch.Generator(ascent.mean.device).manual_seed(settings.seed)
     bounds: list[Tensor] = []
     with progress("mean field", settings.num_steps) as advance, torch.enable_grad():
-        for batch in _batches(data, settings, passes.model.likelihood):
-            bounds.append(_step(ascent, optimizer, batch, generator))
-            if schedule is not None:
-                schedule.step()
-            at_check = len(bounds) % CHECK == 0 or len(bounds) == settings.num_steps
-            if at_check:
-                _check(bounds)
-            advance(note=f"bound {float(bounds[-1]):.4g}" if at_check else "")
-            if _has_converged(bounds, settings.patience):
-                break
+        stream, converged = _batches(data, settings, passes.model.likelihood), False
+        while len(bounds) < settings.num_steps and not converged:
+            before = len(bounds)
+            with passes.running():
+                for batch in islice(stream, CHECK):
+                    bounds.append(_step(ascent, optimizer, batch, generator))
+                    if schedule is not None:
+                        schedule.step()
+                    converged = _has_converged(bounds, settings.patience)
+                    if converged:
+                        break
+            _check(bounds)
+            advance(len(bounds) - before, note=f"bound {float(bounds[-1]):.4g}")
     return Fit(ascent.weights(), ascent.likelihood_found(), torch.stack(bounds))
 
 
@@ -121,7 +127,7 @@ class Ascent:
         mean: The means μ, flat: (P,).
         log_deviation: log σ, flat: (P,).
         log_noise: The logarithm of the noise variance, or None if it is given.
-        prior_var: The variances of a Gaussian prior, flat, or None for another prior.
+        precision: The inverse variances of a Gaussian prior, one number or flat, or None for another prior.
     """
 
     passes: Passes
@@ -129,7 +135,7 @@ class Ascent:
     mean: Tensor
     log_deviation: Tensor
     log_noise: Tensor | None
-    prior_var: Tensor | None
+    precision: Tensor | None
 
     @classmethod
     def of(cls, passes: Passes, data: Batch, settings: Settings, open_noise: bool) -> Ascent:
@@ -147,8 +153,9 @@ class Ascent:
         wide = None
         if isinstance(model.prior, NormalPrior):
             parts = expand_prior(model.prior.variance, network.params)
-            wide = network.flatten({n: v.expand_as(network.params[n]) for n, v in parts.items()})
-            check_positive(wide, "the prior variance")
+            each = {n: v.expand_as(network.params[n]) for n, v in parts.items()}
+            one = isinstance(model.prior.variance, int | float)
+            wide = 1 / (next(iter(parts.values())) if one else network.flatten(each))
         return cls(passes, settings, mean, log_deviation.requires_grad_(), log_noise, wide)
 
     @property
@@ -157,31 +164,65 @@ class Ascent:
         noise = [] if self.log_noise is None else [self.log_noise]
         return [self.mean, self.log_deviation, *noise]
 
-    def bound(self, batch: Batch, likelihood: Likelihood, generator: torch.Generator) -> Tensor:
-        """Estimate the bound from a batch: a scalar."""
-        network, deviation = self.passes.model.architecture, self.log_deviation.exp()
-        means, deviations = network.unflatten(self.mean), network.unflatten(deviation)
+    def climb(self, batch: Batch, likelihood: Likelihood, generator: torch.Generator) -> Tensor:
+        """Set the gradients of −bound/N, estimated from a batch, and return the bound.
+
+        The entropy and a Gaussian prior have gradients in closed form. Autograd would pass over all
+        parameters several times as often for them.
+        """
+        model = self.passes.model
+        network, size = model.architecture, model.num_data or num_rows(batch[0])
+        # "local" needs variances and the others need deviations; power is the exponent of σ
+        power = 2 if self.passes.estimator == "local" else 1
+        wide = self.log_deviation.detach().mul(power).exp_().requires_grad_()
+        means, spread = network.unflatten(self.mean), Spread(network.unflatten(wide), power == 2)
         if self.log_noise is not None:
             likelihood = cast(GaussianNoise, likelihood).with_noise(self.log_noise.exp())
         count = self.settings.num_samples
-        fitted = self.passes.log_likelihood(means, deviations, batch, likelihood, generator, count)
-        prior = self._prior(means, deviations, deviation, generator)
-        entropy = self.log_deviation.sum() + 0.5 * len(self.mean) * math.log(2 * math.pi * math.e)
-        return (fitted + prior) / self.passes.model.temperature + entropy
+        drawn = self.passes.log_likelihood(means, spread, batch, likelihood, generator, count)
+        if self.precision is None and model.prior is not None:
+            drawn = drawn + self._drawn_prior(means, spread, generator)
+        scale = 1 / (size * model.temperature)
+        (-scale * drawn).backward()
+        with torch.no_grad():
+            assert self.mean.grad is not None
+            assert wide.grad is not None
+            bound = drawn.detach() / model.temperature + self._entropy()
+            if self.precision is not None:
+                variance = wide if power == 2 else wide.square()
+                bound = bound + self._closed_prior(variance) / model.temperature
+                self.mean.grad.addcmul_(self.mean, self.precision, value=scale)
+                # σ²/2s² has the derivative 1/2s² in σ², and σ/s² in σ
+                if power == 2:
+                    wide.grad.add_(self.precision, alpha=0.5 * scale)
+                else:
+                    wide.grad.addcmul_(wide, self.precision, value=scale)
+            least = wide.new_tensor(-1 / size)
+            slope = wide.grad
+            self.log_deviation.grad = torch.addcmul(least, slope, wide, value=power, out=slope)
+        return bound
 
-    def _prior(
-        self, means: Params, deviations: Params, deviation: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        """E_q log p(θ); the Gaussian case is written for flat tensors, since each step computes it."""
-        if self.prior_var is not None:
-            squares = ((self.mean.square() + deviation.square()) / self.prior_var).sum()
-            constant = (self.prior_var.log() + math.log(2 * math.pi)).sum()
-            return -0.5 * (squares + constant)
+    def _entropy(self) -> Tensor:
+        constant = 0.5 * len(self.mean) * math.log(2 * math.pi * math.e)
+        return self.log_deviation.detach().sum() + constant
+
+    def _closed_prior(self, variance: Tensor) -> Tensor:
+        """E_q log p(θ) for a Gaussian prior."""
+        assert self.precision is not None
+        logs = math.log(2 * math.pi) - self.precision.log()
+        if self.precision.dim():
+            both = torch.addcmul(variance, self.mean, self.mean)
+            return -0.5 * (torch.dot(both, self.precision) + logs.sum())
+        total = variance.sum() + torch.dot(self.mean, self.mean)
+        return -0.5 * (total * self.precision + len(variance) * logs)
+
+    def _drawn_prior(self, means: Params, spread: Spread, generator: torch.Generator) -> Tensor:
         prior = self.passes.model.prior
-        if prior is None:
-            return deviation.new_zeros(())
+        assert prior is not None
         draws = [
-            prior.log_prob({n: m + deviations[n] * _normal(m, generator) for n, m in means.items()})
+            prior.log_prob(
+                {n: m + spread.deviation(n) * _normal(m, generator) for n, m in means.items()}
+            )
             for _ in range(self.settings.num_samples)
         ]
         return torch.stack(draws).mean()
@@ -214,11 +255,8 @@ def _step(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        bound = ascent.bound((x, y), likelihood, generator)
-        loss = -bound / size
-        loss.backward()
-        kept.append(bound.detach())
-        return loss
+        kept.append(ascent.climb((x, y), likelihood, generator))
+        return -kept[-1] / size
 
     optimizer.step(closure)  # type: ignore[arg-type]
     return kept[0]
