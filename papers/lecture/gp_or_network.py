@@ -18,7 +18,6 @@ Needs mnist.npz (see net2gp.data). Lee et al. (2018), "Deep neural networks as G
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +38,8 @@ from net2gp.errors import InputError
 from net2gp.plots import COLORS
 
 sys.path.append(str(Path(__file__).parents[1]))
-from claims import Claim, at_most, claims_of, compared, judge
+from claims import Claim, at_most, claims_of, compared
+from common import Study, Topic, run, write
 from studies import Slope
 
 WEIGHT_VAR, BIAS_VAR, WIDTH, MEMBERS = 1.6, 0.1, 200, 5
@@ -277,36 +277,35 @@ def draw(found: dict[str, Tensor], sizes: Sizes) -> Figure:
     return figure
 
 
-def figures(out: Path, quick: bool) -> list[Path]:
-    """Write the figure; none without mnist.npz."""
+def gp_or_network(quick: bool) -> Study:
+    """All methods over the number of data, and the network over its width."""
     sizes = Sizes.of(quick)
+    found = measure(sizes)
+    print_tables(found, over_width(sizes), sizes)
+    text = (
+        "The Gaussian process of an infinitely wide network and of its tangent kernel need no training, and "
+        "are calibrated with few digits of MNIST. Networks of finite width catch up as data grow, where the "
+        "time of the Gaussian process grows faster."
+    )
+    title = "A Gaussian process or a network"
+    made = tuple(claims(found, sizes, quick))
+    return Study("gp_or_network", title, text, draw(found, sizes), made)
+
+
+def topics() -> list[Topic]:
+    """The topic, or none without mnist.npz."""
     try:
         n2g.data.mnist("test")
     except InputError as error:
         print(f"gp_or_network.py is left out: {error}")
         return []
-    return [_write(draw(measure(sizes), sizes), out)]
+    return [gp_or_network]
 
 
-def _write(figure: Figure, out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "lecture_gp_or_network.png"
-    figure.savefig(path, dpi=160)
-    return path
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the tables and claims, write the figure; 0 if all claims hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
-    parser.add_argument("--quick", action="store_true", help="fewer data, seconds")
-    options = parser.parse_args(arguments)
-    sizes = Sizes.of(options.quick)
-    found = measure(sizes)
-    print_tables(found, over_width(sizes), sizes)
-    print(_write(draw(found, sizes), options.out))
-    return 0 if judge(claims(found, sizes, options.quick)) else 1
+def figures(out: Path, quick: bool) -> list[Path]:
+    """Write the figure; none without mnist.npz."""
+    return [write(topic(quick), out) for topic in topics()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(topics(), __doc__))
