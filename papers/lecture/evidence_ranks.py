@@ -7,10 +7,11 @@ Networks of 20 tanh units on new data of the toy regression of Khan et al. (2019
 much. On every data set Spearman's rank correlations are taken over δ, and then averaged over data sets.
 Stated:
 
-- both evidences follow the test loss on the noisier data: the mean rank correlation of −evidence and test
-  loss is above zero by more than two standard errors, for Laplace and for variational inference. On the data
-  of the paper it is only shown: a first run found it below zero there. Since the model expects more noise
-  than there is, little is overfitted at small δ, where the evidence is steep and the test loss nearly flat;
+- the evidence of Laplace follows the test loss on the noisier data: the mean rank correlation of −evidence
+  and test loss is above zero by more than two standard errors. On the data of the paper it is only shown;
+- the same of variational inference, as an exception: first runs found it below zero on both kinds of data,
+  and so it is in the authors' stored results (−0.25 ± 0.13, where Laplace has 0.34 ± 0.10), which are shown
+  if they are there. Mean-field predictions average over draws, and hardly overfit at small δ;
 - they are alike: the mean rank correlation of the two evidences is at least 0.7;
 - the optima are not equal: the δ of the largest evidence is the δ of the least test loss on fewer than half
   of the data sets.
@@ -30,10 +31,12 @@ import matplotlib
 matplotlib.use("Agg")
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from net2gp.errors import InputError
 from net2gp.plots import COLORS, INK
 from net2gp.training import AdamSettings
 from net2gp.tuning import EVIDENCE, Selection
@@ -42,7 +45,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[1] / "khan2019"))
 from claims import Claim, at_most
 from common import Study, Topic, run, write
-from toy import generate, train_grid
+from toy import generate, stored, train_grid
 from variational import Steps, infer
 
 KINDS = {
@@ -50,6 +53,9 @@ KINDS = {
     "noisier": {"low_var": 0.09, "high_var": 2.25, "share": 0.2},
 }
 """Data by the variances of their noise."""
+
+EXCEPTION = "mean-field predictions hardly overfit at small δ"
+"""Why the evidence of variational inference does not rank as its test loss does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +99,22 @@ def correlations(found: Found) -> dict[str, tuple[float, float]]:
     }
 
 
+def print_stored() -> None:
+    """The rank correlations of the authors' stored results, if the folder `reference` is there."""
+    try:
+        kept = {k: torch.from_numpy(v) for k, v in stored("dnn2gp_toy_delta_original").items()}
+    except (InputError, OSError):
+        return
+    print("stored results of the paper")
+    pairs = {
+        "Laplace: −evidence and test loss": (-kept["mlh"], kept["test_loss_map"]),
+        "variational: −evidence and test loss": (-kept["convimlh"], kept["test_loss_vi"]),
+        "evidences of both": (kept["mlh"], kept["convimlh"]),
+    }
+    for name, (mean, error) in ((name, ranks(*pair)) for name, pair in pairs.items()):
+        print(f"  {name:<38}{mean:>8.3f}{error:>8.3f}")
+
+
 def equal_optima(selection: Selection) -> float:
     """The share of data sets on which evidence and test loss choose the same δ."""
     best = selection.scores[EVIDENCE].argmax(0)
@@ -106,8 +128,10 @@ def claims(found: dict[str, Found]) -> list[Claim]:
         values = correlations(one)
         for name in list(values)[:2] if kind == "noisier" else ():
             mean, error = values[name]
-            name = f"{kind}, {name}: 2 errors less the rank correlation"
-            made.append(at_most(name, 2 * error - mean, 0))
+            text = f"{kind}, {name}: rank correlation above 2 errors"
+            excuse = EXCEPTION if name.startswith("variational") else ""
+            shown = f"{mean:+.3f} ± {2 * error:.3f}"
+            made.append(Claim(text, shown, mean > 2 * error, excuse, stale=mean > 2 * error))
         alike = values["evidences of both"][0]
         made.append(at_most(f"{kind}: 0.7 less the evidences' rank correlation", 0.7 - alike, 0))
         for way, selection in (("Laplace", one.laplace), ("variational", one.variational)):
@@ -154,6 +178,7 @@ def evidence_ranks(quick: bool) -> Study:
         print(f"data {kind}")
         for name, (mean, error) in correlations(one).items():
             print(f"  {name:<38}{mean:>8.3f}{error:>8.3f}")
+    print_stored()
     text = (
         "The evidence is found from the training data alone. Laplace's approximation and variational "
         "inference agree on it, and its optimum is near the optimum of the test loss, but not at it. How "
