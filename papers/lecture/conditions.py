@@ -19,7 +19,6 @@ Student's-t processes".
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,8 @@ from net2gp.limits import HiddenLayer, excess_kurtosis
 from net2gp.plots import COLORS, FAINT, INK
 
 sys.path.append(str(Path(__file__).parents[1]))
-from claims import Claim, at_most, judge
+from claims import Claim, at_most
+from common import Study, Topic, run, write
 from studies import Slope
 
 FREEDOM = 12.0
@@ -256,34 +256,31 @@ def _curve(
     ax.errorbar(widths, values, [2 * e for e in errors], color=color, marker="o", ms=4, label=label)
 
 
-def figures(out: Path, quick: bool) -> list[Path]:
-    """Write the figure."""
-    return [_write(draw(measure(quick)), out)]
-
-
-def _write(figure: Figure, out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "lecture_conditions.png"
-    figure.savefig(path, dpi=160)
-    return path
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the claims, write the figure; 0 if all claims hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes")
-    options = parser.parse_args(arguments)
-    found = measure(options.quick)
-    print(_write(draw(found), options.out))
+def conditions(quick: bool) -> Study:
+    """Independent Gaussians, a shared scale and Cauchy weights over the width."""
+    found = measure(quick)
     print(f"{'width':>6}{'Gaussian':>12}{'shared':>12}{'tail index':>12}{'largest share':>15}")
     for i, width in enumerate(found.widths):
         print(
             f"{width:>6}{found.gaussian[i][0]:>12.4f}{found.shared[i][0]:>12.4f}"
             f"{found.tails[i][0]:>12.3f}{found.shares[i]:>15.3f}"
         )
-    return 0 if judge(claims(found)) else 1
+    text = (
+        "A wide network is a Gaussian process if its weights are independent and have a finite variance: the "
+        "excess kurtosis of f then falls as 1/width. With Cauchy weights the tails of f stay as heavy at "
+        "every width, and with one random scale for all weights f becomes a Student-t process."
+    )
+    title = "When there is no Gaussian limit"
+    return Study("conditions", title, text, draw(found), tuple(claims(found)))
+
+
+TOPICS: list[Topic] = [conditions]
+
+
+def figures(out: Path, quick: bool) -> list[Path]:
+    """Write the figure."""
+    return [write(topic(quick), out) for topic in TOPICS]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(TOPICS, __doc__))

@@ -16,7 +16,6 @@ Hayou, Doucet and Rousseau (2019), "Mean-field behaviour of neural tangent kerne
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from dataclasses import dataclass
@@ -36,7 +35,8 @@ from net2gp.limits.modules import Erf
 from net2gp.plots import COLORS, FAINT, INK
 
 sys.path.append(str(Path(__file__).parents[1]))
-from claims import Claim, at_most, judge
+from claims import Claim, at_most
+from common import Study, Topic, run, write
 from studies import Slope
 
 CORRELATIONS = torch.tensor([-0.3, 0.2, 0.6, 0.9], dtype=torch.float64)
@@ -199,28 +199,25 @@ def _exponential(ax: Axes, found: Found, ordered: Tensor, chaotic: Tensor) -> No
         ax.plot(depths, line, color=INK, linestyle="--", linewidth=1, label=label)
 
 
+def ntk_depth(quick: bool) -> Study:
+    """The normalized tangent kernel in both phases, on the edge and with residual branches."""
+    found = measure(quick)
+    text = (
+        "The tangent kernel of a deep network forgets its inputs: exponentially in the ordered phase, where "
+        "all inputs become alike, and in the chaotic phase, where all become orthogonal. On the edge of "
+        "chaos, and in residual networks of any weight variance, it forgets them only as 1/L."
+    )
+    title = "The tangent kernel with depth"
+    return Study("ntk_depth", title, text, draw(found), tuple(claims(found)))
+
+
+TOPICS: list[Topic] = [ntk_depth]
+
+
 def figures(out: Path, quick: bool) -> list[Path]:
     """Write the figure."""
-    return [_write(draw(measure(quick)), out)]
-
-
-def _write(figure: Figure, out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "lecture_ntk_depth.png"
-    figure.savefig(path, dpi=160)
-    return path
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the claims, write the figure; 0 if all claims hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
-    parser.add_argument("--quick", action="store_true", help="fewer layers")
-    options = parser.parse_args(arguments)
-    found = measure(options.quick)
-    print(_write(draw(found), options.out))
-    return 0 if judge(claims(found)) else 1
+    return [write(topic(quick), out) for topic in TOPICS]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(TOPICS, __doc__))

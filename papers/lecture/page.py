@@ -17,9 +17,13 @@ from time import perf_counter
 
 import capacity
 import claims
+import conditions
 import double_descent
+import evidence_ranks
 import features
+import gp_or_network
 import minima
+import ntk_depth
 import torch
 from common import Study, Topic, write
 
@@ -28,6 +32,10 @@ TOPICS: list[Topic] = [
     *double_descent.TOPICS,
     *capacity.TOPICS,
     *features.TOPICS,
+    *conditions.TOPICS,
+    *ntk_depth.TOPICS,
+    *evidence_ranks.TOPICS,
+    *gp_or_network.topics(),
 ]
 
 TITLE = "Bayesian networks, in figures"

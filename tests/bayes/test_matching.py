@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from net2gp import bayes, condition, laplace, nngp
+from net2gp import bayes, condition, laplace, linearize, nngp
 from net2gp.bayes.matching.fitting import Search
 from net2gp.bayes.matching.network_like import _distance
 from net2gp.errors import InputError
 from net2gp.kernels import RBF, Linear, Periodic
 from net2gp.likelihoods import Gaussian
+from net2gp.posteriors.recipes.drawn import drawn_posterior
+from net2gp.posteriors.recipes.members import Members
 
 X = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
 
@@ -150,6 +152,20 @@ def test_drawn_weights_become_modules_that_compute_the_draw():
     one = {name: value[1] for name, value in weights.items()}
     torch.testing.assert_close(bayes.module_with(network, one)(X), modules[1](X), rtol=0, atol=0)
     assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+
+
+def test_networks_of_a_chain_become_modules_too():
+    network = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    architecture = linearize(network)
+    prior = bayes.NormalPrior(0.7)
+    draws = prior.sample(architecture.params, 9, torch.Generator().manual_seed(0))
+    members = Members(architecture, draws)
+    posterior = drawn_posterior(members, Gaussian(0.1), (X, X.sin()), prior=prior)
+    values = posterior.sample(X, 4, generator=torch.Generator().manual_seed(2))
+    weights = posterior.sample_weights(4, generator=torch.Generator().manual_seed(2))
+    for index, value in enumerate(values):
+        found = bayes.module_with(network, weights, index)(X).detach()
+        torch.testing.assert_close(found, value, rtol=0, atol=1e-12)
 
 
 def test_tied_weights_and_buffers_survive_the_round_trip():

@@ -46,7 +46,14 @@ class Linear(BaseKernel):
         check_positive(self.bias_var, "bias_var", zero=True, single=True)
 
     def check(self, x: Inputs) -> None:
-        """Raise unless `x` is a floating tensor (N, D)."""
+        """Raise unless `x` can be an input of this kernel.
+
+        Args:
+            x: N points.
+
+        Raises:
+            InputError: `x` is not one floating tensor (N, D).
+        """
         check_inputs(x)
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
             raise InputError(
@@ -54,7 +61,18 @@ class Linear(BaseKernel):
             )
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """Compute k(x, y), (N, M)."""
+        """Compute the kernel matrix.
+
+        Args:
+            x: N points, of shape (N, D).
+            y: M points, of shape (M, D), or None for x itself.
+
+        Returns:
+            k(x, y), of shape (N, M).
+
+        Raises:
+            InputError: The numbers of columns differ.
+        """
         y = x if y is None else y
         self.check(x)
         self.check(y)

@@ -31,6 +31,7 @@ class Circle(nn.Module):
     Args:
         period: The length that goes once around the circle.
 
+    >>> import torch
     >>> Circle(4.0)(torch.tensor([[2.0]])).round()
     tensor([[-1., -0.]])
     """

@@ -167,6 +167,7 @@ def network_like(
     """
     check_count(width, "width", example=512)
     check_count(max_iterations, "max_iterations", example=100)
+    check_count(1 if num_outputs is None else num_outputs, "num_outputs", example=1)
     known = _is_covariance(target)
     points, targets = (_points(x), None) if known else _data(target, x)
     work = points.detach().double().cpu()
