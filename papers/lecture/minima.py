@@ -330,9 +330,9 @@ than the last 20 steps of one training change, which is what ensembles average o
         (
             at_most("largest cosine of independent parameters", float(cosines.max()), 0.5),
             at_least(
-                "disagreement of starts beside the last 20 steps of one",
-                float(apart / along.clamp(min=1e-3)),
-                2,
+                "disagreement of starts above the last 20 steps of one",
+                float(apart - along),
+                0.02,
             ),
         ),
     )
