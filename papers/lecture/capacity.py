@@ -136,7 +136,7 @@ def overfitting(quick: bool) -> Study:
     figure, axes = panels(3)
     at = torch.arange(0, steps + 1, 10)
     for ax, (name, losses) in zip(axes, found.items(), strict=True):
-        ax.plot(at, losses[:, 0], color=COLORS[1], label="training, 15 % of labels wrong")
+        ax.plot(at, losses[:, 0], color=COLORS[1], label="training, 15 % of labels random")
         ax.plot(at, losses[:, 1], color=COLORS[0], label="test, true labels")
         ax.set_title(name, fontsize=10)
         ax.set(xlabel="steps of Adam", ylabel="loss per digit", ylim=(0, 2.5))

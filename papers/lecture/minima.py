@@ -211,7 +211,7 @@ def symmetries(quick: bool) -> Study:
             ),
         ):
             with torch.no_grad():
-                worst[kind] = max(float((twin(x) - network(x)).abs().max()), 1e-17)
+                worst[kind] = float((twin(x) - network(x)).abs().max())
             moved[kind] = distance(network, twin)
     figure, (ax,) = panels(1, 3.0)
     figure.set_figwidth(6.5)
@@ -246,9 +246,9 @@ def symmetries(quick: bool) -> Study:
         "Many parameters, one function",
         """Hidden units change places, ReLU units are multiplied by positive numbers, and tanh units
 change their sign; the next layer takes each change back (`bayes.permute_units`, `bayes.scale_units`).
-The parameters move as far as they are long, and the function stays as it is to the last digits. A
-posterior over parameters therefore has many equal modes, and parameters are not identified by any
-amount of data. Predictions are.""",
+The parameters move as far as they are long, and the function stays as it is to the last digits (no bar:
+exactly). A posterior over parameters therefore has many equal modes, and parameters are not identified
+by any amount of data. Predictions are.""",
         figure,
         (
             *(at_most(f"{n}: largest change of a logit", worst[n], 1e-12) for n in names),
