@@ -139,12 +139,24 @@ def join(one: nn.Module, other: nn.Module, steps: int) -> dict[str, bayes.Curve]
     }
 
 
+def without_decay(one: nn.Module, other: nn.Module, steps: int) -> Tensor:
+    """The training loss along a curve that was trained without weight decay."""
+    training = bayes.CurveTraining(steps, learning_rate=1e-2, batch_size=256)
+    curve = bayes.curve_between(
+        one, other, points("train"), n2g.Categorical(), bends=2, training=training
+    )
+    return objective(curve)[0]
+
+
 def connectivity(quick: bool) -> Study:
     """Curves between pairs of minima; the figure shows the first pair, the claims are about the worst."""
     pairs = [(0, 1)] if quick else [(0, 1), (2, 3), (4, 5)]
-    curves = [join(trained(a), trained(b), 1000 if quick else 2000) for a, b in pairs]
+    steps = 1000 if quick else 2000
+    curves = [join(trained(a), trained(b), steps) for a, b in pairs]
+    plain = [ratio(without_decay(trained(a), trained(b), steps)) for a, b in pairs]
     found = [{name: objective(curve) for name, curve in each.items()} for each in curves]
     ratios = {name: [ratio(each[name][1]) for each in found] for name in found[0]}
+    straight = [ratio(each["straight line"][0]) for each in found]
     barriers = [
         [float(bayes.barrier(each[n][0])) for n in ("straight line", "line, units matched")]
         for each in found
@@ -172,6 +184,10 @@ in which the second network is nearest to the first one, and the barrier of the 
             at_least("straight line beside its ends, loss", min(ratios["straight line"]), 5),
             at_most("Bézier curve beside its ends, loss", max(ratios["Bézier curve"]), 1.2),
             at_most("polyline beside its ends, loss", max(ratios["polyline"]), 1.2),
+            at_least("straight line beside its ends, loss without decay", min(straight), 5),
+            at_most(
+                "curve trained without decay beside its ends, loss without decay", max(plain), 1.2
+            ),
             at_least(
                 "share of the barrier that matching removes",
                 min(1 - after / before for before, after in barriers),
