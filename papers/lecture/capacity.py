@@ -197,8 +197,9 @@ def errors_of(method: str, depth: int, width: int, seed: int) -> tuple[float, fl
         kernel = (n2g.nngp if method == "NNGP" else n2g.ntk)(network, weight_var=2.0, bias_var=0.1)
         f = n2g.condition(kernel, train, n2g.Gaussian(noise_var=NOISE**2)).mean
     else:
-        decay = 2 * NOISE**2 / len(train[0]) if method == "MAP" else 0.0
-        f = Training(800, rate=5e-3, decay=decay)(network, train, squared_error)
+        decay = 2 * NOISE**2 / len(train[0])
+        prior, none = Training(800, 5e-3, decay), Training(1500, 2e-2, batch=20)
+        f = (prior if method == "MAP" else none)(network, train, squared_error)
     return rmse(f, train), rmse(f, test)
 
 
