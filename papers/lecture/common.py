@@ -116,12 +116,16 @@ def squared_error(f: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Training:
-    """Adam on all data with a cosine schedule; `decay` adds decay·‖θ‖²/2 to the loss per point."""
+    """Adam on all data with a cosine schedule; `decay` adds decay·‖θ‖²/2 to the loss per point.
+
+    With `batch` it is stochastic gradient descent on batches of that size, with momentum 0.9.
+    """
 
     steps: int = 300
     rate: float = 1e-2
     decay: float = 0.0
     cosine: bool = True
+    batch: int | None = None
 
     def __call__(
         self,
@@ -132,17 +136,20 @@ class Training:
     ) -> nn.Module:
         """Train in place, and leave the network in eval mode; `watch(step, network)` sees it on the way."""
         x, y = points
-        optimizer = torch.optim.Adam(network.parameters(), lr=self.rate)
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(network.parameters(), lr=self.rate)
+        if self.batch is not None:
+            optimizer = torch.optim.SGD(network.parameters(), lr=self.rate, momentum=0.9)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # of dropout
+            torch.manual_seed(0)  # of dropout and batches
             for step in range(self.steps):
                 if watch is not None:
                     watch(step, network.eval())
                 network.train()
                 optimizer.zero_grad()
                 squares = sum(p.square().sum() for p in network.parameters())
-                (loss(network(x), y) + 0.5 * self.decay * squares).backward()
+                some = slice(None) if self.batch is None else torch.randperm(len(x))[: self.batch]
+                (loss(network(x[some]), y[some]) + 0.5 * self.decay * squares).backward()
                 optimizer.step()
                 if self.cosine:
                     schedule.step()

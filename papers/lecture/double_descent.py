@@ -72,7 +72,9 @@ def descent(quick: bool) -> Study:
 targets with noise of standard deviation {NOISE}: means over {seeds} draws of data and features (band:
 10 % to 90 % of them). At P = N a single function fits the data, and the noise bends it far away. With
 more features there is a choice, and the function of least norm is smoother the larger the choice is.
-`bayes.double_descent` gives these numbers; with a ridge, which is a Gaussian prior, there is no peak.""",
+The second descent ends at {float(curve[-1]):.2f}, far below the peak, but not below the first minimum
+of {before:.2f}, as the noise is fitted too. `bayes.double_descent` gives these numbers; with a ridge,
+which is a Gaussian prior, there is no peak, and more features help throughout.""",
         figure,
         (
             within("P/N at the peak of the test error", ratio[peak], 0.9, 1.1),

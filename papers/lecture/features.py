@@ -65,15 +65,15 @@ def alignment(quick: bool) -> Study:
     figure, axes = panels(2)
     for place, (width, curve) in enumerate(curves.items()):
         color = COLORS[place] if place < len(COLORS) else FAINT
-        axes[0].plot(times, curve.mean(1), ".-", color=color, label=f"width {width}")
-    axes[0].set(xlabel="steps of gradient descent", ylabel="alignment with the targets")
+        axes[0].plot(times, (curve - curve[0]).mean(1), ".-", color=color, label=f"width {width}")
+    axes[0].set(xlabel="steps of gradient descent", ylabel="gain of alignment with the targets")
     axes[1].plot(widths, gains, ".", color=COLORS[0], alpha=0.5, label=None)
     axes[1].plot(widths, gains.mean(1), "o-", color=COLORS[0], label="mean gain")
     start = float(gains.mean(1)[0])
     logs, middle = gains.mean(1).log().mean(), torch.tensor(widths).log().mean()
     fitted = (logs + slope.value * (torch.tensor(widths).log() - middle)).exp()
     axes[1].plot(widths, fitted, "--", color=INK, label=f"slope {slope.value:.2f}")
-    axes[1].set(xlabel="width", ylabel="gain of alignment by training", xscale="log", yscale="log")
+    axes[1].set(xlabel="width", ylabel="gain after all steps", xscale="log", yscale="log")
     ticks_at(axes[1], widths)
     for ax in axes:
         tidy(ax)
