@@ -54,7 +54,7 @@ PLANS = {
     "sgd": Plan("descent", 30, 0.1, options={"decay": 10.0, "swag_epochs": 6, "swag_rate": 0.02}),
     "sghmc": Plan("langevin", 150, 0.1, burn_in=75, every=3),
     "cyclical": Plan("langevin", 150, 0.2, burn_in=50, every=25, cycle=25),
-    "sgld": Plan("langevin", 150, 1.0, momentum=0.0, burn_in=75, every=3),
+    "sgld": Plan("langevin", 150, 0.2, momentum=0.0, burn_in=75, every=3),
     "warm sghmc": Plan("langevin", 60, 0.1, burn_in=20, every=2, begin="sgd"),
     "microcanonical": Plan(
         "microcanonical", 60, 0.1, burn_in=20, every=2, begin="sgd", options={"length": 30.0}
