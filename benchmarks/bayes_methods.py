@@ -214,11 +214,22 @@ def linearized(p: Problem) -> Any:
     return n2g.adapt(p.trained, p.data, p.likelihood, prior_var=p.prior_var)
 
 
+def first_var(p: Problem) -> float:
+    """A variance as small as that of a parameter that the data determine, so that first steps are short."""
+    return min(p.noise_var / len(p.data[0]), p.prior_var / 2)
+
+
 def vogn(p: Problem) -> Any:
     """Natural gradients from the most probable parameters on, on all data."""
     module, (x, y) = p.trained, p.data
     optimizer = VOGN(
-        module, p.likelihood, len(x), prior_var=p.prior_var, learning_rate=0.02, num_samples=2
+        module,
+        p.likelihood,
+        len(x),
+        prior_var=p.prior_var,
+        learning_rate=0.02,
+        num_samples=2,
+        initial_var=first_var(p),
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, p.sizes.steps)
     for _ in range(p.sizes.steps):
@@ -230,7 +241,14 @@ def vogn(p: Problem) -> Any:
 def ivon(p: Problem) -> Any:
     """The same with ordinary gradients at drawn weights."""
     module, (x, y) = p.trained, p.data
-    optimizer = IVON(module, len(x), prior_var=p.prior_var, learning_rate=0.02, decays=(0.9, 0.999))
+    optimizer = IVON(
+        module,
+        len(x),
+        prior_var=p.prior_var,
+        learning_rate=0.02,
+        decays=(0.9, 0.999),
+        initial_var=first_var(p),
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, p.sizes.steps)
     half = 0.5 * math.log(2 * math.pi * p.noise_var)
     for _ in range(p.sizes.steps):

@@ -51,16 +51,16 @@ class Plan:
 
 PLANS = {
     # weight decay 10 instead of 1/v = 5 is what was best in the reference's paper
-    "sgd": Plan("descent", 50, 0.1, options={"decay": 10.0, "swag_epochs": 10, "swag_rate": 0.02}),
-    "sghmc": Plan("langevin", 200, 0.1, burn_in=100, every=2),
-    "cyclical": Plan("langevin", 200, 0.2, burn_in=50, every=25, cycle=25),
-    "sgld": Plan("langevin", 200, 1.0, momentum=0.0, burn_in=100, every=2),
+    "sgd": Plan("descent", 30, 0.1, options={"decay": 10.0, "swag_epochs": 6, "swag_rate": 0.02}),
+    "sghmc": Plan("langevin", 150, 0.1, burn_in=75, every=3),
+    "cyclical": Plan("langevin", 150, 0.2, burn_in=50, every=25, cycle=25),
+    "sgld": Plan("langevin", 150, 0.2, momentum=0.0, burn_in=75, every=3),
     "warm sghmc": Plan("langevin", 60, 0.1, burn_in=20, every=2, begin="sgd"),
     "microcanonical": Plan(
         "microcanonical", 60, 0.1, burn_in=20, every=2, begin="sgd", options={"length": 30.0}
     ),
-    "mean field": Plan("mean_field", 60, 1e-3, begin="sgd", options={"stddev": 0.01}),
-    "dropout": Plan("descent", 60, 0.1, options={"decay": 10.0, "dropout": 0.1}),
+    "mean field": Plan("mean_field", 40, 1e-3, begin="sgd", options={"stddev": 0.01}),
+    "dropout": Plan("descent", 40, 0.1, options={"decay": 10.0, "dropout": 0.1}),
 }
 
 Run = dict[str, Tensor]

@@ -91,7 +91,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--draws", type=int, help="draws of each of NUTS's four chains")
     options = parser.parse_args(arguments)
     scratch = Path(tempfile.mkdtemp(prefix="net2gp-fidelity-"))
-    options.data = options.data or (TABLES[:1] if options.quick else TABLES)
+    options.data = options.data or (TABLES[-1:] if options.quick else TABLES)
     options.methods = options.methods or (OWN if options.quick else names)
     options.cells = options.cells or scratch
     options.output = options.output or (scratch if options.quick else RESULTS)

@@ -50,7 +50,7 @@ MEAN, STD = (0.49, 0.48, 0.44), 0.2
 """How the reference standardized images."""
 
 SIZES = (1, 5, 10, 20, 50)
-PART = 54_000_000
+PART = 55_000_000
 """Bytes of a part of the packed data."""
 
 DEFAULT_GROUPS = {"sgd": 10}
