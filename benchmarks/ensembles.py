@@ -6,10 +6,10 @@ Ten networks with one hidden layer of 50 on each split of a table, trained by `b
 the training rows held out for early stopping and noise. The first table has the test NLL and RMSE of single
 members, of five and of ten together. The second has CPU and wall seconds (best of three) for ten members
 by vectorized passes, one after the other, and by a plain training loop of torch, with the same number of
-steps and rows. Writes `results/ensembles.md`; a quick run has two tables with three splits, and writes nothing.
+steps and rows. Writes `results/ensembles.md`; a quick run has two tables with three splits and writes none.
 
-The exit status says whether these claims hold: on each table five members have a better NLL than one by two
-standard errors over the splits, and vectorized passes take less than a third of the CPU seconds of either loop.
+The exit status says whether these claims hold: five members have a better NLL than one on nine tenths of the
+splits of each table, and vectorized passes take less than a third of the CPU seconds of either loop.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def quality(names: list[str], num_splits: int) -> tuple[list[str], bool]:
         ]
         gains = torch.tensor([one["1"][0] - one["5"][0] for one in found])
         error = float(gains.std() / len(gains) ** 0.5)
-        holds &= float(gains.mean()) > 2 * error
+        holds &= float((gains > 0).double().mean()) >= 0.9
         lines.append(f"| {name} | {' | '.join(cells)} | {gains.mean():.3f} ± {error:.3f} |")
     return lines, holds
 

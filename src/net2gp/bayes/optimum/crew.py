@@ -11,12 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from net2gp.bayes.model.stacked import stacked_mlp
 from net2gp.bayes.optimum.descent import Optimum, descend, seeded
 from net2gp.bayes.optimum.objective import Objective
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.starts import member_seeds
 from net2gp.bayes.optimum.task import Task
-from net2gp.bayes.optimum.teams import Single, Stacked, Team, can_stack
+from net2gp.bayes.optimum.teams import Perceptrons, Single, Stacked, Team, can_stack
 from net2gp.errors import InputError, Net2GPError
 from net2gp.inputs import rows
 from net2gp.progress import progress
@@ -51,7 +52,8 @@ class Crew:
             own = (copy.deepcopy(network) for network in networks)
             self.teams = [Single(network, task.names, task.output) for network in own]
         else:
-            self.teams = [Stacked(networks, task.names, task.output)]
+            stacked = perceptrons(task, networks, training)
+            self.teams = [stacked or Stacked(networks, task.names, task.output)]
 
     def train(
         self,
@@ -87,6 +89,27 @@ class Crew:
         return found
 
 
+def perceptrons(
+    task: Task, networks: Sequence[nn.Module], training: Training
+) -> Perceptrons | None:
+    """Make one team of perceptrons, which needs no graph, if the networks are such.
+
+    Args:
+        task: The checked problem.
+        networks: Members that differ in the parameters in training alone.
+        training: How they will be trained.
+
+    Returns:
+        The team, or None for other networks, and for optimizers that read shapes of parameters.
+    """
+    architecture = task.model.architecture
+    layers = stacked_mlp(architecture, rows(task.objective.x, slice(0, 1)))
+    shapes = [value.shape for value in task.model.params.values()]
+    if layers is None or not training.takes_flat(shapes):
+        return None
+    return Perceptrons(networks, architecture, layers)
+
+
 def why_not_stacked(task: Task, networks: Sequence[nn.Module], training: Training) -> str:
     """Say why members cannot share vectorized passes.
 
@@ -98,7 +121,7 @@ def why_not_stacked(task: Task, networks: Sequence[nn.Module], training: Trainin
     Returns:
         The reason, or nothing if they can.
     """
-    if not training.keeps_members_apart():
+    if not training.keeps_members_apart([value.shape for value in task.model.params.values()]):
         return "the optimizer or its schedule would mix the members"
     few = rows(task.objective.x, slice(0, 4))
     try:

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from net2gp.bayes.optimum.objective import Batch, Noise, Objective, evaluate, log_prior, score
+from net2gp.bayes.optimum.objective import (
+    Batch,
+    Noise,
+    Objective,
+    Shrinkage,
+    evaluate,
+    log_prior,
+    score,
+)
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.teams import Team
 from net2gp.errors import InputError
@@ -123,6 +131,7 @@ class Stepper:
     def __init__(self, team: Team, objective: Objective, training: Training) -> None:
         self.team, self.objective = team, objective
         self.optimizer = training.make_optimizer(team.leaves)
+        self.shrinkage = Shrinkage(team, objective)
         self.noise: Noise | None = None
         if objective.learns:
             all_rows = (training.batch_size or math.inf) >= objective.num_rows
@@ -142,6 +151,7 @@ class Stepper:
         """Compute the objective and its gradient; some optimizers ask for it several times per step."""
         self.optimizer.zero_grad()
         value = self.objective.backward(self.team, self.batch, self.noise)
+        value = value + self.shrinkage.backward()
         self.first = value if self.first is None else self.first
         return value.sum()
 

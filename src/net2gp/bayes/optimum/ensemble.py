@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import grad
 
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
-from net2gp.bayes.optimum.crew import Crew
+from net2gp.bayes.optimum.crew import Crew, perceptrons
 from net2gp.bayes.optimum.descent import Optimum, descend
 from net2gp.bayes.optimum.objective import Objective
 from net2gp.bayes.optimum.settings import Training
@@ -202,7 +202,8 @@ def _snapshots(
         )
     one = network if isinstance(network, nn.Module) else starts(network, 1, training.seed, None)[0]
     task = prepare(one, *problem, choice, training)
-    team = Single(copy.deepcopy(one), task.names, choice[1])
+    flat = perceptrons(task, [one], training)
+    team = flat or Single(copy.deepcopy(one), task.names, choice[1])
     cycle = replace(training, num_steps=training.num_steps // count)
     found: list[Optimum] = []
     for seed in member_seeds(training.seed, count):
