@@ -257,6 +257,19 @@ def test_a_factory_gives_the_starts():
     assert torch.allclose(found, torch.stack([one[0].weight for one in made]), atol=1e-10)
 
 
+def test_members_of_a_factory_keep_what_is_not_trained():
+    build = lambda: nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x, y = data()
+    posterior = ensemble(
+        build, (x, y), n2g.Gaussian(0.1), num_members=2, training=SHORT, only="2.*"
+    )
+    values = posterior.process.members.values
+    assert not torch.equal(values["0.weight"][0], values["0.weight"][1])
+    features = values["0.weight"] @ x.T + values["0.bias"][:, :, None]
+    heads = (values["2.weight"] @ features.tanh() + values["2.bias"][:, :, None]).mT
+    assert torch.allclose(posterior.process.values(x), heads)
+
+
 def test_the_average_of_members_predicts_better_than_each_of_them():
     x, y = data(rows=240)
     train, test = (x[:40], y[:40]), (x[40:], y[40:])

@@ -52,9 +52,13 @@ class Optimum:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global random state within this context, and restore it afterwards."""
+    """Seed torch's global random state of CPU and device within this context, and restore it afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        # torch.manual_seed would seed all other devices too
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
 
 
@@ -100,6 +104,11 @@ def _steps(
     stepper = Stepper(team, objective, training)
     schedule = training.make_schedule(stepper.optimizer)
     by_loss = isinstance(schedule, ReduceLROnPlateau)
+    if by_loss and looks.held is None:
+        raise InputError(
+            "ReduceLROnPlateau follows the loss of held-out rows, but there are none. Pass for example "
+            "Training(schedule=..., held_out=0.1)."
+        )
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     batches = objective.batches(training.batch_size, generators)
     with progress("training", training.num_steps) as advance:

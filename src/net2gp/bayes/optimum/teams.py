@@ -96,14 +96,16 @@ class Single:
         """A matrix per parameter."""
         return [_rows(params[name]) for name in self._own]
 
+    def _values(self) -> Params:
+        return {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+
     def state(self) -> Params:
-        """The parameters and all buffers."""
-        values = {**self._own, **dict(self.network.named_buffers())}
-        return {name: value.detach().clone()[None] for name, value in values.items()}
+        """All parameters and buffers, since networks of a factory may differ in those out of training."""
+        return {name: value.detach().clone()[None] for name, value in self._values().items()}
 
     def load(self, state: Params) -> None:
         """Take over parameters and buffers."""
-        values = {**self._own, **dict(self.network.named_buffers())}
+        values = self._values()
         with torch.no_grad():
             for name, value in state.items():
                 values[name].copy_(value[0])
