@@ -54,8 +54,9 @@ def ensemble(
     """Train several networks from independent starts; their average predicts better than each of them.
 
     Every member maximizes the log joint as in `map_estimate`, on batches of its own. Members share vectorized
-    passes, which are several times faster for small networks, unless batch norm or the like forbids it; then
-    they train one after the other. Both ways give the same networks, except that dropout draws other masks.
+    passes, which are many times faster for small perceptrons, unless batch norm or the like forbids it, or
+    they are convolutional or large; then they train one after the other. Both ways give the same networks,
+    except that dropout draws other masks.
 
     With `randomized`, member s minimizes −log p(θ − a_s) − Σ_n log p(y_n + ε_n | f(x_n; θ)), where a_s is
     drawn from the prior and ε_n from the Gaussian noise. For a model that is linear in θ the members are then
@@ -76,7 +77,7 @@ def ensemble(
         bootstrap: Whether each member gets N rows that are drawn with replacement.
         snapshots: Whether to train one network instead, whose learning rate falls and restarts S times within
             `training.num_steps`, and to keep it at the end of each cycle.
-        vectorize: Whether members share vectorized passes; None decides by what fits.
+        vectorize: Whether members share vectorized passes; None decides by what fits and is fast.
 
     Returns:
         A posterior over the members. `module_of(posterior, s)` is member s, and `recipe.statistics` has its

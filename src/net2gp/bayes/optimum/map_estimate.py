@@ -58,7 +58,8 @@ def map_estimate(
     >>> import torch
     >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.linspace(-1, 1, 20)[:, None]
-    >>> posterior = map_estimate(nn.Linear(1, 1), (x, 2 * x), Gaussian(0.01))
+    >>> training = Training(num_steps=300, learning_rate=0.1)
+    >>> posterior = map_estimate(nn.Linear(1, 1), (x, 2 * x), Gaussian(0.01), training=training)
     >>> posterior.mean(torch.ones(1, 1))
     tensor([[1.99...]])
 
