@@ -74,6 +74,56 @@ def test_vectorized_members_are_those_of_a_loop(options):
         assert torch.allclose(value, other.recipe.statistics[name], rtol=1e-9), name
 
 
+@pytest.mark.parametrize("options", [{}, {"randomized": True}, {"bootstrap": True}], ids=str)
+@pytest.mark.parametrize("kind", ["norm", "convolution", "pair"])
+def test_networks_that_are_no_perceptrons_are_vectorized_too(kind, options):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(2, 3).double(), nn.Linear(1, 3).double()
+
+        def reset_parameters(self):
+            pass
+
+        def forward(self, left, right):
+            return (self.left(left).tanh() * self.right(right)).sum(1, keepdim=True)
+
+    x, y = data()
+    networks = {
+        "norm": nn.Sequential(
+            nn.Linear(2, 6), nn.LayerNorm(6), nn.ReLU(inplace=True), nn.Linear(6, 1)
+        ),
+        "convolution": nn.Sequential(nn.Conv1d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 1)),
+        "pair": Pair(),
+    }
+    inputs = {"norm": x, "convolution": x[:, None], "pair": (x, x[:, :1].square())}
+    given = {"num_members": 2, "training": SHORT, **options}
+    one, other = (
+        ensemble(
+            networks[kind].double(), (inputs[kind], y), n2g.Gaussian(0.1), vectorize=way, **given
+        )
+        for way in (True, False)
+    )
+    assert torch.allclose(weights(one), weights(other), rtol=1e-10, atol=1e-10)
+
+
+def test_an_optimizer_that_looks_at_shapes_trains_members_one_by_one():
+    def grouped(params):
+        decayed = [p for p in params if p.dim() > 1]
+        others = [p for p in params if p.dim() == 1]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others}]
+        return torch.optim.SGD([group for group in groups if group["params"]], lr=0.02)
+
+    training = Training(num_steps=20, optimizer=grouped)
+    with pytest.raises(InputError, match="the optimizer or its schedule would mix the members"):
+        ensemble(mlp(), data(), n2g.Gaussian(0.1), training=training, vectorize=True)
+    one, other = (
+        ensemble(mlp(), data(), n2g.Gaussian(0.1), num_members=2, training=training, vectorize=way)
+        for way in (None, False)
+    )
+    assert torch.equal(weights(one), weights(other))
+
+
 @pytest.mark.parametrize(
     "prior", [LaplacePrior(), StudentTPrior(), Horseshoe(), FlatPrior(), None], ids=str
 )
@@ -103,14 +153,14 @@ def test_randomized_members_of_a_linearized_network_are_draws_of_the_gaussian_pr
     exact = n2g.condition(linearized.kernel(prior_var), (x, y), n2g.Gaussian(noise_var)).joint(new)
     features = nn.Linear(linearized.num_params, 1, bias=False).double()
     J, J_new = linearized.jacobian(x)[:, 0], linearized.jacobian(new)[:, 0]
-    S = 1500
+    S = 1000
     drawn = ensemble(
         features,
         (J, y),
         n2g.Gaussian(noise_var),
         num_members=S,
         prior=prior_var,
-        training=Training(num_steps=600, learning_rate=0.1, batch_size=None),
+        training=Training(num_steps=400, learning_rate=0.1, batch_size=None),
         randomized=True,
     )
     values = drawn.process.values(J_new)[:, :, 0]
@@ -205,6 +255,19 @@ def test_a_factory_gives_the_starts():
     assert torch.equal(torch.get_rng_state(), state)
     found = posterior.process.members.values["0.weight"]
     assert torch.allclose(found, torch.stack([one[0].weight for one in made]), atol=1e-10)
+
+
+def test_members_of_a_factory_keep_what_is_not_trained():
+    build = lambda: nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x, y = data()
+    posterior = ensemble(
+        build, (x, y), n2g.Gaussian(0.1), num_members=2, training=SHORT, only="2.*"
+    )
+    values = posterior.process.members.values
+    assert not torch.equal(values["0.weight"][0], values["0.weight"][1])
+    features = values["0.weight"] @ x.T + values["0.bias"][:, :, None]
+    heads = (values["2.weight"] @ features.tanh() + values["2.bias"][:, :, None]).mT
+    assert torch.allclose(posterior.process.values(x), heads)
 
 
 def test_the_average_of_members_predicts_better_than_each_of_them():

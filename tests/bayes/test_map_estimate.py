@@ -227,6 +227,9 @@ def test_what_does_not_fit_is_refused():
         map_estimate(linear(), (x, y), n2g.Gaussian(0.1), training=Training(optimizer=lambda p: 3))
     with pytest.raises(n2g.errors.InputError, match="training must be Training"):
         map_estimate(linear(), (x, y), n2g.Gaussian(0.1), training=0.1)
+    plateau = Training(schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(n2g.errors.InputError, match="follows the loss of held-out rows"):
+        map_estimate(linear(), (x, y), n2g.Gaussian(0.1), training=plateau)
     with pytest.raises(n2g.errors.InputError, match="held_out must be a share"):
         Training(held_out=2.0)
     with pytest.raises(n2g.errors.InputError, match="schedule must be"):

@@ -75,19 +75,20 @@ class StackedMLP:
 
     layers: tuple[Affine | Elementwise, ...] = field(repr=False)
 
-    def forward(self, theta: Tensor, x: Inputs) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, theta: Tensor, x: Inputs, own: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Compute the outputs of all members.
 
         Args:
             theta: One vector of parameters per member, (K, P).
-            x: N points.
+            x: N points, the same for all members.
+            own: Whether members have points of their own, so that `x` has an axis of length K in front.
 
         Returns:
             The outputs, (K, N, C), and what `backward` needs.
         """
         assert isinstance(x, Tensor)
-        flat = x.flatten(1)
-        saved = [flat.expand(len(theta), *flat.shape)]
+        flat = x.flatten(2) if own else x.flatten(1)
+        saved = [flat if own else flat.expand(len(theta), *flat.shape)]
         for layer in self.layers:
             if isinstance(layer, Affine):
                 saved.append(layer(theta, saved[-1]))

@@ -11,15 +11,19 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from net2gp.bayes.model.stacked import stacked_mlp
 from net2gp.bayes.optimum.descent import Optimum, descend, seeded
 from net2gp.bayes.optimum.objective import Objective
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.starts import member_seeds
 from net2gp.bayes.optimum.task import Task
-from net2gp.bayes.optimum.teams import Single, Stacked, Team, can_stack
+from net2gp.bayes.optimum.teams import Perceptrons, Single, Stacked, Team, can_stack
 from net2gp.errors import InputError, Net2GPError
 from net2gp.inputs import rows
 from net2gp.progress import progress
+
+STACKED_NUMBERS = 2**24
+"""How many parameters members may have together to be stacked without being asked to."""
 
 SeeMember = Callable[[int, int, Callable[[], nn.Module]], None]
 """What is called with the number of a member, the number of steps, and a function that gives the module."""
@@ -32,7 +36,7 @@ class Crew:
         task: The checked problem.
         networks: The members at their starts.
         training: The first settings; they decide whether members can be stacked.
-        vectorize: Whether to stack members; None does so if it fits.
+        vectorize: Whether to stack members; None does so if it fits and networks are small.
 
     Raises:
         InputError: If members are to be stacked that cannot be.
@@ -47,11 +51,14 @@ class Crew:
             raise InputError(
                 f"the members cannot be trained in vectorized passes: {reason}. Leave out vectorize=True."
             )
+        if vectorize is None and _better_apart(task, networks):
+            vectorize = False
         if reason or vectorize is False or len(networks) == 1:
             own = (copy.deepcopy(network) for network in networks)
             self.teams = [Single(network, task.names, task.output) for network in own]
         else:
-            self.teams = [Stacked(networks, task.names, task.output)]
+            stacked = perceptrons(task, networks, training)
+            self.teams = [stacked or Stacked(networks, task.names, task.output)]
 
     def train(
         self,
@@ -87,6 +94,27 @@ class Crew:
         return found
 
 
+def perceptrons(
+    task: Task, networks: Sequence[nn.Module], training: Training
+) -> Perceptrons | None:
+    """Make one team of perceptrons, which needs no graph, if the networks are such.
+
+    Args:
+        task: The checked problem.
+        networks: Members that differ in the parameters in training alone.
+        training: How they will be trained.
+
+    Returns:
+        The team, or None for other networks, and for optimizers that read shapes of parameters.
+    """
+    architecture = task.model.architecture
+    layers = stacked_mlp(architecture, rows(task.objective.x, slice(0, 1)))
+    shapes = [value.shape for value in task.model.params.values()]
+    if layers is None or not training.takes_flat(shapes):
+        return None
+    return Perceptrons(networks, architecture, layers)
+
+
 def why_not_stacked(task: Task, networks: Sequence[nn.Module], training: Training) -> str:
     """Say why members cannot share vectorized passes.
 
@@ -98,7 +126,7 @@ def why_not_stacked(task: Task, networks: Sequence[nn.Module], training: Trainin
     Returns:
         The reason, or nothing if they can.
     """
-    if not training.keeps_members_apart():
+    if not training.keeps_members_apart([value.shape for value in task.model.params.values()]):
         return "the optimizer or its schedule would mix the members"
     few = rows(task.objective.x, slice(0, 4))
     try:
@@ -113,6 +141,16 @@ def why_not_stacked(task: Task, networks: Sequence[nn.Module], training: Trainin
             raise
         return f"torch cannot vectorize a pass ({error})"
     return ""
+
+
+def _better_apart(task: Task, networks: Sequence[nn.Module]) -> bool:
+    """Whether stacked networks would be no faster, or take too much memory.
+
+    A vectorized convolution is a grouped one, which took 1.5 times as long as a loop on a CPU.
+    """
+    convolution = nn.modules.conv._ConvNd
+    heavy = len(networks) * task.model.architecture.num_params > STACKED_NUMBERS
+    return heavy or any(isinstance(module, convolution) for module in networks[0].modules())
 
 
 def _silent(steps: int = 1, note: str = "") -> None:

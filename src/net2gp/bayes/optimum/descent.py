@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from net2gp.bayes.optimum.objective import Batch, Noise, Objective, evaluate, log_prior, score
+from net2gp.bayes.optimum.objective import (
+    Batch,
+    Noise,
+    Objective,
+    Shrinkage,
+    evaluate,
+    log_prior,
+    score,
+)
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.teams import Team
 from net2gp.errors import InputError
@@ -44,9 +52,13 @@ class Optimum:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global random state within this context, and restore it afterwards."""
+    """Seed torch's global random state of CPU and device within this context, and restore it afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        # torch.manual_seed would seed all other devices too
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
 
 
@@ -92,6 +104,11 @@ def _steps(
     stepper = Stepper(team, objective, training)
     schedule = training.make_schedule(stepper.optimizer)
     by_loss = isinstance(schedule, ReduceLROnPlateau)
+    if by_loss and looks.held is None:
+        raise InputError(
+            "ReduceLROnPlateau follows the loss of held-out rows, but there are none. Pass for example "
+            "Training(schedule=..., held_out=0.1)."
+        )
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     batches = objective.batches(training.batch_size, generators)
     with progress("training", training.num_steps) as advance:
@@ -123,6 +140,7 @@ class Stepper:
     def __init__(self, team: Team, objective: Objective, training: Training) -> None:
         self.team, self.objective = team, objective
         self.optimizer = training.make_optimizer(team.leaves)
+        self.shrinkage = Shrinkage(team, objective)
         self.noise: Noise | None = None
         if objective.learns:
             all_rows = (training.batch_size or math.inf) >= objective.num_rows
@@ -142,6 +160,7 @@ class Stepper:
         """Compute the objective and its gradient; some optimizers ask for it several times per step."""
         self.optimizer.zero_grad()
         value = self.objective.backward(self.team, self.batch, self.noise)
+        value = value + self.shrinkage.backward()
         self.first = value if self.first is None else self.first
         return value.sum()
 

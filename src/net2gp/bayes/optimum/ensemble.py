@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import grad
 
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
-from net2gp.bayes.optimum.crew import Crew
+from net2gp.bayes.optimum.crew import Crew, perceptrons
 from net2gp.bayes.optimum.descent import Optimum, descend
 from net2gp.bayes.optimum.objective import Objective
 from net2gp.bayes.optimum.settings import Training
@@ -54,8 +54,9 @@ def ensemble(
     """Train several networks from independent starts; their average predicts better than each of them.
 
     Every member maximizes the log joint as in `map_estimate`, on batches of its own. Members share vectorized
-    passes, which are several times faster for small networks, unless batch norm or the like forbids it; then
-    they train one after the other. Both ways give the same networks, except that dropout draws other masks.
+    passes, which are many times faster for small perceptrons, unless batch norm or the like forbids it, or
+    they are convolutional or large; then they train one after the other. Both ways give the same networks,
+    except that dropout draws other masks.
 
     With `randomized`, member s minimizes −log p(θ − a_s) − Σ_n log p(y_n + ε_n | f(x_n; θ)), where a_s is
     drawn from the prior and ε_n from the Gaussian noise. For a model that is linear in θ the members are then
@@ -76,7 +77,7 @@ def ensemble(
         bootstrap: Whether each member gets N rows that are drawn with replacement.
         snapshots: Whether to train one network instead, whose learning rate falls and restarts S times within
             `training.num_steps`, and to keep it at the end of each cycle.
-        vectorize: Whether members share vectorized passes; None decides by what fits.
+        vectorize: Whether members share vectorized passes; None decides by what fits and is fast.
 
     Returns:
         A posterior over the members. `module_of(posterior, s)` is member s, and `recipe.statistics` has its
@@ -202,7 +203,8 @@ def _snapshots(
         )
     one = network if isinstance(network, nn.Module) else starts(network, 1, training.seed, None)[0]
     task = prepare(one, *problem, choice, training)
-    team = Single(copy.deepcopy(one), task.names, choice[1])
+    flat = perceptrons(task, [one], training)
+    team = flat or Single(copy.deepcopy(one), task.names, choice[1])
     cycle = replace(training, num_steps=training.num_steps // count)
     found: list[Optimum] = []
     for seed in member_seeds(training.seed, count):

@@ -7,6 +7,7 @@ import copy
 from torch import nn
 
 from net2gp.bayes.model.prior import WeightPrior
+from net2gp.bayes.optimum.crew import perceptrons
 from net2gp.bayes.optimum.descent import descend
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.task import prepare
@@ -57,7 +58,8 @@ def map_estimate(
     >>> import torch
     >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.linspace(-1, 1, 20)[:, None]
-    >>> posterior = map_estimate(nn.Linear(1, 1), (x, 2 * x), Gaussian(0.01))
+    >>> training = Training(num_steps=300, learning_rate=0.1)
+    >>> posterior = map_estimate(nn.Linear(1, 1), (x, 2 * x), Gaussian(0.01), training=training)
     >>> posterior.mean(torch.ones(1, 1))
     tensor([[1.99...]])
 
@@ -65,6 +67,7 @@ def map_estimate(
     """
     task = prepare(network, data, likelihood, prior, (only, output), training)
     settings = Training() if training is None else training
-    team = Single(copy.deepcopy(network), task.names, output)
+    flat = perceptrons(task, [network], settings)
+    team = flat or Single(copy.deepcopy(network), task.names, output)
     found = descend(team, task.objective, settings, [settings.seed], held=task.held)
     return task.posterior([found], "map_estimate")

@@ -33,9 +33,11 @@ def module_of(posterior: Posterior, index: int = 0) -> nn.Module:
 
     >>> import torch
     >>> from net2gp.bayes.optimum.map_estimate import map_estimate
+    >>> from net2gp.bayes.optimum.settings import Training
     >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.linspace(-1, 1, 20)[:, None]
-    >>> posterior = map_estimate(nn.Linear(1, 1), (x, 2 * x), Gaussian(0.01))
+    >>> training = Training(num_steps=20)
+    >>> posterior = map_estimate(nn.Linear(1, 1), (x, 2 * x), Gaussian(0.01), training=training)
     >>> bool((module_of(posterior)(x) == posterior.mean(x)).all())
     True
     """

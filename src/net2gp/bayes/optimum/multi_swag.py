@@ -79,7 +79,7 @@ def multi_swag(
         num_collected: The number of collected weights per member.
         collect_every: The number of steps between two of them; None is one epoch.
         collecting_rate: The constant learning rate while collecting; None is the first training's.
-        vectorize: Whether members share vectorized passes; None decides by what fits.
+        vectorize: Whether members share vectorized passes, as in `ensemble`.
 
     Returns:
         A mixture of Gaussians around networks.

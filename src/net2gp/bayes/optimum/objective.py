@@ -116,10 +116,9 @@ class Objective:
                 yield Batch(rows(self.x, index), targets[member, index], index)
 
     def backward(self, team: Team, batch: Batch, noise: Noise | None) -> Tensor:
-        """Add the gradient of the objective of each network on a batch to the gradients of its parameters.
+        """Add the gradient of −(1/B) Σ_n log p(y_n | f_n) of each network to the gradients of its parameters.
 
-        The likelihood gives its slope in f and a Gaussian prior its own in θ, so that torch only goes back
-        through the networks.
+        The likelihood gives its slope in f, so that only networks are differentiated.
 
         Args:
             team: The networks.
@@ -127,43 +126,23 @@ class Objective:
             noise: The variance of open noise, which sees the residuals of the batch.
 
         Returns:
-            −(log p(θ) + (N/B) Σ_n log p(y_n | f_n))/N, (S,), up to a constant.
+            The values, (S,).
         """
-        f = team.outputs(batch.x, batch.own)
-        known, B = f.detach(), f.shape[1]
+        f, pull = team.forward(batch.x, batch.own)
+        B = f.shape[1]
         if noise is None:
-            flat, y = known.flatten(0, 1), batch.y.flatten(0, 1)
+            flat, y = f.flatten(0, 1), batch.y.flatten(0, 1)
             likelihood = self._of_rows(batch.index, f)
             value = -likelihood.log_prob(flat, y).reshape(f.shape[:2]).sum(1)
             slope = -likelihood.residual(flat, y).reshape(f.shape)
         else:
-            difference = known - self._shaped(known, batch.y)
+            difference = f - self._shaped(f, batch.y)
             v = noise.after(difference)
             slope = difference / v[:, None, None]
             logs = B * f.shape[2] * (v.log() + math.log(2 * math.pi))
             value = 0.5 * ((difference * slope).flatten(1).sum(1) + logs)
-        torch.autograd.backward(f, slope / B)
-        return value / B + self._prior_backward(team)
-
-    def _prior_backward(self, team: Team) -> Tensor | float:
-        """Add the slope of −log p(θ − anchor)/N to the gradients; return the values, (S,)."""
-        if self.prior is None:
-            return 0.0
-        params = team.params
-        if self.anchors is not None:
-            params = {name: value - self.anchors[name] for name, value in params.items()}
-        if self.variances is None:
-            value = -log_prior(self.prior, params) / self.num_rows
-            if value.requires_grad:  # a flat prior has no slope
-                value.sum().backward()
-            return value.detach()
-        with torch.no_grad():
-            slopes = {
-                n: p.detach() / (self.variances[n] * self.num_rows) for n, p in params.items()
-            }
-            team.add_gradients(slopes)
-            parts = [(params[n] * slope).flatten(1).sum(1) for n, slope in slopes.items()]
-        return 0.5 * torch.stack(parts).sum(0)
+        pull(slope / B)
+        return value / B
 
     def log_likelihood(self, f: Tensor, noise: Tensor | None) -> Tensor:
         """Compute Σ_n log p(y_n | f_n) over all rows for each network, (S,), from outputs (S, N, C)."""
@@ -191,6 +170,56 @@ class Objective:
     def _shaped(self, f: Tensor, y: Tensor) -> Tensor:
         """Targets (S, B) or (S, B, C) in the shape of outputs (S, B, C)."""
         return shape_targets(f.flatten(0, 1), y.flatten(0, 1)).reshape(f.shape)
+
+
+class Shrinkage:
+    """The prior in training: it adds the slope of −log p(θ − anchor)/N to the gradients.
+
+    Args:
+        team: The networks.
+        objective: The prior, its anchors, and N.
+    """
+
+    def __init__(self, team: Team, objective: Objective) -> None:
+        self.team, self.objective = team, objective
+        anchors, variances = objective.anchors, objective.variances
+        self.rates = list[Tensor]()
+        if variances is not None:
+            ones = {name: torch.ones_like(value[:1]) for name, value in team.params.items()}
+            rates = {n: one / (variances[n] * objective.num_rows) for n, one in ones.items()}
+            self.rates = [rate.detach() for rate in team.laid_out(rates)]
+        self.anchors = [None] * len(self.rates) if anchors is None else team.laid_out(anchors)
+
+    def backward(self) -> Tensor | float:
+        """Add to the gradients.
+
+        Returns:
+            The values −log p(θ − anchor)/N of the networks, (S,), for a Gaussian without its constant.
+        """
+        prior, anchors = self.objective.prior, self.objective.anchors
+        if prior is None:
+            return 0.0
+        if self.rates:
+            return self._gaussian()
+        params = self.team.params
+        if anchors is not None:
+            params = {name: value - anchors[name] for name, value in params.items()}
+        value = -log_prior(prior, params) / self.objective.num_rows
+        if value.requires_grad:  # a flat prior has no slope
+            value.sum().backward()
+        return value.detach()
+
+    @torch.no_grad()
+    def _gaussian(self) -> Tensor:
+        values = []
+        for leaf, rate, anchor in zip(self.team.leaves, self.rates, self.anchors, strict=True):
+            theta = leaf.detach().reshape(len(self.team), -1)
+            theta = theta if anchor is None else theta - anchor
+            slope = theta * rate
+            values.append((theta * slope).sum(1))
+            slope = slope.reshape(leaf.shape)
+            leaf.grad = slope if leaf.grad is None else leaf.grad.add_(slope)
+        return 0.5 * (values[0] if len(values) == 1 else torch.stack(values).sum(0))
 
 
 class Noise:

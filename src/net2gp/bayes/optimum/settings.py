@@ -120,14 +120,46 @@ class Training:
         assert callable(self.schedule)
         return self.schedule(optimizer)
 
-    def keeps_members_apart(self) -> bool:
+    def keeps_members_apart(self, shapes: list[torch.Size]) -> bool:
         """Whether one optimizer of stacked networks does what one optimizer for each of them does.
 
+        Args:
+            shapes: The shapes of the parameters of one network.
+
         Returns:
-            True for optimizers that move each number by itself, with a schedule that does not read the loss.
+            True for optimizers that move each number by itself and put the same parameters into the same
+            groups, with a schedule that does not read the loss.
         """
-        optimizer = self.make_optimizer([torch.zeros(1, requires_grad=True)])
-        plain = type(optimizer).__module__.startswith("torch.optim")
-        if not plain or type(optimizer).__name__ not in ELEMENTWISE:
+        optimizer, groups = self._trial(shapes)
+        if not _is_of_torch(optimizer, ELEMENTWISE):
+            return False
+        if groups != self._trial([torch.Size((2, *shape)) for shape in shapes])[1]:
             return False
         return not isinstance(self.make_schedule(optimizer), ReduceLROnPlateau)
+
+    def takes_flat(self, shapes: list[torch.Size]) -> bool:
+        """Whether the optimizer treats all numbers of a network alike, however they are arranged.
+
+        Args:
+            shapes: The shapes of the parameters of one network.
+
+        Returns:
+            True for elementwise optimizers and L-BFGS with one group.
+        """
+        optimizer, groups = self._trial(shapes)
+        return _is_of_torch(optimizer, (*ELEMENTWISE, "LBFGS")) and len(groups) == 1
+
+    def _trial(self, shapes: list[torch.Size]) -> tuple[Optimizer, list[tuple[str, list[int]]]]:
+        """An optimizer of zeros, and the options of each group with the numbers of its parameters."""
+        leaves = [torch.zeros(shape, requires_grad=True) for shape in shapes]
+        optimizer, order = self.make_optimizer(leaves), {id(p): i for i, p in enumerate(leaves)}
+        groups = [
+            (repr({**group, "params": None}), [order[id(p)] for p in group["params"]])
+            for group in optimizer.param_groups
+        ]
+        return optimizer, groups
+
+
+def _is_of_torch(optimizer: Optimizer, names: tuple[str, ...]) -> bool:
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim") and kind.__name__ in names

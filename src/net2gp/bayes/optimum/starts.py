@@ -60,7 +60,7 @@ def starts(
         )
     found = []
     for one in seeds:
-        with seeded(one, torch.device("cpu")):
+        with seeded(one, _drawing_device()):
             made = network()
         if not isinstance(made, nn.Module):
             raise InputError(
@@ -69,6 +69,12 @@ def starts(
         found.append(copy.deepcopy(made))
     _check_different(found)
     return found
+
+
+def _drawing_device() -> torch.device:
+    """Where a factory may draw besides the CPU."""
+    busy = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.device("cuda", torch.cuda.current_device()) if busy else torch.device("cpu")
 
 
 def _restarted(network: nn.Module, seed: int, only: Patterns | None) -> nn.Module:

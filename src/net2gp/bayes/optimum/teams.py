@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from net2gp.bayes.model.stacked import StackedMLP
 from net2gp.inputs import map_inputs, tensors
 from net2gp.linear.forward.evaluation import without_vmap_warnings
-from net2gp.linear.linearized import Output
+from net2gp.linear.linearized import Linearized, Output
 from net2gp.types import Inputs, Params
+
+Pull = Callable[[Tensor], None]
+"""What adds Jᵀu to the gradients of parameters, for slopes u."""
 
 
 class Team(Protocol):
@@ -35,8 +40,11 @@ class Team(Protocol):
     def outputs(self, x: Inputs, own: bool) -> Tensor:
         """The outputs (S, B, C); with `own`, `x` has an axis of networks in front."""
 
-    def add_gradients(self, slopes: Params) -> None:
-        """Add values with an axis of length S in front to the gradients of the parameters."""
+    def forward(self, x: Inputs, own: bool) -> tuple[Tensor, Pull]:
+        """The outputs, and a function that adds Jᵀu to the gradients of the leaves for slopes u (S, B, C)."""
+
+    def laid_out(self, params: Params) -> list[Tensor]:
+        """Values by name, with an axis of length S or 1 in front, as a matrix of such rows per leaf."""
 
     def state(self) -> Params:
         """Copies of parameters and of buffers that training changes, with an axis of length S in front."""
@@ -79,20 +87,25 @@ class Single:
         x = map_inputs(x, lambda value: value[0] if own else value.clone())
         return called(self.network, x, self.output)[None]
 
-    def add_gradients(self, slopes: Params) -> None:
-        """Add to the gradients of the parameters."""
-        for name, value in self._own.items():
-            own = slopes[name][0]
-            value.grad = own if value.grad is None else value.grad.add_(own)
+    def forward(self, x: Inputs, own: bool) -> tuple[Tensor, Pull]:
+        """The outputs, and how to go back."""
+        f = self.outputs(x, own)
+        return f.detach(), partial(_pull, f)
+
+    def laid_out(self, params: Params) -> list[Tensor]:
+        """A matrix per parameter."""
+        return [_rows(params[name]) for name in self._own]
+
+    def _values(self) -> Params:
+        return {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
 
     def state(self) -> Params:
-        """The parameters and all buffers."""
-        values = {**self._own, **dict(self.network.named_buffers())}
-        return {name: value.detach().clone()[None] for name, value in values.items()}
+        """All parameters and buffers, since networks of a factory may differ in those out of training."""
+        return {name: value.detach().clone()[None] for name, value in self._values().items()}
 
     def load(self, state: Params) -> None:
         """Take over parameters and buffers."""
-        values = {**self._own, **dict(self.network.named_buffers())}
+        values = self._values()
         with torch.no_grad():
             for name, value in state.items():
                 values[name].copy_(value[0])
@@ -144,10 +157,14 @@ class Stacked:
             many = vmap(run, in_dims=(0, 0 if own else None), randomness="different")
             return many(self._own, x)
 
-    def add_gradients(self, slopes: Params) -> None:
-        """Add to the gradients of the stacked parameters."""
-        for name, value in self._own.items():
-            value.grad = slopes[name] if value.grad is None else value.grad.add_(slopes[name])
+    def forward(self, x: Inputs, own: bool) -> tuple[Tensor, Pull]:
+        """The outputs, and how to go back."""
+        f = self.outputs(x, own)
+        return f.detach(), partial(_pull, f)
+
+    def laid_out(self, params: Params) -> list[Tensor]:
+        """A matrix per parameter."""
+        return [_rows(params[name]) for name in self._own]
 
     def state(self) -> Params:
         """Copies of the stacked parameters."""
@@ -158,6 +175,78 @@ class Stacked:
         with torch.no_grad():
             for name, value in state.items():
                 self._own[name].copy_(value)
+
+
+class Perceptrons:
+    """S perceptrons of linear layers whose parameters are the rows of one matrix, without a graph of torch.
+
+    Args:
+        networks: The modules, which are not changed.
+        architecture: The first of them in eval mode, with the parameters in training.
+        layers: What it computes as a function of such a matrix.
+    """
+
+    def __init__(
+        self, networks: Sequence[nn.Module], architecture: Linearized, layers: StackedMLP
+    ) -> None:
+        self.network, self._layers = architecture.network, layers
+        self._shapes = {name: value.shape for name, value in architecture.params.items()}
+        known = [dict(network.named_parameters()) for network in networks]
+        rows = [torch.cat([one[n].detach().reshape(-1) for n in self._shapes]) for one in known]
+        self._theta = torch.stack(rows).requires_grad_()
+
+    def __len__(self) -> int:
+        return len(self._theta)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The matrix of all parameters."""
+        return [self._theta]
+
+    @property
+    def params(self) -> Params:
+        """The parameters by name, as parts of the matrix."""
+        pieces = self._theta.split([shape.numel() for shape in self._shapes.values()], 1)
+        named = zip(self._shapes.items(), pieces, strict=True)
+        return {name: piece.reshape(-1, *shape) for (name, shape), piece in named}
+
+    def outputs(self, x: Inputs, own: bool) -> Tensor:
+        """The outputs by batched matrix products: (S, B, C)."""
+        return self._layers.forward(self._theta.detach(), x, own)[0]
+
+    def forward(self, x: Inputs, own: bool) -> tuple[Tensor, Pull]:
+        """The outputs, and how to go back."""
+        theta = self._theta.detach()
+        f, saved = self._layers.forward(theta, x, own)
+
+        def pull(slopes: Tensor) -> None:
+            if self._theta.grad is None:
+                self._theta.grad = torch.zeros_like(theta)
+            self._layers.backward(theta, saved, slopes, self._theta.grad)
+
+        return f, pull
+
+    def laid_out(self, params: Params) -> list[Tensor]:
+        """One matrix."""
+        return [torch.cat([_rows(params[name]) for name in self._shapes], 1)]
+
+    def state(self) -> Params:
+        """Copies of the parameters."""
+        return {name: value.detach().clone() for name, value in self.params.items()}
+
+    def load(self, state: Params) -> None:
+        """Take over the parameters."""
+        with torch.no_grad():
+            self._theta.copy_(self.laid_out(state)[0])
+
+
+def _rows(value: Tensor) -> Tensor:
+    """All but the first axis as one."""
+    return value.reshape(len(value), -1)
+
+
+def _pull(f: Tensor, slopes: Tensor) -> None:
+    torch.autograd.backward(f, slopes)
 
 
 def can_stack(networks: Sequence[nn.Module], names: Sequence[str], x: Inputs) -> bool:
