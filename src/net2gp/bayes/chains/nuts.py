@@ -122,8 +122,7 @@ class Trees:
         # multinomial choice within the subtree: each leaf in proportion to exp(−H)
         weight = np.logaddexp(state["part.weight"], gain)
         chance = np.log(uniform(2 * len(z), generator))
-        with np.errstate(invalid="ignore"):  # −∞ − (−∞), which is not taken
-            taken = (chance[: len(z)] < gain - weight).nonzero()[0]
+        taken = (chance[: len(z)] < gain - weight).nonzero()[0]
         state["part"][taken], state["part.value"][taken] = move[taken, :2], value[taken]
         state["part.weight"] = weight
         diverged = gain < -DIVERGENT

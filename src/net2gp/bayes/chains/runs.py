@@ -104,7 +104,9 @@ class Run:
                 generator.set_state(found[0].pop("generator"))
                 state = {name: value.numpy() for name, value in found[0].items()}
         total = setup.num_chains * (setup.warmup + setup.num_draws)
-        with progress(self.sampler.name, total) as advance, torch.no_grad():
+        # a divergent trajectory overflows, and is rejected for it
+        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+        with progress(self.sampler.name, total) as advance, torch.no_grad(), quiet:
             if state is None:
                 state = self._start(generator)
             for number in range(part, len(setup.parts)):
