@@ -7,8 +7,8 @@ biases, and 20 noisy points of a sine. Hamiltonian Monte Carlo draws their poste
 squares over 41 points, inside and outside of the data, in units of the prior's standard deviation: of the
 posterior mean and of the posterior standard deviation from those of the NNGP, in closed form.
 
-Claims: at width 512 the mean is within 0.05 and the standard deviation within 0.08. At widths up to 8 the
-mean is further away than 0.05 and at least three times as far as at width 512. The exit status says
+Claims: at width 512 the mean is within 0.05 and the standard deviation within 0.08. At widths up to 8 with
+R̂ < 1.05 (chains of two or four units can stay in different modes) the mean is further away than 0.05 and at least three times as far as at width 512. The exit status says
 whether the claims hold. Writes a figure, `wide_posteriors.png`.
 
 Reference: Matthews et al., Gaussian process behaviour in wide deep neural networks, ICLR 2018. Lee et al.,
@@ -30,7 +30,7 @@ import net2gp as n2g
 from net2gp import bayes
 
 WEIGHT_VAR, BIAS_VAR, NOISE_VAR = 2.0, 0.1, 0.05
-NARROW, WIDE, CLOSE = 8, 512, 0.05
+NARROW, WIDE, CLOSE, MIXED = 8, 512, 0.05, 1.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ def draw(curves: list[Curve], data: tuple[Tensor, Tensor], points: Tensor, path:
         for sign in (-2, 2):
             axis.plot(x, mean + sign * sd, color="black", lw=1, ls="--")
         axis.plot(data[0], data[1], "k.", ms=5)
-        axis.set(title=f"width {curve.width}", ylim=(-4.5, 4.5), xlabel="x")
+        axis.set(title=f"width {curve.width}", ylim=(-3.3, 2.3), xlabel="x")
     axes[0].legend(loc="upper left", fontsize=8)
     axes[0].set_ylabel("f(x)")
     widths = [curve.width for curve in curves]
@@ -139,11 +139,12 @@ def main() -> int:
             flush=True,
         )
     draw(curves, data, points, args.out / "wide_posteriors.png")
-    wide, narrow = curves[-1], [c.mean_distance for c in curves if c.width <= NARROW]
+    mixed = [curve for curve in curves if curve.r_hat < MIXED]
+    wide, narrow = curves[-1], [c.mean_distance for c in mixed if c.width <= NARROW]
     claims = {
         "the wide mean is close": wide.mean_distance < CLOSE,
         "the wide standard deviation is close": wide.sd_distance < 0.08,
-        "narrow means are not": min(narrow) > max(CLOSE, 3 * wide.mean_distance),
+        "narrow means are not": bool(narrow) and min(narrow) > max(CLOSE, 3 * wide.mean_distance),
     }
     print(claims)
     return 0 if all(claims.values()) else 1
