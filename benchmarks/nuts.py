@@ -6,9 +6,9 @@ The problems are a linear model of 5 weights and perceptrons with one hidden lay
 Both sample in float64 on one thread from the same log joint, with the same numbers of chains, warmup and
 draws, a diagonal mass matrix and a target acceptance of 0.8. Chains start at draws from the prior, and
 NumPyro vectorizes them. "first" is its first run, "again" is a second one, which traces and compiles most of
-the program again, and "steady" is the time of a gradient alone, from a third run with twice the draws.
-Effective samples are the smallest bulk ESS of f(x) over 5 points, by the same formula for both. CPU seconds are those
-of the process with all its threads, warmup included. NumPyro must be installed.
+the program again, and "steady" is the time of a gradient alone, from a third run of twice the draws.
+Effective samples are the smallest bulk ESS of f(x) over 5 points, by one formula for both. CPU seconds are
+those of the process with all its threads, warmup included. NumPyro must be installed.
 
 Claims: the means of both agree within 4.5 Monte Carlo standard errors, and so do their variances. The exit
 status says whether that holds. "ratio" compares effective samples per CPU second with NumPyro's second run,

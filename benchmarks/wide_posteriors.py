@@ -7,9 +7,10 @@ biases, and 20 noisy points of a sine. Hamiltonian Monte Carlo draws their poste
 squares over 41 points, inside and outside of the data, in units of the prior's standard deviation: of the
 posterior mean and of the posterior standard deviation from those of the NNGP, in closed form.
 
-Claims: at width 512 the mean is within 0.05 and the standard deviation within 0.08. At widths up to 8 with
-R̂ < 1.05 (chains of two or four units can stay in different modes) the mean is further away than 0.05 and at least three times as far as at width 512. The exit status says
-whether the claims hold. Writes a figure, `wide_posteriors.png`.
+Claims: at width 512 the mean is within 0.05 and the standard deviation within 0.08. At widths up to 8 with an
+R̂ below 1.05 (chains of two or four units can stay in different modes) the mean is further away than 0.05 and
+at least three times as far as at width 512. The exit status says whether the claims hold. Writes a figure,
+`wide_posteriors.png`.
 
 Reference: Matthews et al., Gaussian process behaviour in wide deep neural networks, ICLR 2018. Lee et al.,
 Deep neural networks as Gaussian processes, ICLR 2018.

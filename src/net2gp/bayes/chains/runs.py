@@ -28,6 +28,7 @@ from net2gp.bayes.chains.adaptation import (
 from net2gp.bayes.chains.checkpoint import problem_key
 from net2gp.bayes.chains.flat import FlatModel, flat_model
 from net2gp.bayes.chains.options import Settings
+from net2gp.bayes.chains.perceptrons import ArrayPerceptron, array_perceptron
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import (
@@ -87,6 +88,7 @@ class Run:
     settings: Settings
     prior: WeightPrior | None = field(repr=False)
     precise: bool = True
+    arrays: ArrayPerceptron | None = field(default=None, repr=False)
 
     def draw(self) -> State:
         """Run all parts, from the checkpoint if there is one, and return the final state."""
@@ -154,6 +156,8 @@ class Run:
 
     def _density(self, theta: Array) -> tuple[Array, Array]:
         """The log joint and its gradient, with arrays in and out."""
+        if self.arrays is not None:
+            return self.arrays(theta)
         where = self.flat.data[1].device
         value, grad = self.flat(torch.from_numpy(theta).to(where))
         return value.cpu().numpy(), grad.cpu().numpy()
@@ -302,7 +306,7 @@ def sample(
     )  # fmt: skip
     pair = gather(data, model.architecture.example)
     flat, precise = flat_model(model, pair), model.architecture.example.dtype == torch.float64
-    state = Run(flat, sampler, settings, model.prior, precise).draw()
+    state = Run(flat, sampler, settings, model.prior, precise, array_perceptron(flat)).draw()
     statistics = {
         "divergences": torch.from_numpy(state["divergences"]),
         "acceptance": torch.from_numpy(state["acceptance"] / settings.num_draws),
