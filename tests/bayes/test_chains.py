@@ -26,6 +26,7 @@ from net2gp.bayes.chains import nuts as nuts_module
 from net2gp.bayes.chains import runs
 from net2gp.bayes.chains.adaptation import Metric, windows
 from net2gp.bayes.chains.flat import flat_model
+from net2gp.bayes.chains.perceptrons import array_perceptron
 from net2gp.errors import ChainStuck, Divergences, InputError, NotAvailable, NotMixed
 from net2gp.kernels import RBF
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
@@ -119,6 +120,11 @@ def test_the_flat_log_joint_and_its_gradient_are_those_of_the_model(name, kind):
         torch.testing.assert_close(one, log_joint.detach(), rtol=1e-12, atol=1e-12)
         expected = torch.autograd.grad(log_joint, leaf)[0]
         torch.testing.assert_close(slope, expected, rtol=1e-11, atol=1e-11)
+    arrays = array_perceptron(flat)
+    assert (arrays is not None) == (name in ("tanh", "relu") and kind != "classes")
+    if arrays is not None:
+        for own, other in zip(arrays(theta.numpy()), (value, grad), strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-11, atol=1e-11)
     assert flat.vectorized == (name != "branching")
     assert (flat.stacked is not None) == (name in ("tanh", "relu", "gelu", "deep"))
 
@@ -154,6 +160,8 @@ def test_fixed_parameters_stay_and_shared_layers_are_not_taken_for_perceptrons()
         other = plain(theta)
     assert closed.stacked is not None
     torch.testing.assert_close(one, other)
+    for own, plain in zip(array_perceptron(closed)(theta.numpy()), one, strict=True):
+        np.testing.assert_allclose(own, plain, rtol=1e-11)
 
 
 def test_the_places_of_kept_leaves_are_those_of_a_recursion():

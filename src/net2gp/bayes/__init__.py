@@ -10,7 +10,7 @@ from net2gp.bayes.chains.langevin.mclmc import microcanonical
 from net2gp.bayes.chains.langevin.sghmc import sghmc
 from net2gp.bayes.chains.langevin.sgld import sgld
 from net2gp.bayes.chains.nuts import nuts
-from net2gp.bayes.chains.runs import Options as ChainOptions
+from net2gp.bayes.chains.options import Options as ChainOptions
 from net2gp.bayes.landscape.alignment import kernel_alignment
 from net2gp.bayes.landscape.curves import (
     Curve,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from net2gp.bayes.model.model import Batch, Model
-from net2gp.bayes.model.prior import NormalPrior
+from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
 from net2gp.errors import Net2GPError
 from net2gp.inputs import gather, map_inputs, num_rows, tensors
@@ -165,7 +165,7 @@ class FlatModel:
 
     def _prior(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log prior of each chain, (K,), and a new tensor with its gradient, (K, P)."""
-        if self.model.prior is None:
+        if self.model.prior is None or isinstance(self.model.prior, FlatPrior):
             return theta.new_zeros(len(theta)), torch.zeros_like(theta)
         if self.precision is not None:
             grad = theta * -self.precision
@@ -242,7 +242,7 @@ def _noise(model: Model, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None, f
 
 
 def _gaussian(model: Model) -> tuple[Tensor | None, float]:
-    if not isinstance(model.prior, NormalPrior):
+    if type(model.prior) is not NormalPrior:
         return None, 0.0
     variances = expand_prior(model.prior.variance, model.params)
     parts = {name: variances[name].expand_as(value) for name, value in model.params.items()}

@@ -19,7 +19,8 @@ from net2gp.bayes.chains.adaptation import (
     normal,
     uniform,
 )
-from net2gp.bayes.chains.runs import Options, sample, settings_of
+from net2gp.bayes.chains.options import Options, settings_of
+from net2gp.bayes.chains.runs import sample
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior

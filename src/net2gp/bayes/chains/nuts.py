@@ -20,7 +20,8 @@ from net2gp.bayes.chains.adaptation import (
     uniform,
 )
 from net2gp.bayes.chains.hmc import DIVERGENT
-from net2gp.bayes.chains.runs import Options, sample, settings_of
+from net2gp.bayes.chains.options import Options, settings_of
+from net2gp.bayes.chains.runs import sample
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
@@ -121,8 +122,7 @@ class Trees:
         # multinomial choice within the subtree: each leaf in proportion to exp(−H)
         weight = np.logaddexp(state["part.weight"], gain)
         chance = np.log(uniform(2 * len(z), generator))
-        with np.errstate(invalid="ignore"):  # −∞ − (−∞), which is not taken
-            taken = (chance[: len(z)] < gain - weight).nonzero()[0]
+        taken = (chance[: len(z)] < gain - weight).nonzero()[0]
         state["part"][taken], state["part.value"][taken] = move[taken, :2], value[taken]
         state["part.weight"] = weight
         diverged = gain < -DIVERGENT

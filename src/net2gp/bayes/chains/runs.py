@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,16 +24,23 @@ from net2gp.bayes.chains.adaptation import (
     settle_step,
     start_averaging,
     start_moments,
-    windows,
 )
 from net2gp.bayes.chains.checkpoint import problem_key
 from net2gp.bayes.chains.flat import FlatModel, flat_model
+from net2gp.bayes.chains.options import Settings
+from net2gp.bayes.chains.perceptrons import ArrayPerceptron, array_perceptron
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
-from net2gp.errors import ChainStuck, Divergences, InputError, check_count, check_positive, warn
+from net2gp.errors import (
+    ChainStuck,
+    Divergences,
+    InputError,
+    NotAvailable,
+    warn,
+)
 from net2gp.inputs import describe, gather
 from net2gp.linalg.checkpoint import Checkpoint
-from net2gp.linear.linearized import Linearized, Output, Patterns
+from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
 from net2gp.posteriors.recipes.members import Members
@@ -42,83 +49,6 @@ from net2gp.types import Data, Likelihood, Params
 
 STUCK = 0.01
 """A chain that accepts less than this share of its proposals does not move."""
-
-
-class Options(TypedDict, total=False):
-    """What `hmc` and `nuts` take beside the model and the numbers of draws and chains.
-
-    Attributes:
-        warmup: The draws of each chain that adapt the step size and the mass matrix, and are dropped: 1000.
-        target_acceptance: The mean acceptance probability that the step size is adapted to: 0.8.
-        mass: "diagonal" or "dense", the mass matrix that is learned from the draws of the warmup.
-        step_size: A fixed step in units of the posterior's width; None adapts it.
-        start: Where chains start: "prior" draws from the prior, "network" takes the network's own values, and
-            a dict holds parameters by name with an axis of length num_chains in front.
-        seed: Fixes all random numbers: 0.
-        checkpoint: A file that keeps the state. A run that was killed goes on from it to the same draws.
-        checkpoint_seconds: The least time between two writes of that file: 60.
-        only: Chooses parameters by name pattern, as in `linearize`; the others stay fixed.
-        output: Picks the tensor of outputs from what the network returns.
-    """
-
-    warmup: int
-    target_acceptance: float
-    mass: Literal["diagonal", "dense"]
-    step_size: float | None
-    start: Literal["prior", "network"] | Params
-    seed: int
-    checkpoint: str | os.PathLike | None
-    checkpoint_seconds: float
-    only: Patterns | None
-    output: Output | None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """`Options` with their defaults, and the numbers of draws and chains."""
-
-    num_draws: int
-    num_chains: int
-    warmup: int = 1000
-    target_acceptance: float = 0.8
-    mass: str = "diagonal"
-    step_size: float | None = None
-    start: Any = "prior"
-    seed: int = 0
-    checkpoint: str | os.PathLike | None = None
-    checkpoint_seconds: float = 60.0
-    only: Patterns | None = None
-    output: Output | None = None
-
-    def __post_init__(self) -> None:
-        check_count(self.num_draws, "num_draws", example=1000)
-        check_count(self.num_chains, "num_chains", example=4)
-        check_count(self.warmup, "warmup", example=1000, zero=True)
-        if not 0 < self.target_acceptance < 1:
-            raise InputError(
-                "target_acceptance must lie between 0 and 1, but is "
-                f"{self.target_acceptance}. Pass for example target_acceptance=0.8."
-            )
-        if self.mass not in ("diagonal", "dense"):
-            raise InputError(f'mass must be "diagonal" or "dense", but is {self.mass!r}.')
-        if self.step_size is not None:
-            check_positive(self.step_size, "step_size", single=True)
-
-    @property
-    def parts(self) -> list[tuple[int, bool]]:
-        """The parts of the warmup and the draws, each with whether a mass matrix is learned from it."""
-        return [*windows(self.warmup), (self.num_draws, False)]
-
-
-def settings_of(num_draws: int, num_chains: int, options: Options) -> Settings:
-    """Check the options and fill in their defaults."""
-    unknown = set(options) - set(Options.__annotations__)
-    if unknown:
-        raise InputError(
-            f"there is no option {sorted(unknown)[0]!r}. The options are "
-            f"{', '.join(sorted(Options.__annotations__))}."
-        )
-    return Settings(num_draws, num_chains, **options)
 
 
 class Sampler(Protocol):
@@ -158,6 +88,7 @@ class Run:
     settings: Settings
     prior: WeightPrior | None = field(repr=False)
     precise: bool = True
+    arrays: ArrayPerceptron | None = field(default=None, repr=False)
 
     def draw(self) -> State:
         """Run all parts, from the checkpoint if there is one, and return the final state."""
@@ -175,7 +106,9 @@ class Run:
                 generator.set_state(found[0].pop("generator"))
                 state = {name: value.numpy() for name, value in found[0].items()}
         total = setup.num_chains * (setup.warmup + setup.num_draws)
-        with progress(self.sampler.name, total) as advance, torch.no_grad():
+        # a divergent trajectory overflows, and is rejected for it
+        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+        with progress(self.sampler.name, total) as advance, torch.no_grad(), quiet:
             if state is None:
                 state = self._start(generator)
             for number in range(part, len(setup.parts)):
@@ -223,6 +156,8 @@ class Run:
 
     def _density(self, theta: Array) -> tuple[Array, Array]:
         """The log joint and its gradient, with arrays in and out."""
+        if self.arrays is not None:
+            return self.arrays(theta)
         where = self.flat.data[1].device
         value, grad = self.flat(torch.from_numpy(theta).to(where))
         return value.cpu().numpy(), grad.cpu().numpy()
@@ -244,8 +179,10 @@ class Run:
                 f"{describe(start) if not isinstance(start, str) else repr(start)}."
             )
         if start == "prior" and self.prior is not None:
-            drawn = self.prior.sample(own, count, generator)
-            return {n: drawn[n].to(value) for n, value in own.items()}
+            # a prior that is flat somewhere has no draws, and leaves the network's own values
+            with contextlib.suppress(NotAvailable):
+                drawn = self.prior.sample(own, count, generator)
+                return {n: drawn[n].to(value) for n, value in own.items()}
         return {n: value.expand(count, *value.shape) for n, value in own.items()}
 
     def _part(
@@ -369,7 +306,7 @@ def sample(
     )  # fmt: skip
     pair = gather(data, model.architecture.example)
     flat, precise = flat_model(model, pair), model.architecture.example.dtype == torch.float64
-    state = Run(flat, sampler, settings, model.prior, precise).draw()
+    state = Run(flat, sampler, settings, model.prior, precise, array_perceptron(flat)).draw()
     statistics = {
         "divergences": torch.from_numpy(state["divergences"]),
         "acceptance": torch.from_numpy(state["acceptance"] / settings.num_draws),

@@ -59,10 +59,11 @@ class Affine:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A nonlinearity and its derivative."""
+    """A nonlinearity and its derivative, and its name if other code has it in a form of its own."""
 
     forward: Callable[[Tensor], Tensor]
     backward: Backward
+    name: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +188,9 @@ def _layer(
 def _elementwise(module: nn.Module) -> Elementwise | None:
     kind = type(module)
     if kind is nn.Tanh:
-        return Elementwise(torch.tanh, lambda u, a, b: aten.tanh_backward(u, b))
+        return Elementwise(torch.tanh, lambda u, a, b: aten.tanh_backward(u, b), "tanh")
     if kind is nn.ReLU:
-        return Elementwise(torch.relu, lambda u, a, b: aten.threshold_backward(u, b, 0))
+        return Elementwise(torch.relu, lambda u, a, b: aten.threshold_backward(u, b, 0), "relu")
     if kind is nn.Sigmoid:
         return Elementwise(torch.sigmoid, lambda u, a, b: aten.sigmoid_backward(u, b))
     if kind is nn.SiLU:
