@@ -85,7 +85,7 @@ def anchored(given: Problem, scale: int) -> Posterior:
 def factorized(given: Problem, scale: int) -> Posterior:
     """Mean-field variational inference."""
     return bayes.mean_field(
-        given.network, given.data, NOISE, num_steps=2000 * scale, num_draws=40000, num_samples=8
+        given.network, given.data, NOISE, num_steps=6000 * scale, num_draws=40000, num_samples=8
     )
 
 
