@@ -385,6 +385,21 @@ def test_microcanonical_chains_have_the_variances_of_an_ill_conditioned_gaussian
     assert float(statistics["energy_variance"].median()) == pytest.approx(1e-4, rel=1.0)
 
 
+def test_single_precision_tunes_the_same_steps():
+    network, data, *_ = conjugate()
+    options = {"num_chains": 64, "num_draws": 20, "warmup": 300}
+    exact = microcanonical(network, data, Gaussian(0.25), **options)
+    # weights of 1e-3, whose steps have sixth powers that single precision cannot hold
+    scaled = data[0].float() * 1e3, data[1].float()
+    single = nn.Linear(5, 1, bias=False)
+    with torch.no_grad():
+        single.weight.copy_(network.weight * 1e-3)
+    found = microcanonical(single, scaled, Gaussian(0.25), prior=1e-6, **options)
+    assert weights(found).dtype == torch.float32
+    sizes = [p.recipe.statistics["step_size"].median() for p in (exact, found)]
+    assert float(sizes[1]) == pytest.approx(1e-3 * float(sizes[0]), rel=0.2)
+
+
 def test_the_correlation_length_of_an_autoregression():
     noise, series = normal(20000, 2, 3), [torch.zeros(2, 3, dtype=torch.float64)]
     for step in noise:

@@ -95,7 +95,8 @@ class Microcanonical:
         noise = walk.noise()
         state["direction"] = noise / noise.norm(dim=1, keepdim=True)
         state["value"], state["slope"] = self.setup.target.both(position)
-        one = position.new_ones(count, 1)
+        # the sixth powers of small steps need the range of float64
+        one = torch.ones(count, 1, dtype=torch.float64, device=position.device)
         state["length"] = one * (self.length or math.sqrt(size))
         given = self.step_size
         state["step_size"] = one * given if given is not None else self._first_size(state, one)
@@ -107,13 +108,15 @@ class Microcanonical:
         self_chosen = self.length is None and quarter >= 10
         shape = (quarter if self_chosen else 0, count, min(COORDINATES, size))
         state["series"] = position.new_zeros(shape)
+        state["places"] = fixed_choice(size, COORDINATES).to(position.device)
 
     def _first_size(self, state: State, one: Tensor) -> Tensor:
         """The largest power of two for which one step has an energy error below its target."""
         particle = _particle(state)
         size, low, high = one.clone(), torch.zeros_like(one), one * math.inf
         for _ in range(40):
-            error = self.integrator(particle, size, state.get("scale"))[1][:, None].square()
+            step = size.to(particle.position.dtype)
+            error = self.integrator(particle, step, state.get("scale"))[1][:, None].square()
             good = error <= self.target * particle.position.shape[1]  # a NaN is not
             low, high = torch.where(good, size, low), torch.where(good, high, size)
             size = torch.where(good, size * 2, size / 2)
@@ -125,7 +128,8 @@ class Microcanonical:
     def step(self, walk: Walk, step: int) -> None:
         """Move all chains, and learn from the energy errors during warmup."""
         state, warmup = walk.state, self.setup.plan.warmup
-        before, size = _particle(state), state["step_size"]
+        before = _particle(state)
+        size, length = (state[n].to(before.position.dtype) for n in ("step_size", "length"))
         after, change = self.integrator(before, size, state.get("scale"))
         noise = walk.noise()
         good = (change.abs() < LARGEST) & after.slope.isfinite().all(1)
@@ -136,10 +140,10 @@ class Microcanonical:
             fresh = noise / noise.norm(dim=1, keepdim=True)
             after = after._replace(direction=torch.where(good[:, None], after.direction, fresh))
             change = torch.where(good, change, 0)
-        state["direction"] = refresh(after.direction, size, state["length"], noise)
+        state["direction"] = refresh(after.direction, size, length, noise)
         state["position"], state["value"], state["slope"] = after.position, after.value, after.slope
         if step < warmup:
-            self._learn(state, step, change[:, None], good[:, None])
+            self._learn(state, step, change[:, None].double(), good[:, None])
         else:
             state["divergences"] += (~good)[:, None]
             state["energy"] += change[:, None].square() / before.position.shape[1]
@@ -156,10 +160,9 @@ class Microcanonical:
                 self._scale(state, quarter)
         rest = step - 3 * quarter
         if stage == 3 and rest < len(state["series"]):
-            places = fixed_choice(state["position"].shape[1], COORDINATES)
-            state["series"][rest] = state["position"][:, places.to(change.device)]
+            state["series"][rest] = state["position"][:, state["places"]]
             if rest + 1 == len(state["series"]):
-                steps = correlation_length(state["series"])[:, None]
+                steps = correlation_length(state["series"]).double()[:, None]
                 state["length"] = 0.4 * state["step_size"] * steps
                 state["series"] = state["series"][:0].clone()
 
@@ -182,8 +185,9 @@ class Microcanonical:
 
     def _scale(self, state: State, count: int) -> None:
         """L = √(Σ variances); with scales, all variances are 1 and L = √P."""
-        variances = state["spread"] / max(1, count - 1)
-        total = variances.sum(1, keepdim=True).sqrt()
+        variances = state.pop("spread") / max(1, count - 1)
+        del state["mean"]
+        total = variances.sum(1, keepdim=True).sqrt().double()
         if self.precondition:
             least = 1e-6 * variances.mean(1, keepdim=True)
             state["scale"] = (variances + least).sqrt()

@@ -84,7 +84,8 @@ class Target:
         """
         network, (x, y) = self.model.architecture, self.data
         with torch.no_grad():
-            self.model.likelihood.check(network(x), y)
+            first = network(rows(x, slice(0, 1)))
+            self.model.likelihood.check(first.expand(self.num_data, -1), y)
         if not self.vectorized or len(position) == 1 or self.stacked is not None:
             return self
         try:
