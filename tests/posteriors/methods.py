@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from contributing import example
-from net2gp.errors import NotStationary
+from net2gp.errors import Net2GPWarning, NotStationary
 from net2gp.likelihoods import NegativeBinomial, Ordinal, Poisson, StudentT
 from net2gp.posteriors.recipes.drawn import drawn_posterior
 from net2gp.posteriors.recipes.members import Members
@@ -134,6 +134,20 @@ def by_networks(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likeliho
     return drawn_posterior(Members(architecture, values), likelihood, (x, y), prior=prior)
 
 
+def by_bayes(method: str, **options: Any) -> Make:
+    """A method of the Bayesian room with so little work that its posterior is there within a second."""
+
+    def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+        find = getattr(n2g.bayes, method)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", Net2GPWarning
+            )  # chains of this length have not converged
+            return find(model, (x, y), likelihood, **options)
+
+    return make
+
+
 def by_mixture(*makes: Make) -> Make:
     def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
         moved = [copy.deepcopy(model) for _ in makes]
@@ -215,6 +229,15 @@ STRUCTURES: dict[str, Any] = {
     "of contributing": example("structure").Isotropic(),
 }
 
+BRIEF = n2g.bayes.Training(num_steps=20)
+CHAINS: dict[str, Any] = {"prior": 0.7, "num_draws": 20, "num_chains": 2, "warmup": 40}
+BAYES: dict[str, Make] = {
+    "ensemble": by_bayes("ensemble", num_members=8, prior=0.7, training=BRIEF),
+    "mean field": by_bayes("mean_field", prior=0.7, num_steps=20, num_draws=30),
+    **{n: by_bayes(n, **CHAINS) for n in ("hmc", "nuts", "sgld", "sghmc", "microcanonical")},
+}
+"""Methods that give a set of networks."""
+
 OTHER_LIKELIHOODS: dict[str, Method] = {
     "labels": LABELS,
     "counts": Method(by_vogn, Poisson(), 1, count_targets),
@@ -278,6 +301,11 @@ METHODS: dict[str, Method] = {
     "networks": replace(REGRESSION, make=by_networks),
     "networks, classes": replace(CLASSES, make=by_networks),
     "networks, counts": replace(OTHER_LIKELIHOODS["counts"], make=by_networks),
+    **{f"networks by {n}": replace(REGRESSION, make=m) for n, m in BAYES.items()},
+    **{f"networks by {n}, classes": replace(CLASSES, make=m) for n, m in BAYES.items()},
+    "mixture by multi-swag": replace(
+        REGRESSION, make=by_bayes("multi_swag", num_members=2, prior=0.7, training=BRIEF)
+    ),
     "mixture": replace(REGRESSION, make=by_mixture(by_laplace(n2g.Full()), by_vogn)),
     "mixture, classes": replace(
         CLASSES, make=by_mixture(by_laplace(n2g.Kron()), by_laplace(n2g.Diagonal()))
