@@ -287,8 +287,8 @@ def gp_or_network(quick: bool) -> Study:
     print_tables(found, over_width(sizes), sizes)
     text = (
         "The Gaussian process of an infinitely wide network and of its tangent kernel need no training, and "
-        "are calibrated with few digits of MNIST. Networks of finite width catch up as data grow, where the "
-        "time of the Gaussian process grows faster."
+        "are better calibrated than networks of finite width on up to 1000 digits of MNIST. Their time is less, "
+        "but grows faster with the number of data."
     )
     title = "A Gaussian process or a network"
     made = tuple(claims(found, sizes, quick))
