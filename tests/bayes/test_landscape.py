@@ -304,6 +304,10 @@ SHARED = nn.Linear(4, 4)
             "which inputs belong to which unit is not known",
         ),
         (nn.Sequential(nn.ReLU()), "so it has no units"),
+        (
+            nn.Sequential(nn.Linear(3, 4), nn.ReLU(), Skip()),
+            r"'2' \(Skip\) has parameters of its own",
+        ),
     ],
 )
 def test_networks_whose_units_cannot_move_are_refused_by_name(network, message):
