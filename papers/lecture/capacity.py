@@ -252,14 +252,14 @@ def gaps(quick: bool) -> Study:
     share = {m: value / test["SGD"] for m, value in test.items()}
     return Study(
         "gaps",
-        "Gaussian processes overfit less than networks trained to the end",
+        "The NNGP overfits less than networks trained to the end",
         f"""Regression on 60 points with noise of standard deviation {NOISE} (dotted), which the
 Gaussian processes and the prior of MAP know. Networks trained to the end (SGD) fit the noise once they
 are wide, and weight decay as a Gaussian prior (MAP) keeps part of the gap away. At the largest width
-the NNGP, the limit of infinite capacity, has a smaller gap than SGD. A small gap is not a small error:
-the test error of the NNGP is {share["NNGP"]:.2f} times, of the NTK-GP {share["NTK-GP"]:.2f} times and
-of MAP {share["MAP"]:.2f} times that of SGD. Root mean squared errors, means over {seeds} data sets;
-left and right for two hidden layers, middle for width 64.""",
+the NNGP, the limit of infinite capacity, has a smaller gap than SGD; the NTK-GP is close to SGD. A
+small gap is not a small error: the test error of the NNGP is {share["NNGP"]:.2f} times, of the NTK-GP
+{share["NTK-GP"]:.2f} times and of MAP {share["MAP"]:.2f} times that of SGD. Root mean squared errors,
+means over {seeds} data sets; left and right for two hidden layers, middle for width 64.""",
         figure,
         (
             at_most(

@@ -304,6 +304,10 @@ SHARED = nn.Linear(4, 4)
             "which inputs belong to which unit is not known",
         ),
         (nn.Sequential(nn.ReLU()), "so it has no units"),
+        (
+            nn.Sequential(nn.Linear(3, 4), nn.ReLU(), Skip()),
+            r"'2' \(Skip\) has parameters of its own",
+        ),
     ],
 )
 def test_networks_whose_units_cannot_move_are_refused_by_name(network, message):
@@ -467,3 +471,14 @@ def test_alignment_is_one_for_the_kernel_of_the_targets_and_needs_targets_that_d
         bayes.kernel_alignment(line, (x, torch.ones(7, dtype=torch.float64)))
     with pytest.raises(InputError, match="kernel must be a kernel, a network"):
         bayes.kernel_alignment("rbf", (x, x))
+
+
+def test_diversity_takes_what_ensembles_and_single_networks_give():
+    training = bayes.Training(num_steps=3)
+    found = bayes.ensemble(mlp(), (X, Y), n2g.Categorical(), num_members=3, training=training)
+    one = bayes.diversity(found, X)
+    assert one.distances.shape == one.cosines.shape == one.disagreement.shape == (3, 3)
+    assert float(one.distances[0, 1]) > 0
+    alone = bayes.map_estimate(mlp(), (X, Y), n2g.Categorical(), training=training)
+    pair = bayes.diversity(bayes.mixture([alone, found]), X)
+    torch.testing.assert_close(pair.distances[1:, 1:], one.distances)

@@ -85,6 +85,13 @@ def chain_of(network: nn.Module) -> list[Stage]:
         raise NetworkError("the network has no nn.Linear and no convolution, so it has no units.")
     for one, other in pairwise(stages):
         _check_join(one, other)
+    for name, module in modules:
+        known = type(module) in (*DENSE, *CONVOLUTIONS, nn.PReLU) or isinstance(module, Pointwise)
+        if not known and id(module) in owners:
+            raise NetworkError(
+                f"'{name}' ({type(module).__name__}) has parameters of its own, and which units it has is "
+                "not known. Use nn.Linear and nn.Conv1d, nn.Conv2d or nn.Conv3d."
+            )
     return stages
 
 
