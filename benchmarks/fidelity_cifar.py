@@ -8,7 +8,7 @@ groups of `--group` networks at once, and what a group gave is a cell on disk. A
 in progress is put aside in `--cells` and the exit status is 3: the same command goes on from there.
 `--time` only says how long an epoch takes, on random images. `--pack FOLDER` writes the data in parts that
 are small enough to be sent one by one, and `--packed FOLDER` reads them. When all is there, the table goes to
-`results/fidelity_cifar.json` and `results/fidelity_cifar.md`.
+`results/fidelity_cifar.json` and `.md`, with a figure beside them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
-from torch.distributions import Categorical
 
 from cifar_methods import (
     EPOCHS,
@@ -43,19 +40,18 @@ from cifar_methods import (
     seeded,
 )
 from cifar_networks import Copies
-from net2gp import data, metrics
+from cifar_tables import report
+from net2gp import data
 from run import RESULTS, made_by, processor
 
 MEAN, STD = (0.49, 0.48, 0.44), 0.2
 """How the reference standardized images."""
 
-SIZES = (1, 5, 10, 20, 50)
 PART = 55_000_000
 """Bytes of a part of the packed data."""
 
 DEFAULT_GROUPS = {"sgd": 10}
 UNFINISHED = 3
-Row = dict[str, Any]
 
 
 def main() -> int:
@@ -311,89 +307,6 @@ def finish(
     facts |= {"train": options.train, "batch": options.batch, "rate": plan.rate}
     facts["device"] = torch.cuda.get_device_name() if options.device.type == "cuda" else processor()
     cell(options, method, group, "done").write_text(json.dumps(facts) + "\n")
-
-
-def report(options: argparse.Namespace, truth: Tensor, labels: Tensor, console: Console) -> int:
-    """Score everything in the folder of cells, print the table and write it."""
-    rows = list(scored(options.cells, truth, labels))
-    rows.append({"method": "HMC (the reference)", **scores(truth, truth, labels)})
-    names = ["agreement", "total variation", "accuracy", "NLL", "ECE", "epochs", "seconds"]
-    table = Table(title="CIFAR-10, ResNet-20 with filter response normalization")
-    for name in ["method", *names]:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    body = [[row["method"], *(shown(name, row.get(name)) for name in names)] for row in rows]
-    for line in body:
-        table.add_row(*line)
-    console.print(table)
-    machine = {
-        "made_by": made_by(),
-        "devices": sorted({r["device"] for r in rows if "device" in r}),
-    }
-    options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / ("fidelity_cifar_quick" if options.quick else "fidelity_cifar")
-    stem.with_suffix(".json").write_text(json.dumps({"machine": machine, "rows": rows}) + "\n")
-    lines = ["# Fidelity to Hamiltonian Monte Carlo on CIFAR-10", "", machine["made_by"]]
-    lines += [f"Networks were trained on: {', '.join(machine['devices'])}.", "", EXPLANATION, ""]
-    lines += ["| method | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
-    lines += ["| " + " | ".join(line) + " |" for line in body]
-    stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    return 0
-
-
-EXPLANATION = """\
-Agreement: the share of test images with the same most probable class as under HMC. Total variation: half the
-L1 distance to HMC's probabilities, averaged. Epochs: passes over the training images for all networks of the
-row together. Seconds: of training, on the device above, when the networks of a group run together. For
-comparison, Izmailov et al. (2021) report for ensembles of 50 networks, 25,000 epochs, an agreement of about
-.91 and a total variation of about .12."""
-
-
-def shown(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.0f}" if name in ("epochs", "seconds") else f"{value:.4f}"
-
-
-def scores(probs: Tensor, truth: Tensor, labels: Tensor) -> Row:
-    """How close probabilities come to the reference and to the labels."""
-    probs, truth = (p.double() / p.double().sum(-1, keepdim=True) for p in (probs, truth))
-    return {
-        "agreement": float(metrics.agreement(probs, truth)),
-        "total variation": float(metrics.total_variation(probs, truth)),
-        "accuracy": float(metrics.accuracy(probs, labels)),
-        "NLL": float(metrics.nll(Categorical(probs=probs.clamp(min=1e-12)), labels)),
-        "ECE": float(metrics.expected_calibration_error(probs, labels)),
-    }
-
-
-TITLES = {"probs": "", "laplace": ", each with a Laplace posterior of its last layer"}
-TITLES["swag"] = ", each with a SWAG posterior (multi-SWAG)"
-
-
-def scored(folder: Path, truth: Tensor, labels: Tensor) -> Iterator[Row]:
-    """A row for each method, prediction and number of networks."""
-    names = sorted({path.name.rsplit("_", 2)[0] for path in Path(folder).glob("*_done")})
-    for name in names:
-        facts = [json.loads(path.read_text()) for path in paths(folder, name, "done")]
-        files = [np.load(path) for path in paths(folder, name, "probs.npz")]
-        each = sum(f["epochs"] * f["count"] for f in facts) / sum(f["count"] for f in facts)
-        seconds = sum(f["seconds"] for f in facts) / sum(f["count"] for f in facts)
-        for key in files[0].files:
-            probs = torch.cat([torch.from_numpy(file[key]).float() for file in files])
-            for size in [s for s in SIZES if s < len(probs)] + [len(probs)]:
-                row = {"method": f"{name}, {size} networks{TITLES[key]}", "count": size}
-                # a single network is averaged over those that there are
-                chosen = [probs[i : i + 1] for i in range(5)] if size == 1 else [probs[:size]]
-                found = [scores(part.mean(0), truth, labels) for part in chosen if len(part)]
-                mean = {k: sum(f[k] for f in found) / len(found) for k in found[0]}
-                row |= mean | {"epochs": each * size, "seconds": seconds * size}
-                yield row | {"device": facts[0]["device"], "how": facts[0]["how"]}
-
-
-def paths(folder: Path, name: str, what: str) -> list[Path]:
-    """The files of all groups of a method, in order."""
-    found = Path(folder).glob(f"{name}_*_{what}")
-    return sorted(found, key=lambda path: int(path.name.rsplit("_", 2)[1]))
 
 
 if __name__ == "__main__":

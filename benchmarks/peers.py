@@ -95,12 +95,6 @@ PEERS = {
             constraints=("torch==2.13.0",),
             alone=("torch-uncertainty==0.13.0",),
         ),
-        Peer(
-            name="posteriors",
-            requirements=("torch==2.13.0", "posteriors==0.1.3"),
-            module="posteriors",
-            constraints=("torch==2.13.0",),
-        ),
         # those that stand alone ask for a torchvision or torchaudio of another torch
         Peer(
             name="real-networks",
