@@ -33,7 +33,7 @@ def r_hat(values: Tensor) -> Tensor:
 
     >>> chains = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
     >>> r_hat(chains)
-    tensor(1.0122, dtype=torch.float64)
+    tensor(1.0032, dtype=torch.float64)
 
     Reference: Vehtari et al., Rank-normalization, folding, and localization: an improved R̂, Bayesian
     Analysis 2021.
