@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -241,6 +242,19 @@ def test_noise_of_minibatches_is_taken_off(method):
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0.1, atol=0)
     with pytest.warns(NotConverged, match=r"noisier than the steps.*larger batch_size"):
         method(network, data, Gaussian(0.25), step_size=10 * step, gradient_noise=True, **options)
+
+
+def test_shuffled_minibatches_add_less_variance_than_independent_ones(monkeypatch):
+    network, data, _, covariance = conjugate(2, 400)
+    options = {"num_chains": 128, "num_draws": 40, "thin": 10, "warmup": 100, "batch_size": 40}
+    gaps = []
+    for independent in (False, True):
+        made = partial(Minibatches, independent=independent)
+        monkeypatch.setattr(walks, "Minibatches", lambda *given, independent, m=made: m(*given))
+        posterior = sghmc(network, data, Gaussian(0.25), step_size=0.004, **options)
+        ratio = torch.cov(weights(posterior).T).diagonal() / covariance.diagonal()
+        gaps.append(float(ratio.mean()) - 1)
+    assert gaps[0] < 0.3 * gaps[1]
 
 
 @pytest.mark.parametrize("method", [sgld, sghmc])

@@ -258,7 +258,7 @@ def microcanonical(
             flat prior.
         temperature: Divides the log joint; less than 1 gives a cold posterior.
         energy_variance: The variance of the energy error of a step, divided by the number of parameters. The
-            bias of the draws falls with it; large networks stand 0.1.
+            bias of the draws falls with it.
         step_size: The step size ε, or None to tune it.
         length: The length L over which directions are forgotten, or None to tune it.
         precondition: Whether to scale parameters by their standard deviations, as warmup measures them.

@@ -95,7 +95,7 @@ def sgld(
         batch_size: The number of points of a minibatch; each chain shuffles by itself. None takes all.
         num_cycles: The number of cosine cycles, or None for a constant step size.
         precondition: Whether each parameter has a step size of its own, from the root mean square of its
-            gradients during warmup. It stays fixed while draws are taken, so that the law is unbiased.
+            gradients during warmup. It stays fixed while draws are taken, so that it adds no bias.
         gradient_noise: Whether to estimate the variance V of minibatch gradients during warmup and to inject
             only the variance ε − ε²V/4. Minibatches are then drawn independently.
         only: Chooses parameters by name pattern, as in `linearize`; the others stay fixed.
