@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -350,6 +354,24 @@ def test_it_is_saved_and_loaded_with_its_gaussian(tmp_path):
         linearized_mean_field(posterior).marginal(x).variance,
     )
     assert posterior.to(dtype=torch.float32).mean(x.float()).dtype == torch.float32
+
+
+def test_a_process_that_has_not_used_bayes_yet_can_load(tmp_path):
+    x, y = linear_data()
+    network = nn.Linear(5, 1, bias=False).double()
+    posterior = mean_field(network, (x, y), Gaussian(0.25), num_steps=2, num_draws=3)
+    posterior.save(tmp_path / "q.safetensors")
+    code = (
+        "import torch, net2gp as n2g\n"
+        f"found = n2g.load({str(tmp_path / 'q.safetensors')!r}, torch.nn.Linear(5, 1, bias=False).double())\n"
+        "print(float(found.mean(torch.ones(1, 5, dtype=torch.float64))))"
+    )
+    paths = {**os.environ, "PYTHONPATH": str(Path(n2g.__file__).parent.parent)}
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths
+    )
+    want = posterior.mean(torch.ones(1, 5, dtype=DOUBLE))
+    assert float(said.stdout) == pytest.approx(float(want), rel=1e-12)
 
 
 def test_optimizers_schedules_and_early_stopping():

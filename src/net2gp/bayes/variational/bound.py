@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from net2gp.bayes.model.model import Batch, Model
@@ -78,9 +78,20 @@ class Passes:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Keep the network as passes need it within this context, in eval mode and without checkpoints."""
-        with evaluating(self.model.architecture.network), without_checkpoints():
-            yield
+        """Keep the network in eval mode, without checkpoints and with dense gradients within this context."""
+        network = self.model.architecture.network
+        with evaluating(network), without_checkpoints():
+            lookups = (
+                m for m in network.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
+            )
+            sparse = [module for module in lookups if module.sparse]
+            for module in sparse:
+                module.sparse = False
+            try:
+                yield
+            finally:
+                for module in sparse:
+                    module.sparse = True
 
     def log_likelihood(
         self,
@@ -139,7 +150,6 @@ def elbo(
     Raises:
         InputError: If the estimator is not known.
 
-    >>> from torch import nn
     >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.ones(1, 1)
     >>> model = Model.of(nn.Linear(1, 1, bias=False), Gaussian(noise_var=1.0))

@@ -117,7 +117,8 @@ def mean_field(
     Args:
         network: The network, which is not changed; μ starts at its parameters.
         data: Inputs and targets, all in memory.
-        likelihood: How targets follow the outputs. `Gaussian()` without a variance learns it with q.
+        likelihood: How targets follow the outputs. `Gaussian()` without a variance learns it with q. With few
+            data the bound may prefer wide noise to a network that fits; give the noise then.
         prior: The prior of the parameters. A number is the variance of independent Gaussians, and None is a
             flat prior. KL(q ‖ p) is in closed form for Gaussian priors and drawn for others.
         temperature: Divides the log joint; less than 1 gives a cold posterior.

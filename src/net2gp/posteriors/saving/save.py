@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +236,12 @@ class _Reader:
             return self._graph()
         if "output" in tree:
             return self._picked(tree["output"])
-        make = self.made.get(tree.get("class", "")) or class_of(tree.get("class", ""))
+        tag = tree.get("class", "")
+        make = self.made.get(tag) or class_of(tag)
+        if make is None:
+            # rooms above register their classes when they are imported, which a new process may not have done
+            import_module("net2gp.bayes")
+            make = class_of(tag)
         if make is None:
             raise FileFormatError(
                 f"the file names {tree.get('class')!r}, which this version does not know. If the class is "
