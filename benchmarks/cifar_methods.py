@@ -311,10 +311,11 @@ def last_layers(copies: Copies, images: Tensor) -> Tensor:
         run = lambda x, module=module: torch.cat(
             [module.features(p) for p in x.float().split(2000)]
         )
+        inputs = run(copies.images)
         with torch.enable_grad():
             posterior = n2g.laplace(
                 module.head,
-                (run(copies.images).detach(), copies.labels),
+                (inputs, copies.labels),
                 n2g.Categorical(),
                 structure=n2g.Full(),
                 prior_var=PRIOR_VAR,
