@@ -102,7 +102,7 @@ def mean_field(
     around μ in its place.
 
     The estimators differ in the noise of the gradients and agree in their expectation. A step costs as much
-    as about 2.5 plain training steps of a perceptron by "local", 3.2 by "flipout" and 2 by "weights", and
+    as about 2.6 plain training steps of a perceptron by "local", 3.2 by "flipout" and 1.8 by "weights", and
     less than two for convolutions.
 
     - "local" draws the outputs of linear layers for each point. Convolutions and layers along a sequence use
