@@ -171,8 +171,9 @@ def main() -> int:
     runs = [(linear, 16, 200, 200), (narrow, 32, 25, 60)] if quick else []
     runs = runs or [
         *((linear, k, 1000, 500) for k in (4, 64)),
-        *((narrow, k, 200, 200) for k in (4, 64)),
-        (wide, 16, 100, 150),
+        (narrow, 4, 100, 100),
+        (narrow, 64, 50, 100),
+        (wide, 16, 50, 100),
     ]
     lines = [
         "| problem | chains | ESS | CPU s | ESS/s | µs/gradient | NumPyro ESS | first s | again s | ESS/s "

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from net2gp import condition
+from net2gp import bayes, condition
 from net2gp.bayes import (
     Model,
     NormalPrior,
@@ -437,3 +437,30 @@ def test_a_missing_arviz_is_an_error_that_says_what_to_install(monkeypatch):
         to_arviz(posterior)
     with pytest.raises(InputError, match="must be a DataTree"):
         from_arviz({}, nn.Linear(4, 1), data, NOISE)
+
+
+@pytest.mark.parametrize("prior", [None, bayes.LaplacePrior(2.0), bayes.StudentTPrior(1.0, 5.0)])
+def test_every_prior_gives_the_mean_of_quadrature(prior):
+    x = torch.tensor([[0.5], [1.0]], dtype=DOUBLE)
+    y = torch.tensor([[1.0], [0.5]], dtype=DOUBLE)
+    network = nn.Linear(1, 1, bias=False).double()
+    posterior = nuts(network, (x, y), NOISE, prior=prior, num_draws=60, num_chains=64, warmup=60)
+    grid = torch.linspace(-8, 8, 4001, dtype=DOUBLE)
+    model = Model.of(network, NOISE, prior)
+    log_joint = torch.stack(
+        [model.log_joint({"weight": one.reshape(1, 1)}, (x, y)) for one in grid[::4]]
+    )
+    weight = (log_joint - log_joint.max()).exp()
+    weight = weight / weight.sum()
+    mean = (weight * grid[::4]).sum()
+    spread = (weight * (grid[::4] - mean).square()).sum().sqrt()
+    draws = draws_of(posterior).reshape(64, 60)
+    assert abs(float((draws.mean() - mean) / spread)) < 4.5 / float(bulk_ess(draws)) ** 0.5
+    assert abs(float(draws.std() / spread) - 1) < 0.1
+
+
+def test_some_parameters_can_be_sampled_while_the_others_stay():
+    data, _, _ = linear_problem(8)
+    network = nn.Linear(4, 1).double()
+    posterior = hmc(network, data, NOISE, num_draws=5, num_chains=2, warmup=30, only="weight")
+    assert set(posterior.process.members.values) == {"weight"}

@@ -35,16 +35,18 @@ MOST_STEPS = 1024
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Trajectories of one length for all chains, which advance together.
+    """Trajectories of one number of steps for all chains, which advance together.
+
+    Each chain has a step size of its own, so a chain in a narrow place makes shorter trajectories, and the
+    others do not wait for it.
 
     Args:
-        length: The mean time of a trajectory in units of the posterior's width. Each trajectory takes
-            between half and one and a half of it, since a fixed time can come back to its start.
+        length: The mean time of a trajectory of the median chain, in units of the posterior's width. Each
+            trajectory takes between half and one and a half of it, since a fixed time can come back to its start.
     """
 
     length: float = math.pi / 2
     name: str = "hmc"
-    pooled: bool = True
     block: int = 4
 
     def begin(self, state: State, density: Density, metric: Metric) -> None:
@@ -61,7 +63,7 @@ class Trajectories:
         start, grad, value = state["draw.z"], state["at.grad"], state["at.value"]
         p, step = normal(start.shape, generator), state["step"]
         length = (0.5 + float(uniform(1, generator)[0])) * self.length
-        steps = min(max(math.ceil(length / float(step.min())), 1), MOST_STEPS)
+        steps = min(max(math.ceil(length / float(np.median(step))), 1), MOST_STEPS)
         before = value - 0.5 * np.vecdot(p, p)
         z, g, new = start.copy(), grad.copy(), value
         for _ in range(steps):

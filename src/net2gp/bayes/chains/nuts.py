@@ -66,7 +66,6 @@ class Trees:
 
     max_depth: int = MAX_DEPTH
     name: str = "nuts"
-    pooled: bool = False
     block: int = 256
 
     def begin(self, state: State, density: Density, metric: Metric) -> None:

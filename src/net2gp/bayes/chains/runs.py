@@ -62,10 +62,6 @@ class Sampler(Protocol):
         """The name of the method."""
 
     @property
-    def pooled(self) -> bool:
-        """Whether all chains share one step size."""
-
-    @property
     def block(self) -> int:
         """How many transitions run between two looks at the clock."""
 
@@ -234,8 +230,6 @@ class Run:
             first = state.get("step", np.full(chains, 0.1))
             with self.flat.running():
                 step = reasonable_step(density, metric.locate(state["theta"]), generator, first)
-            if self.sampler.pooled:
-                step = np.full(chains, np.exp(np.log(step).mean()))
             start_averaging(state, step)
         else:
             settle_step(state)
@@ -263,8 +257,6 @@ class Run:
             state["gradients"][ended] += state["draw.gradients"][ended]
             state["acceptance"][ended] += acceptance
         elif self.settings.step_size is None:
-            if self.sampler.pooled:
-                acceptance = np.full(len(ended), acceptance.mean())
             average_step(state, ended, acceptance, self.settings.target_acceptance)
         if learn:
             add_moments(state, ended, theta, self.settings.mass == "dense")
@@ -327,9 +319,11 @@ def _judge(statistics: dict[str, Tensor], settings: Settings) -> None:
     """Raise if a chain did not move, and warn of divergences."""
     rate = statistics["acceptance"]
     if float(rate.min()) < STUCK:
+        adapted = "Use more warmup, a larger target_acceptance, or another start."
+        advice = adapted if settings.step_size is None else "Leave out step_size to adapt it."
         raise ChainStuck(
             f"chain {int(rate.argmin())} accepted {100 * float(rate.min()):.2g} % of its proposals, so it "
-            "did not move. Leave out step_size to adapt it, or use more warmup."
+            f"did not move. {advice}"
         )
     count = int(statistics["divergences"].sum())
     if count:
