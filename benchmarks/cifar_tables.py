@@ -108,12 +108,17 @@ def scored(folder: Path, truth: Tensor, labels: Tensor) -> Iterator[Row]:
     for name in names:
         facts = [json.loads(path.read_text()) for path in paths(folder, name, "done")]
         files = [np.load(path) for path in paths(folder, name, "probs.npz")]
-        each = sum(f["epochs"] * f["count"] for f in facts) / sum(f["count"] for f in facts)
-        seconds = sum(f["seconds"] for f in facts) / sum(f["count"] for f in facts)
+        whole = sum(f["seconds"] for f in facts) / sum(f["count"] for f in facts)
         for key in files[0].files:
+            # only SWAG needs the epochs in which it collects
+            each = facts[0]["all_epochs" if key == "swag" else "epochs"]
+            seconds = whole * each / facts[0]["all_epochs"]
             probs = torch.cat([torch.from_numpy(file[key]).float() for file in files])
             for size in [s for s in SIZES if s < len(probs)] + [len(probs)]:
-                row = {"method": f"{name}, {size} networks{TITLES[key]}", "count": size}
+                row = {
+                    "method": f"{name}, {size} network{'s' * (size > 1)}{TITLES[key]}",
+                    "count": size,
+                }
                 row["series"] = name + ("" if key == "probs" else f" + {key}")
                 # a single network is averaged over those that there are
                 chosen = [probs[i : i + 1] for i in range(5)] if size == 1 else [probs[:size]]

@@ -303,8 +303,13 @@ def finish(
         torch.save(run["trained"].cpu(), cell(options, method, group, "networks.pt"))
     arrays = {key or "probs": value.half().numpy() for key, value in found.items()}
     np.savez_compressed(cell(options, method, group, "probs.npz"), **arrays)
-    facts = {"seconds": spent, "epochs": length_of(plan), "count": options.group, "how": copies.how}
-    facts |= {"train": options.train, "batch": options.batch, "rate": plan.rate}
+    facts = {"seconds": spent, "epochs": plan.epochs, "count": options.group, "how": copies.how}
+    facts |= {
+        "all_epochs": length_of(plan),
+        "train": options.train,
+        "batch": options.batch,
+        "rate": plan.rate,
+    }
     facts["device"] = torch.cuda.get_device_name() if options.device.type == "cuda" else processor()
     cell(options, method, group, "done").write_text(json.dumps(facts) + "\n")
 

@@ -12,7 +12,10 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -41,23 +44,42 @@ def trained(module: nn.Module, loss: Callable[[], Tensor], steps: int, rate: flo
         schedule.step()
 
 
+class Stub(ModuleType):
+    """A module that has whatever is asked for."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock
+
+
+class Stubs(MetaPathFinder, Loader):
+    """Finds modules of packages that only images need."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        known = name.partition(".")[0] in ("torchvision", "timm")
+        return ModuleSpec(name, self, is_package=True) if known else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing."""
+
+
 def without_torchvision() -> None:
-    """TorchUncertainty imports torchvision, which is built for another torch, for images alone."""
-    for name in (
-        "",
-        ".transforms",
-        ".transforms.v2",
-        ".transforms.functional",
-        ".datasets",
-        ".ops",
-    ):
-        sys.modules.setdefault(f"torchvision{name}", MagicMock(spec=ModuleType, __spec__=None))
-    for name in ("timm", "timm.optim", "timm.scheduler"):
-        sys.modules.setdefault(name, MagicMock(__spec__=None))
+    """TorchUncertainty imports torchvision, which is built for another torch; ensembles do not need it."""
+    import lightning  # noqa: F401
+    import torchmetrics  # noqa: F401
+
+    sys.meta_path.append(Stubs())
 
 
 def ensemble(a: Arrays, count: int) -> Tensor:
     """deep_ensembles of TorchUncertainty, trained to the most probable parameters."""
+    without_torchvision()
     from torch_uncertainty.methods.deep_ensembles import deep_ensembles
 
     x, y = a["x"], a["y"]
@@ -155,7 +177,6 @@ def main() -> None:
     method, source, target = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    without_torchvision()
     with np.load(source) as stored:
         arrays = {key: torch.from_numpy(np.asarray(stored[key])) for key in stored.files}
     start = time.process_time()

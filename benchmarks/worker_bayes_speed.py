@@ -48,7 +48,7 @@ def large() -> nn.Sequential:
     return nn.Sequential(*parts)
 
 
-def our_ensemble() -> Runner:
+def our_ensemble(batch: int | None) -> Runner:
     import net2gp as n2g
     from net2gp import bayes
 
@@ -58,22 +58,21 @@ def our_ensemble() -> Runner:
         (x, y),
         n2g.Gaussian(0.01),
         num_members=NUM_MEMBERS,
-        training=bayes.Training(num_steps=steps, batch_size=None),
+        training=bayes.Training(num_steps=steps, batch_size=batch),
     )
 
 
-def their_ensemble() -> Runner:
+def their_ensemble(batch: int | None) -> Runner:
     without_torchvision()
     from torch_uncertainty.methods.deep_ensembles import deep_ensembles
 
-    return descent(
-        lambda: deep_ensembles(
-            small(), num_estimators=NUM_MEMBERS, task="regression", probabilistic=False
-        )
+    make = lambda: deep_ensembles(
+        small(), num_estimators=NUM_MEMBERS, task="regression", probabilistic=False
     )
+    return descent(make, batch)
 
 
-def plain_ensemble() -> Runner:
+def plain_ensemble(batch: int | None) -> Runner:
     """Ten modules in a loop of torch."""
 
     class Loop(nn.Module):
@@ -84,22 +83,24 @@ def plain_ensemble() -> Runner:
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([member(x) for member in self.members])
 
-    return descent(Loop)
+    return descent(Loop, batch)
 
 
-def descent(make: Callable[[], nn.Module]) -> Runner:
-    """Adam on the log joint of all members."""
-    x, y = table()
+def descent(make: Callable[[], nn.Module], batch: int | None) -> Runner:
+    """Adam on the log joint of all members, which share their batches."""
+    all_x, all_y = table()
 
     def run(steps: int) -> None:
         module = make()
         optimizer = torch.optim.Adam(module.parameters(), lr=0.01, fused=True)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for _ in range(steps):
+            rows = torch.randint(len(all_x), (batch,)) if batch else slice(None)
+            x, y = all_x[rows], all_y[rows]
             optimizer.zero_grad()
             error = (module(x).reshape(NUM_MEMBERS, *y.shape) - y).square().mean((1, 2)).sum()
             decay = sum(p.square().sum() for p in module.parameters())
-            (error / 0.02 + decay / (2 * len(x))).backward()
+            (error / 0.02 + decay / (2 * len(all_x))).backward()
             optimizer.step()
             schedule.step()
 
@@ -205,9 +206,12 @@ def their_sghmc(vectorized: bool) -> Callable[[], Runner]:
 
 
 TASKS: dict[tuple[str, str], Callable[[], Runner]] = {
-    ("net2gp", "ensemble of 10"): our_ensemble,
-    ("TorchUncertainty", "ensemble of 10"): their_ensemble,
-    ("plain torch", "ensemble of 10"): plain_ensemble,
+    ("net2gp", "ensemble of 10, full batches"): lambda: our_ensemble(None),
+    ("TorchUncertainty", "ensemble of 10, full batches"): lambda: their_ensemble(None),
+    ("plain torch", "ensemble of 10, full batches"): lambda: plain_ensemble(None),
+    ("net2gp", "ensemble of 10, batches of 100"): lambda: our_ensemble(100),
+    ("TorchUncertainty", "ensemble of 10, batches of 100"): lambda: their_ensemble(100),
+    ("plain torch", "ensemble of 10, batches of 100"): lambda: plain_ensemble(100),
     ("net2gp", "mean field, weights drawn once"): our_mean_field("weights"),
     ("bayesian-torch", "mean field, weights drawn once"): their_mean_field("Reparameterization"),
     ("net2gp", "mean field, flipout"): our_mean_field("flipout"),
