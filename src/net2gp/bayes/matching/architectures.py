@@ -41,7 +41,14 @@ class Circle(nn.Module):
         self.period = period
 
     def forward(self, x: Tensor) -> Tensor:
-        """Wrap every column around a circle: (N, 2D)."""
+        """Wrap every column around a circle.
+
+        Args:
+            x: N points, (N, D).
+
+        Returns:
+            Sines and cosines, (N, 2D).
+        """
         return circle(x, self.period)
 
     def extra_repr(self) -> str:
@@ -62,7 +69,14 @@ class WithTrend(nn.Module):
         self.body, self.trend = body, trend
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the outputs of both."""
+        """Add the outputs of both.
+
+        Args:
+            x: N points, (N, D).
+
+        Returns:
+            The sum, (N, C).
+        """
         return self.body(x) + self.trend(x)
 
 
@@ -75,6 +89,9 @@ class Shape:
         depth: The number of hidden layers; a network without any is linear.
         period: The period of all its functions, or None.
         trend: Whether a linear function of the inputs is added.
+
+    Raises:
+        InputError: If the activation is not known, or a number is out of range.
     """
 
     activation: str = "relu"
@@ -148,6 +165,9 @@ class Family:
         depths: Numbers of hidden layers.
         trends: Whether a linear function of the inputs is added: False, True or both.
         period: The period of all functions; None for functions that need not repeat.
+
+    Raises:
+        InputError: If one of the first three is no tuple with an entry.
 
     >>> [str(shape) for shape in Family(("rbf", "relu"), depths=(0, 1), trends=(False,)).shapes()]
     ['linear', '1 × rbf', '1 × relu']

@@ -20,11 +20,11 @@ from net2gp.bayes.optimum.task import Task, prepare
 from net2gp.bayes.optimum.teams import Single
 from net2gp.errors import InputError
 from net2gp.inputs import ordinary_tensors
+from net2gp.keywords import check_known, lists
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.linearized import Output, Patterns
-from net2gp.methods.training.vogn import check_known
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood, Params
 
@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     vectorize: bool | None
 
 
+@lists(randomized=False, bootstrap=False, snapshots=False, vectorize=None)
 @ordinary_tensors()
 def ensemble(
     network: nn.Module | Factory,

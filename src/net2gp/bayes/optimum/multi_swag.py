@@ -20,11 +20,11 @@ from net2gp.bayes.optimum.task import Task, placed, prepare
 from net2gp.bayes.optimum.teams import Single, called
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import chunks, num_rows, ordinary_tensors
+from net2gp.keywords import check_known, lists
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.linearized import Output, Patterns
 from net2gp.methods.training.swag import Swag
-from net2gp.methods.training.vogn import check_known
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.recipes.mixed import mixture
@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     vectorize: bool | None
 
 
+@lists(rank=20, num_collected=30, collect_every=None, collecting_rate=None, vectorize=None)
 @ordinary_tensors()
 def multi_swag(
     network: nn.Module | Factory,

@@ -153,7 +153,15 @@ class GaussianWeights:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> GaussianWeights:
-        """Return the same law on another device or in another dtype."""
+        """Move the law.
+
+        Args:
+            device: The device; None keeps it.
+            dtype: The dtype of floating-point tensors; None keeps it.
+
+        Returns:
+            The same law on another device or in another dtype.
+        """
         moved = [
             {n: v.to(device=device, dtype=dtype) for n, v in part.items()}
             for part in (self.mean, self.variance)

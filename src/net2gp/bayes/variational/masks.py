@@ -198,7 +198,15 @@ class MaskedMembers(Members):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MaskedMembers:
-        """The same members on another device or in another dtype."""
+        """Move the members.
+
+        Args:
+            device: The device; None keeps it.
+            dtype: The dtype of floating-point tensors; None keeps it.
+
+        Returns:
+            The same members on another device or in another dtype.
+        """
         values = {name: value.to(device=device) for name, value in self.values.items()}
         return replace(self, architecture=self.architecture.to(device, dtype), values=values)
 

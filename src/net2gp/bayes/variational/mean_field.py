@@ -19,9 +19,9 @@ from net2gp.bayes.variational.gaussian_weights import GaussianWeights
 from net2gp.bayes.variational.noisy_pass import Estimator
 from net2gp.errors import NotAvailable
 from net2gp.inputs import gather, num_rows, ordinary_tensors
+from net2gp.keywords import check_known, lists
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.linearized import Linearized, Output, Patterns, example_of
-from net2gp.methods.training.vogn import check_known, lists
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior

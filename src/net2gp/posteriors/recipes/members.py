@@ -102,7 +102,15 @@ class Members:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Members:
-        """The same members on another device or in another dtype."""
+        """Move the members.
+
+        Args:
+            device: The device; None keeps it.
+            dtype: The dtype of floating-point tensors; None keeps it.
+
+        Returns:
+            The same members on another device or in another dtype.
+        """
         values = {
             name: value.to(device=device, dtype=dtype if value.is_floating_point() else None)
             for name, value in self.values.items()

@@ -22,9 +22,9 @@ from net2gp.bayes.chains.langevin.walks import Options, Setup, State, Walk, prep
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import ChainStuck, Divergences, InputError, check_count, check_positive, warn
 from net2gp.inputs import describe, ordinary_tensors
+from net2gp.keywords import check_known, lists
 from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.linearized import Linearized
-from net2gp.methods.training.vogn import check_known, lists
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
 

@@ -18,8 +18,8 @@ from net2gp.bayes.chains.langevin.walks import Setup, State, Walk, prepare, run
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import InputError
 from net2gp.inputs import ordinary_tensors
+from net2gp.keywords import check_known, lists
 from net2gp.linear.linearized import Linearized
-from net2gp.methods.training.vogn import check_known, lists
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
 
