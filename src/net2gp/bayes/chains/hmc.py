@@ -42,7 +42,7 @@ class Trajectories:
 
     Args:
         length: The mean time of a trajectory of the median chain, in units of the posterior's width. Each
-            trajectory takes between half and one and a half of it, since a fixed time can come back to its
+            trajectory takes between half and one and a half of it, since a fixed time can lead back to the
             start.
     """
 
