@@ -57,8 +57,8 @@ TRUTH, SAME = "NUTS", "NUTS, two chains beside two"
 OWN = [name for name in METHODS if name not in ("RBF GP", "NNGP")]
 """Methods for this posterior: the two processes have another prior."""
 
-NUM_BINS, NUM_VALUES = 20, 16_000
-"""Bins of predictions, and draws of y for W₂: noise is added to draws of f until there are that many."""
+NUM_BINS, NUM_QUANTILES, NUM_NOISES = 20, 500, 32
+"""Bins of predictions, and for W₂ of y the quantiles of f at a point and of the noise around each."""
 
 Row = dict[str, Any]
 
@@ -240,11 +240,11 @@ def binned(draws: Tensor, noise_var: float, edges: Tensor) -> Tensor:
 
 
 def noisy(draws: Tensor, noise_var: float) -> Tensor:
-    """Draws of y: quantiles of the noise around draws of f."""
-    count = max(1, NUM_VALUES // len(draws))
-    levels = (torch.arange(count, dtype=draws.dtype) + 0.5) / count
+    """Draws of y: quantiles of the noise around quantiles of f, equally many for every method."""
+    places = ((torch.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES * len(draws)).long()
+    levels = (torch.arange(NUM_NOISES, dtype=draws.dtype) + 0.5) / NUM_NOISES
     noise = math.sqrt(noise_var) * torch.special.ndtri(levels)
-    return (draws + noise[:, None, None]).flatten(0, 1)
+    return (draws.sort(0).values[places] + noise[:, None, None]).flatten(0, 1)
 
 
 EXPLANATION = """\
