@@ -71,6 +71,30 @@ PEERS = {
             constraints=("torch==2.13.0",),
             removed=("torchvision",),
         ),
+        Peer(
+            name="posteriors",
+            requirements=("torch==2.13.0", "numpy", "posteriors==0.1.3"),
+            module="posteriors",
+            constraints=("torch==2.13.0",),
+        ),
+        # both ask for torchvision, which they need for images alone
+        Peer(
+            name="bayesian-torch",
+            requirements=("torch==2.13.0", "numpy"),
+            module="bayesian_torch.models.dnn_to_bnn",
+            constraints=("torch==2.13.0",),
+            alone=("bayesian-torch==0.5.0",),
+        ),
+        Peer(
+            name="torch-uncertainty",
+            requirements=(
+                *("torch==2.13.0", "numpy", "lightning==2.6.*", "torchmetrics", "einops"),
+                *("seaborn", "matplotlib", "rich", "jsonargparse[signatures]"),
+            ),
+            module="lightning, torchmetrics, einops, seaborn",
+            constraints=("torch==2.13.0",),
+            alone=("torch-uncertainty==0.13.0",),
+        ),
         # those that stand alone ask for a torchvision or torchaudio of another torch
         Peer(
             name="real-networks",

@@ -34,7 +34,18 @@ import net2gp
 from net2gp import errors
 
 ROOMS = (
-    *("structures", "solvers", "links", "tuning", "training", "explain", "tasks", "limits", "deep"),
+    *(
+        "structures",
+        "solvers",
+        "links",
+        "tuning",
+        "training",
+        "explain",
+        "tasks",
+        "limits",
+        "deep",
+        "bayes",
+    ),
     *(
         "metrics",
         "plots",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.training import GaussianPrior, NaturalState, mean_field, natural_step
+from net2gp.training import GaussianPrior, NaturalState, from_variances, natural_step
 from net2gp.tuning import EVIDENCE, Selection
 
 sys.path.append(str(Path(__file__).parent))
@@ -60,7 +60,7 @@ class Variational:
         one = network()
         nn.utils.vector_to_parameters(self.mean[index].double(), one.parameters())
         variance = self.precision[index].double().reciprocal()
-        return mean_field(one, variance, (problem.x, problem.y), NOISE, prior_var=1 / delta)
+        return from_variances(one, variance, (problem.x, problem.y), NOISE, prior_var=1 / delta)
 
     def selection(self, num_samples: int = 250, num_draws: int = 10) -> Selection:
         """Evidence and losses of all of them; losses are those of the mean prediction of `num_samples` draws.

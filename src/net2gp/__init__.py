@@ -1,7 +1,8 @@
 """net2gp: hand over the PyTorch network you already have and get the Gaussian process it is.
 
 The most common functions are here. The rest is one level down, in `likelihoods`, `structures`, `solvers`,
-`links`, `tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `metrics`, `plots`, `data` and `errors`.
+`links`, `tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `bayes`, `metrics`, `plots`, `data` and
+`errors`.
 Modules are loaded when they are first used, so `import net2gp` takes little time beyond torch.
 """
 
@@ -9,10 +10,11 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from net2gp._version import __version__
+from net2gp._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from net2gp import (
+        bayes,
         data,
         deep,
         errors,
@@ -52,10 +54,10 @@ __all__ = [
     "LastLayer",
     "Linearized",
     "Posterior",
-    "__version__",
     "adapt",
     "adapt_classes",
     "adapt_tasks",
+    "bayes",
     "condition",
     "data",
     "deep",
@@ -138,6 +140,7 @@ def _moved(name: str) -> str:
         "plots",
         "data",
         "likelihoods",
+        "bayes",
         "posteriors",
     ):
         with contextlib.suppress(ImportError):  # plots need matplotlib, which may not be there

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ChainStuck",
+    "Divergences",
     "EmptyClass",
     "FileFormatError",
     "InputError",
@@ -27,6 +29,7 @@ __all__ = [
     "NotAvailable",
     "NotConverged",
     "NotLogits",
+    "NotMixed",
     "NotPositiveDefinite",
     "NotStationary",
     "NothingToTune",
@@ -68,6 +71,10 @@ class FileFormatError(Net2GPError, ValueError):
     """A saved file is truncated, corrupted, or of another kind."""
 
 
+class ChainStuck(Net2GPError, ArithmeticError):
+    """A Markov chain cannot move: the step size is hopeless, or the log joint is not finite."""
+
+
 class Net2GPWarning(UserWarning):
     """The base class of every warning that net2gp gives on purpose."""
 
@@ -98,6 +105,14 @@ class UnequalScales(Net2GPWarning):
 
 class NotStationary(Net2GPWarning):
     """The network is not at a stationary point of its loss, as Laplace's approximation requires."""
+
+
+class Divergences(Net2GPWarning):
+    """Trajectories of a Markov chain left the region that its step size can follow."""
+
+
+class NotMixed(Net2GPWarning):
+    """Markov chains give different predictions, so they have not all reached the same law."""
 
 
 class EmptyClass(Net2GPWarning):

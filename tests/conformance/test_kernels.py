@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from contributing import example
-from net2gp import RBF, condition, infinite_width, linearize, load, nngp, ntk, tune
+from net2gp import RBF, condition, infinite_width, kernels, linearize, load, nngp, ntk, tune
 from net2gp.deep import composed
 from net2gp.errors import InputError, NotAvailable
 from net2gp.kernels import BaseFeatureKernel, BaseKernel, IndependentOutputs, Product, Sum, savable
@@ -86,6 +86,8 @@ KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
     "trace": (1, lambda dtype: linearized(dtype).trace_kernel(0.7)),
     "rbf": (1, lambda dtype: RBF(0.8, 1.5)),
     "rbf, lengthscale per input": (1, lambda dtype: RBF(torch.tensor([0.8, 2.0], dtype=dtype))),
+    "periodic": (1, lambda dtype: kernels.Periodic(1.3, 0.7, 1.5)),
+    "linear": (1, lambda dtype: kernels.Linear(0.8, 0.3)),
     "nngp": (1, lambda dtype: nngp(network(3, dtype=dtype), weight_var=1.5, bias_var=0.1)),
     "ntk, standard": (
         1,

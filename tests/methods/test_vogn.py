@@ -17,9 +17,9 @@ from methods.training import DOUBLE, flat_mean, random, seeded, small_network
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 from net2gp.linear import linearize
+from net2gp.methods.training.from_variances import from_variances
 from net2gp.methods.training.ivon import IVON
 from net2gp.methods.training.ivon import Options as IvonOptions
-from net2gp.methods.training.mean_field import mean_field
 from net2gp.methods.training.natural_gradient import (
     GaussianPrior,
     NaturalState,
@@ -482,7 +482,7 @@ def test_variances_of_your_own_inference_become_the_posterior_that_vogn_gives():
     for _ in range(3):
         optimizer.step(x, y)
     expected = optimizer.posterior((x, y))
-    own = mean_field(network, optimizer.variance, (x, y), Gaussian(0.1), prior_var=0.5)
+    own = from_variances(network, optimizer.variance, (x, y), Gaussian(0.1), prior_var=0.5)
     torch.testing.assert_close(own.predict(x).mean, expected.predict(x).mean)
     torch.testing.assert_close(own.predict(x).variance, expected.predict(x).variance)
     torch.testing.assert_close(own.novelty(x), expected.novelty(x))
@@ -493,6 +493,6 @@ def test_variances_must_be_one_positive_number_per_parameter():
     with pytest.raises(
         InputError, match=r"variance must be a tensor of shape \(3,\), one number per"
     ):
-        mean_field(network, torch.ones(2), data, Gaussian(0.1))
+        from_variances(network, torch.ones(2), data, Gaussian(0.1))
     with pytest.raises(InputError, match="variance must be positive"):
-        mean_field(network, torch.zeros(3), data, Gaussian(0.1))
+        from_variances(network, torch.zeros(3), data, Gaussian(0.1))

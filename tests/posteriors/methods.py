@@ -5,6 +5,7 @@ A new method or structure joins the laws of every posterior by one line in METHO
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from contributing import example
-from net2gp.errors import NotStationary
+from net2gp.errors import Net2GPWarning, NotStationary
 from net2gp.likelihoods import NegativeBinomial, Ordinal, Poisson, StudentT
+from net2gp.posteriors.recipes.drawn import drawn_posterior
+from net2gp.posteriors.recipes.members import Members
 from net2gp.types import Likelihood
 from posteriors.ways import (
     WAYS,
@@ -114,10 +117,47 @@ def by_swag(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) 
     return swag.posterior(model, (x, y), likelihood, prior_var=0.7)
 
 
-def by_mean_field(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+def by_variances(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
     count = sum(p.numel() for p in model.parameters())
     variance = torch.linspace(0.1, 0.6, count, dtype=torch.float64)
-    return n2g.training.mean_field(model, variance, (x, y), likelihood, prior_var=0.7)
+    return n2g.training.from_variances(model, variance, (x, y), likelihood, prior_var=0.7)
+
+
+def by_networks(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    """Networks around the given one, as draws or an ensemble would be."""
+    architecture, generator = n2g.linearize(model), torch.Generator().manual_seed(0)
+    values = {
+        name: value + 0.1 * torch.randn(40, *value.shape, generator=generator, dtype=value.dtype)
+        for name, value in architecture.params.items()
+    }
+    prior = n2g.bayes.NormalPrior(0.7)
+    return drawn_posterior(Members(architecture, values), likelihood, (x, y), prior=prior)
+
+
+def by_bayes(method: str, **options: Any) -> Make:
+    """A method of the Bayesian room with so little work that its posterior is there within a second."""
+
+    def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+        find = getattr(n2g.bayes, method)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", Net2GPWarning
+            )  # chains of this length have not converged
+            return find(model, (x, y), likelihood, **options)
+
+    return make
+
+
+def by_mixture(*makes: Make) -> Make:
+    def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+        moved = [copy.deepcopy(model) for _ in makes]
+        with torch.no_grad():
+            for index, network in enumerate(moved):
+                next(network.parameters()).add_(0.1 * index)
+        parts = [one(net, x, y, likelihood) for one, net in zip(makes, moved, strict=True)]
+        return n2g.bayes.mixture(parts, [1.0, 2.0])
+
+    return make
 
 
 def by_flow(t: float, source: Callable[[Any], Any]) -> Make:
@@ -189,6 +229,15 @@ STRUCTURES: dict[str, Any] = {
     "of contributing": example("structure").Isotropic(),
 }
 
+BRIEF = n2g.bayes.Training(num_steps=20)
+CHAINS: dict[str, Any] = {"prior": 0.7, "num_draws": 20, "num_chains": 2, "warmup": 40}
+BAYES: dict[str, Make] = {
+    "ensemble": by_bayes("ensemble", num_members=8, prior=0.7, training=BRIEF),
+    "mean field": by_bayes("mean_field", prior=0.7, num_steps=20, num_draws=30),
+    **{n: by_bayes(n, **CHAINS) for n in ("hmc", "nuts", "sgld", "sghmc", "microcanonical")},
+}
+"""Methods that give a set of networks."""
+
 OTHER_LIKELIHOODS: dict[str, Method] = {
     "labels": LABELS,
     "counts": Method(by_vogn, Poisson(), 1, count_targets),
@@ -248,7 +297,20 @@ METHODS: dict[str, Method] = {
     ),
     **{n: replace(REGRESSION, make=m) for n, m in OPTIMIZERS.items()},
     **{f"{n}, classes": replace(CLASSES, make=m) for n, m in OPTIMIZERS.items()},
-    "mean field": replace(REGRESSION, make=by_mean_field),
+    "from variances": replace(REGRESSION, make=by_variances),
+    "networks": replace(REGRESSION, make=by_networks),
+    "networks, classes": replace(CLASSES, make=by_networks),
+    "networks, counts": replace(OTHER_LIKELIHOODS["counts"], make=by_networks),
+    **{f"networks by {n}": replace(REGRESSION, make=m) for n, m in BAYES.items()},
+    **{f"networks by {n}, classes": replace(CLASSES, make=m) for n, m in BAYES.items()},
+    "mixture by multi-swag": replace(
+        REGRESSION, make=by_bayes("multi_swag", num_members=2, prior=0.7, training=BRIEF)
+    ),
+    "mixture": replace(REGRESSION, make=by_mixture(by_laplace(n2g.Full()), by_vogn)),
+    "mixture, classes": replace(
+        CLASSES, make=by_mixture(by_laplace(n2g.Kron()), by_laplace(n2g.Diagonal()))
+    ),
+    "mixture of networks": replace(REGRESSION, make=by_mixture(by_networks, by_networks)),
     "flow, infinite width": replace(REGRESSION, make=by_flow(3.0, of_limit)),
     "flow to its end, infinite width": replace(REGRESSION, make=by_flow(float("inf"), of_limit)),
     "flow of a tangent process": replace(REGRESSION, make=by_flow(5.0, of_tangent_process)),

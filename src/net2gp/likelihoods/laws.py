@@ -94,13 +94,14 @@ def contrasts(f: MultivariateNormal) -> Tensor:
 
 
 class Average(Distribution):
-    """The mixture (1/S) Σ_s p_s(y) of S laws of the same points, with equal weights.
+    """The mixture Σ_s w_s p_s(y) of S laws of the same points.
 
-    `mean` and `variance` are exact, and `log_prob` is log (1/S) Σ_s p_s(y). Each draw comes from one of the
+    `mean` and `variance` are exact, and `log_prob` is log Σ_s w_s p_s(y). Each draw comes from one of the
     laws. The cost is the sum of the costs of the S laws.
 
     Args:
         laws: The S laws.
+        weights: Their weights, which add up to 1: (S,); None for equal weights.
 
     >>> laws = [distributions.Normal(torch.tensor([m]), torch.tensor([1.0])) for m in (-1.0, 1.0)]
     >>> Average(laws).variance
@@ -109,8 +110,11 @@ class Average(Distribution):
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, laws: Sequence[Distribution]) -> None:
-        self.laws = tuple(laws)
+    def __init__(self, laws: Sequence[Distribution], weights: Tensor | None = None) -> None:
+        self.laws, count = tuple(laws), len(laws)
+        self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
+        if weights is not None:
+            self.weights = weights
         super().__init__(laws[0].batch_shape, laws[0].event_shape, validate_args=False)
 
     @property
@@ -121,36 +125,52 @@ class Average(Distribution):
     @property
     def mean(self) -> Tensor:
         """E y."""
-        return torch.stack([law.mean for law in self.laws]).mean(0)
+        return weighted([law.mean for law in self.laws], self.weights)
 
     @property
     def variance(self) -> Tensor:
         """Var y: the mean of the variances plus the variance of the means."""
-        means = torch.stack([law.mean for law in self.laws])
-        variances = torch.stack([law.variance for law in self.laws])
-        return variances.mean(0) + means.var(0, correction=0)
+        mean = self.mean
+        parts = [law.variance + (law.mean - mean).square() for law in self.laws]
+        return weighted(parts, self.weights)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Compute log (1/S) Σ_s p_s(value)."""
+        """Compute log Σ_s w_s p_s(value)."""
         parts = torch.stack([law.log_prob(value) for law in self.laws])
-        return parts.logsumexp(0) - math.log(len(self.laws))
+        logs = self.weights.log().to(parts)
+        return (parts + logs.reshape(-1, *[1] * (parts.dim() - 1))).logsumexp(0)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Draw y."""
         draws = torch.stack([law.sample(sample_shape) for law in self.laws])
         # The numbers of one event belong together, so all of them come from the same law.
-        index = torch.randint(
-            len(self.laws), (*sample_shape, *self.batch_shape), device=draws.device
-        )
+        shape = (*sample_shape, *self.batch_shape)
+        index = self.weights.multinomial(max(1, math.prod(shape)), replacement=True)
+        index = index[: math.prod(shape)].reshape(shape).to(draws.device)
         index = index.reshape(index.shape + (1,) * len(self.event_shape)).expand(draws.shape[1:])
         return draws.gather(0, index[None])[0]
 
 
-def average(laws: Sequence[Distribution]) -> Distribution:
-    """Average laws of y with equal weights.
+def weighted(parts: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Compute Σ_s w_s part_s, in the dtype of the parts.
+
+    Args:
+        parts: S tensors of one shape.
+        weights: Their weights, (S,).
+
+    Returns:
+        The sum.
+    """
+    stacked = torch.stack(list(parts))
+    return torch.tensordot(weights.to(stacked), stacked, 1)
+
+
+def average(laws: Sequence[Distribution], weights: Tensor | None = None) -> Distribution:
+    """Average laws of y.
 
     Args:
         laws: Laws of the same points.
+        weights: Their weights, which add up to 1: (S,); None for equal weights.
 
     Returns:
         For laws of labels, the law with the average probabilities; otherwise a mixture (`Average`).
@@ -162,6 +182,8 @@ def average(laws: Sequence[Distribution]) -> Distribution:
     kind = type(laws[0])
     if kind in (distributions.Categorical, distributions.Bernoulli):
         # A law of labels keeps its class, so that `.probs` and `.entropy()` are there.
-        probs = torch.stack([law.probs for law in laws])  # type: ignore[attr-defined]
-        return kind(probs=probs.double().mean(0).to(probs.dtype))
-    return Average(laws)
+        probs = [law.probs for law in laws]  # type: ignore[attr-defined]
+        if weights is None:
+            weights = torch.full((len(laws),), 1 / len(laws), dtype=torch.float64)
+        return kind(probs=weighted([p.double() for p in probs], weights).to(probs[0].dtype))
+    return Average(laws, weights)

@@ -60,7 +60,7 @@ def response(likelihood: Any, f: Tensor) -> Response:
     follows = f.requires_grad
     with torch.enable_grad():
         g = f if follows else f.detach().requires_grad_()
-        mean, variance = _moments(law_of_targets(likelihood, g))
+        mean, variance = law_moments(law_of_targets(likelihood, g))
         if not mean.requires_grad:
             raise InputError(
                 f"the law that {type(likelihood).__name__} predicts has no gradient in f, so that no slope "
@@ -75,8 +75,31 @@ def response(likelihood: Any, f: Tensor) -> Response:
     return Response(slope, variance) if follows else Response(slope, variance.detach())
 
 
-def _moments(law: Distribution) -> tuple[Tensor, Tensor]:
-    """Return E y and Var y, (N, D). For a law of classes, y are the indicators of the classes."""
+def target_moments(likelihood: Likelihood, f: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute E[y | f] and Var[y | f]; for a law of classes, y are the indicators of the classes.
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+
+    Returns:
+        Both, (N, D) for D targets or classes.
+
+    >>> target_moments(Bernoulli(), torch.zeros(1, 1))
+    (tensor([[0.5000]]), tensor([[0.2500]]))
+    """
+    return law_moments(law_of_targets(likelihood, f))
+
+
+def law_moments(law: Distribution) -> tuple[Tensor, Tensor]:
+    """Compute E y and Var y of a law; for a law of classes, y are the indicators of the classes.
+
+    Args:
+        law: The law of N targets.
+
+    Returns:
+        Both, (N, D) for D targets or classes.
+    """
     if isinstance(law, distributions.Categorical):
         return law.probs, law.probs * (1 - law.probs)
     mean = law.mean

@@ -29,6 +29,7 @@ from net2gp.limits.propagation.layer_maps import slope
 from net2gp.limits.rules.layer_rules import rule
 from net2gp.limits.sampling.monte_carlo import Estimate, MonteCarloKernel, monte_carlo_kernel
 from net2gp.limits.sampling.twin import twin
+from net2gp.limits.tangent_depth import TangentDepth, tangent_depth
 
 __all__ = [
     "Activation",
@@ -40,6 +41,7 @@ __all__ = [
     "LimitKernel",
     "MonteCarloKernel",
     "PhaseDiagram",
+    "TangentDepth",
     "UnsupportedLayer",
     "activation_of",
     "activation_table",
@@ -62,5 +64,6 @@ __all__ = [
     "sample_outputs",
     "slope",
     "square_correlation",
+    "tangent_depth",
     "twin",
 ]

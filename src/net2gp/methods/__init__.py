@@ -19,8 +19,8 @@ from net2gp.methods.flow.squared_loss import gradient_flow, max_learning_rate
 from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Validation
 from net2gp.methods.selection import Fit, Selection, sweep
+from net2gp.methods.training.from_variances import from_variances
 from net2gp.methods.training.ivon import IVON
-from net2gp.methods.training.mean_field import mean_field
 from net2gp.methods.training.natural_gradient import (
     GaussianPrior,
     NaturalState,
@@ -68,13 +68,13 @@ __all__ = [
     "contributions",
     "converged_evidence",
     "dual",
+    "from_variances",
     "gradient_flow",
     "iteration_evidence",
     "laplace",
     "leave_one_out",
     "loss_flow",
     "max_learning_rate",
-    "mean_field",
     "natural_step",
     "nearest",
     "newton_step",

@@ -1,4 +1,4 @@
-"""Scores of predictions: accuracy, likelihood, calibration, detection.
+"""Scores of predictions: accuracy, likelihood, calibration, detection, closeness to a reference.
 
 Each function takes tensors or a distribution and returns a tensor without axes. For regression, mean,
 variance and y have the same shape, (N,) or (N, C), and samples have an additional first axis S. For
@@ -13,6 +13,12 @@ from net2gp.metrics.classification import (
     brier,
     expected_calibration_error,
     reliability,
+)
+from net2gp.metrics.fidelity import (
+    agreement,
+    total_variation,
+    total_variation_samples,
+    wasserstein_samples,
 )
 from net2gp.metrics.ranking import RiskCoverage, aurc, auroc, risk_coverage
 from net2gp.metrics.regression import (
@@ -30,6 +36,7 @@ __all__ = [
     "Reliability",
     "RiskCoverage",
     "accuracy",
+    "agreement",
     "aurc",
     "auroc",
     "brier",
@@ -44,4 +51,7 @@ __all__ = [
     "reliability",
     "risk_coverage",
     "rmse",
+    "total_variation",
+    "total_variation_samples",
+    "wasserstein_samples",
 ]

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Generic, cast, final
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
-from torch.distributions import Distribution
 
-from net2gp.errors import InputError, NotAvailable, check_count, check_positive
-from net2gp.inputs import describe, num_rows
-from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
-from net2gp.likelihoods.mixtures import mixture
-from net2gp.likelihoods.traits import needs
+from net2gp.errors import NotAvailable, check_count, check_positive
+from net2gp.inputs import num_rows
+from net2gp.likelihoods.laws import gaussian_law
 from net2gp.posteriors.conditioning.process import (
     Process,
     check_form,
@@ -25,9 +22,17 @@ from net2gp.posteriors.conditioning.process import (
 from net2gp.posteriors.conditioning.samples import FunctionSamples, WeightSamples, draw_from
 from net2gp.posteriors.move import move
 from net2gp.posteriors.parts import Parts
+from net2gp.posteriors.predicting import (
+    NotGaussian,
+    averaged,
+    is_gaussian,
+    predicted,
+    rounded,
+    split_targets,
+)
 from net2gp.posteriors.recipe import Recipe
-from net2gp.posteriors.split import Split, split_law
-from net2gp.posteriors.writing import network_value, write
+from net2gp.posteriors.split import Split
+from net2gp.posteriors.writing import check_value, write
 from net2gp.show import as_html, as_text, likelihood_name, number
 from net2gp.types import Data, FeatureKernel, Inputs, Likelihood, Outcome, Own, Params
 
@@ -35,8 +40,17 @@ if TYPE_CHECKING:
     from net2gp.posteriors.recipes.dual import Dual
 
 FACTS = (
-    *("_kernel", "_network", "structure", "likelihood", "prior_var", "N", "C", "P"),
-    *("noise_var", "solver", "inference", "temperature", "log_evidence"),
+    *("_kernel", "_network", "structure", "likelihood", "prior_var", "N", "C", "P", "draws"),
+    *(
+        "method",
+        "chains",
+        "members",
+        "noise_var",
+        "solver",
+        "inference",
+        "temperature",
+        "log_evidence",
+    ),
 )
 """What the text of a posterior shows, in this order."""
 
@@ -135,7 +149,7 @@ class Posterior(Parts, Generic[Own]):
             A Gaussian with batch shape N and event shape C.
         """
         self._check(x)
-        return _rounded(*self.process.moments(x))
+        return rounded(*self.process.moments(x))
 
     def joint(self, x: Inputs, *, batch: bool = False) -> MultivariateNormal:
         """Return the law of f at all points together.
@@ -185,26 +199,10 @@ class Posterior(Parts, Generic[Own]):
         """
         chosen = self.recipe.predictive(self.likelihood, likelihood)
         if samples is not None:
-            return cast(Outcome, self._averaged(x, chosen, samples))
+            return cast(Outcome, averaged(self.sample, x, chosen, samples))
         self._check(x)
-        needed = needs(chosen)
-        if needed == "variances":
-            law = chosen.predict(Variances(*self.process.diagonal(x)))
-        elif needed == "contrasts":
-            law = chosen.predict(Contrasts(*self.process.contrast(x)))
-        else:
-            law = chosen.predict(_rounded(*self.process.moments(x)))
+        law = predicted(self.process, x, chosen, own=likelihood is None)
         return cast(Outcome, law)
-
-    def _averaged(self, x: Inputs, chosen: Likelihood, samples: WeightSamples) -> Distribution:
-        if not isinstance(samples, WeightSamples):
-            raise InputError(
-                f"samples must be WeightSamples(100) or None, but is {describe(samples)}."
-            )
-        generator = torch.Generator().manual_seed(samples.seed)
-        return mixture(
-            chosen, self.sample(x, samples.num_samples, generator=generator, linear=False)
-        )
 
     def contrast(self, x: Inputs) -> Tensor:
         """Return Var[f_c − f_t], where t is the class of the largest mean at a point.
@@ -248,7 +246,8 @@ class Posterior(Parts, Generic[Own]):
             Both parts of the variance, with shape (N, D) for D targets or classes.
         """
         chosen = self.recipe.predictive(self.likelihood, likelihood)
-        return split_law(self.marginal(x), chosen, x)
+        self._check(x)
+        return split_targets(self.process, x, chosen, own=likelihood is None)
 
     def sample(
         self,
@@ -279,6 +278,8 @@ class Posterior(Parts, Generic[Own]):
         check_form(self.process, x, self.x)
         if not linear:
             return cast(Tensor, self._drawing("draw_networks")(x, num_samples, generator))
+        if not is_gaussian(self.process):
+            return cast(NotGaussian, self.process).draw(x, num_samples, generator)
         if isinstance(self.kernel, FeatureKernel):
             return self.process.functions(num_samples, generator)(x)
         return draw_from(self.joint(x), num_rows(x), num_samples, generator)
@@ -408,13 +409,8 @@ class Posterior(Parts, Generic[Own]):
         Raises:
             InputError: If the folder does not exist, or if the kernel or mean cannot be saved.
         """
-        write(self, network_value(self.kernel, self.x), path)
+        write(self, check_value(self), path)
 
     def _check(self, x: Inputs) -> None:
         check_form(self.process, x, self.x)
         self.process.check(x)
-
-
-def _rounded(mean: Tensor, blocks: Tensor) -> MultivariateNormal:
-    """Round the law to the dtype of its mean; covariances may have more digits up to this point."""
-    return gaussian_law(mean, blocks.to(mean.dtype))

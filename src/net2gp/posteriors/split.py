@@ -23,10 +23,18 @@ class Split:
     Args:
         epistemic: The variance that comes from not knowing f: (N, D), for D targets or classes.
         aleatoric: The variance of the noise given f: (N, D).
+        between: The part of the epistemic variance that lies between the members of a mixture: (N, D); None
+            for other posteriors.
     """
 
     epistemic: Tensor
     aleatoric: Tensor
+    between: Tensor | None = None
+
+    @property
+    def within(self) -> Tensor:
+        """The part of the epistemic variance within the members of a mixture: (N, D)."""
+        return self.epistemic if self.between is None else self.epistemic - self.between
 
     @property
     def total(self) -> Tensor:

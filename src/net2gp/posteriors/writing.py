@@ -68,6 +68,14 @@ def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> 
         partial.unlink(missing_ok=True)
 
 
+def check_value(posterior: Any) -> Tensor | None:
+    """A few outputs of the network behind a posterior, by which `load` knows the right architecture."""
+    own = getattr(posterior.process, "network_value", None)
+    if own is None:
+        return network_value(posterior.kernel, posterior.x)
+    return None if posterior.x is None else own(posterior.x)
+
+
 def network_value(kernel: Kernel, x: Inputs | None) -> Tensor | None:
     """The output of the network behind a kernel at the first training point, or its limit at the first two.
 

@@ -67,7 +67,7 @@ def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None
     with LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_plain_recurrence(network))
-        stack.enter_context(_without_checkpoints())
+        stack.enter_context(without_checkpoints())
         stack.enter_context(_full_precision())
         if follow:
             stack.enter_context(PlainNorms())
@@ -96,7 +96,7 @@ def _plain_recurrence(network: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_checkpoints() -> Iterator[None]:
+def without_checkpoints() -> Iterator[None]:
     """Run checkpoints of this thread as plain calls; other threads, which may be training, keep theirs."""
     module: Any = torch.utils.checkpoint
     function, generator = module.CheckpointFunction, module._checkpoint_without_reentrant_generator

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import gather, ordinary_tensors
+from net2gp.keywords import check_known, lists
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
 from net2gp.methods.training.drawing import DrawingOptimizer
 from net2gp.methods.training.natural_gradient import NewtonState, newton_step
-from net2gp.methods.training.vogn import check_decays, check_known, check_trainable, lists
+from net2gp.methods.training.vogn import check_decays, check_trainable
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance

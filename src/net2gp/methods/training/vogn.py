@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, final
+from typing import Any, ClassVar, TypedDict, Unpack, final
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_count, check_finite, check_positive
 from net2gp.inputs import gather, num_rows, ordinary_tensors
+from net2gp.keywords import check_known, lists
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.jacobians.capture import Plan, plan
@@ -30,8 +30,6 @@ from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Data, Inputs, Likelihood, Params
 
-Made = TypeVar("Made", bound=Callable[..., None])
-
 
 class Options(TypedDict, total=False):
     """The options that are seldom changed: see `NaturalGradient`."""
@@ -40,20 +38,6 @@ class Options(TypedDict, total=False):
     initial_var: float | None
     prior_mean: Params | None
     seed: int
-
-
-def lists(**defaults: object) -> Callable[[Made], Made]:
-    """Show the keywords that `**options` takes in the signature of a constructor, with their defaults."""
-
-    def shown(made: Made) -> Made:
-        signature = inspect.signature(made)
-        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        for name, value in defaults.items():
-            named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value))
-        vars(made)["__signature__"] = signature.replace(parameters=named)
-        return made
-
-    return shown
 
 
 class NaturalGradient(DrawingOptimizer):
@@ -353,14 +337,6 @@ def check_decays(decays: tuple[float, float]) -> None:
         raise InputError(
             f"decays must be two numbers from 0 up to below 1, but are {decays!r}. Pass decays=(0.9, 0.999)."
         )
-
-
-def check_known(options: Any, known: Any) -> None:
-    """Raise a TypeError, as Python does, for an option that the type `known` does not have."""
-    for name in options:
-        if name not in known.__annotations__:
-            names = ", ".join(known.__annotations__)
-            raise TypeError(f"there is no option '{name}'. The options are: {names}.")
 
 
 def check_trainable(network: nn.Module) -> None:

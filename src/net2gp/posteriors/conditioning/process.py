@@ -74,19 +74,27 @@ def _held(process: Any) -> tuple[nn.Module, ...]:
 
 def _networks(value: Any) -> Iterator[nn.Module]:
     """The linearized networks inside of a process, a kernel or a mean."""
+    for linearized in linearizations_of(value):
+        yield linearized.network
+
+
+def linearizations_of(value: Any) -> Iterator[Linearized]:
+    """The linearizations inside of a posterior, a process, a kernel or a mean."""
     if isinstance(value, Linearized):
-        yield value.network
+        yield value
     elif is_dataclass(value) and not isinstance(value, LimitKernel):
         for part in vars(value).values():
             for one in part if isinstance(part, tuple) else (part,):
-                yield from _networks(one)
+                yield from linearizations_of(one)
 
 
 class Process(Protocol):
     """A Gaussian process f as predictions and samples need it; its data and likelihood are elsewhere.
 
     A process that conditions a kernel also has `centered(x)`, its mean minus the prior mean. A process around
-    a network also has `linearized`, `covariance`, `prior_var`, `draw_weights` and `draw_networks`.
+    a network also has `linearized`, `covariance`, `prior_var`, `draw_weights` and `draw_networks`. A process
+    that is not Gaussian (networks, mixtures) also has `predict(x, likelihood)`, `split(x, likelihood)`,
+    `draw(x, num_samples, generator)` and `network_value(x)`, which take the place of what Gaussian laws do.
     """
 
     @property
@@ -149,7 +157,7 @@ def check_form(process: Process, x: Inputs, known: Inputs | None) -> None:
     if known is None:
         return
     check_batch(x, known)
-    if _form(x) == _form(known) or any(True for _ in _networks(process.kernel)):
+    if _form(x) == _form(known) or _has_network(process):
         return
     text = (
         f"x must have the form of the training inputs, which are {describe(known)}, with any number of rows, "
@@ -163,6 +171,10 @@ def check_form(process: Process, x: Inputs, known: Inputs | None) -> None:
     except Exception as error:
         raise InputError(text) from error
     raise InputError(text)
+
+
+def _has_network(process: Process) -> bool:
+    return hasattr(process, "predict") or any(True for _ in _networks(process.kernel))
 
 
 def _form(x: Inputs) -> object:

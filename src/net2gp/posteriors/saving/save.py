@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,16 @@ from net2gp.posteriors.condition import ByConditioning
 from net2gp.posteriors.conditioning import conditioned, solvers, systems
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.recipes import around_network, class_codes, dual, trained_ensemble
+from net2gp.posteriors.recipes import (
+    around_network,
+    class_codes,
+    drawn,  # noqa: F401 (it has tags of its own)
+    dual,
+    mixed,  # noqa: F401 (it has tags of its own)
+    trained_ensemble,
+)
 from net2gp.posteriors.saving.format1 import FORMAT_1
-from net2gp.posteriors.writing import FORMAT, KIND, NAMES, VALUE, digest, network_value
+from net2gp.posteriors.writing import FORMAT, KIND, NAMES, VALUE, check_value, digest
 from net2gp.tags import class_of
 
 # Files name classes by these tags, or by those of @savable: a class may move or change its name, its tag may
@@ -183,7 +191,7 @@ def load(
 def _check_value(posterior: Posterior, saved: Tensor | None) -> None:
     """Raise if the network computes something else than the saved one, for example by another activation."""
     try:
-        value = network_value(posterior.kernel, posterior.x)
+        value = check_value(posterior)
     except KeyError as error:  # a node of the saved limit that the network does not have
         raise InputError(
             f"the network is of another architecture than the saved one: it has no part {error}. Pass one "
@@ -228,7 +236,12 @@ class _Reader:
             return self._graph()
         if "output" in tree:
             return self._picked(tree["output"])
-        make = self.made.get(tree.get("class", "")) or class_of(tree.get("class", ""))
+        tag = tree.get("class", "")
+        make = self.made.get(tag) or class_of(tag)
+        if make is None:
+            # rooms above register their classes when they are imported, which a new process may not have done
+            import_module("net2gp.bayes")
+            make = class_of(tag)
         if make is None:
             raise FileFormatError(
                 f"the file names {tree.get('class')!r}, which this version does not know. If the class is "

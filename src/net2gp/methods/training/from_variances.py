@@ -13,7 +13,7 @@ from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.types import Data, Likelihood
 
 
-def mean_field(
+def from_variances(
     network: nn.Module | Linearized,
     variance: Tensor,
     data: Data,
@@ -43,7 +43,8 @@ def mean_field(
     >>> import torch
     >>> from net2gp.likelihoods import Gaussian
     >>> data = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0]])
-    >>> posterior = mean_field(nn.Linear(2, 1).eval(), torch.tensor([1.0, 0.5, 0.25]), data, Gaussian(0.1))
+    >>> variance = torch.tensor([1.0, 0.5, 0.25])
+    >>> posterior = from_variances(nn.Linear(2, 1).eval(), variance, data, Gaussian(0.1))
     >>> posterior.marginal(data[0]).variance
     tensor([[3.2500]])
 

@@ -1,0 +1,1 @@
+"""Markov chains over the parameters of a network."""

@@ -1,0 +1,1 @@
+"""From Gaussian processes to networks whose limit they are."""

@@ -1,0 +1,1 @@
+"""A Bayesian network: a network, a prior of its parameters and a likelihood."""

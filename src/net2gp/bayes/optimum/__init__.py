@@ -1,0 +1,1 @@
+"""From a network and data to trained networks: one optimum, ensembles of them, and multi-SWAG."""

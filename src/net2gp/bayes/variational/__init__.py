@@ -1,0 +1,1 @@
+"""Variational inference: Gaussians over weights, and dropout."""

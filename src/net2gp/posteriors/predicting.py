@@ -1,0 +1,74 @@
+"""The law of the targets, from the law of f and a likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+from torch.distributions import Distribution
+
+from net2gp.errors import InputError
+from net2gp.inputs import describe
+from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
+from net2gp.likelihoods.mixtures import mixture
+from net2gp.likelihoods.traits import needs
+from net2gp.posteriors.conditioning.process import Process
+from net2gp.posteriors.conditioning.samples import WeightSamples
+from net2gp.posteriors.split import Split, split_law
+from net2gp.types import Inputs, Likelihood
+
+
+class NotGaussian(Process, Protocol):
+    """A process that predicts, draws and splits variances by itself, since its law is not Gaussian."""
+
+    def predict(self, x: Inputs, likelihood: Likelihood, own: bool) -> Distribution:
+        """The law of y at each point; `own` says that the likelihood is the posterior's, not another one."""
+
+    def split(self, x: Inputs, likelihood: Likelihood, own: bool) -> Split:
+        """The parts of the variance of y."""
+
+    def draw(self, x: Inputs, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """Draws of f(x): (S, N, C)."""
+
+
+def is_gaussian(process: Any) -> bool:
+    """Whether f is a Gaussian process; networks and mixtures have a `predict` of their own."""
+    return not hasattr(process, "predict")
+
+
+def predicted(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool) -> Distribution:
+    """The law of y at each point, with f integrated out; a link may need less than whole covariances."""
+    if not is_gaussian(process):
+        return cast(NotGaussian, process).predict(x, likelihood, own)
+    needed = needs(likelihood)
+    if needed == "variances":
+        return likelihood.predict(Variances(*process.diagonal(x)))
+    if needed == "contrasts":
+        return likelihood.predict(Contrasts(*process.contrast(x)))
+    return likelihood.predict(rounded(*process.moments(x)))
+
+
+def split_targets(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool) -> Split:
+    """The parts of the variance of y at each point."""
+    if not is_gaussian(process):
+        return cast(NotGaussian, process).split(x, likelihood, own)
+    return split_law(rounded(*process.moments(x)), likelihood, x)
+
+
+def averaged(
+    sample: Callable[..., Tensor], x: Inputs, likelihood: Likelihood, samples: WeightSamples
+) -> Distribution:
+    """The law of y as the average over networks whose parameters are drawn."""
+    if not isinstance(samples, WeightSamples):
+        raise InputError(f"samples must be WeightSamples(100) or None, but is {describe(samples)}.")
+    generator = torch.Generator().manual_seed(samples.seed)
+    draws = sample(x, samples.num_samples, generator=generator, linear=False)
+    return mixture(likelihood, draws)
+
+
+def rounded(mean: Tensor, blocks: Tensor) -> MultivariateNormal:
+    """Round the law to the dtype of its mean; covariances may have more digits up to this point."""
+    return gaussian_law(mean, blocks.to(mean.dtype))
