@@ -16,8 +16,8 @@ from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
 from net2gp.errors import Net2GPError
 from net2gp.inputs import gather, map_inputs, num_rows, tensors
-from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.targets import shape_targets
+from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
 from net2gp.linear.forward.evaluation import accepts, differentiable, evaluating
 from net2gp.linear.parameters import expand_prior
 from net2gp.types import Data, Inputs, Params
@@ -231,12 +231,12 @@ def _doubled(value: Tensor) -> Tensor:
 def _noise(model: Model, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None, float]:
     """The targets in the shape of the outputs, the inverse noise and the level, if noise is Gaussian."""
     likelihood = model.likelihood
-    if type(likelihood) is not Gaussian:
+    if not has_gaussian_noise(likelihood):
         return y, None, 0.0
     targets = shape_targets(f, y)
     variance = likelihood.noise_variance(f).detach()
     level = -0.5 * float((2 * math.pi * variance).log().sum())
-    if likelihood.tied_points is None:
+    if tied_points(likelihood) is None:
         variance = variance[0]
     return targets, variance.reciprocal(), level
 
