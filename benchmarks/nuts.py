@@ -9,7 +9,8 @@ NumPyro vectorizes them. "first" is its first run, "again" is a second one, whic
 the program again, and "steady" is the time of a gradient alone, from other runs of twice the draws (– if the
 difference is lost in the noise).
 Effective samples are the smallest bulk ESS of f(x) over 5 points, by one formula for both. CPU seconds are
-those of the process with all its threads, warmup included. NumPyro must be installed.
+those of the process with all its threads, warmup included. NumPyro has an environment of its own
+(`peers.py`).
 
 Claims: the means of both agree within 4.5 Monte Carlo standard errors, and so do their variances. The exit
 status says whether that holds. "ratio" compares effective samples per CPU second with NumPyro's second run,
@@ -19,7 +20,9 @@ and "steady ratio" with what NumPyro would need without any compilation. Writes 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -36,6 +39,7 @@ from torch import Tensor, nn
 
 from net2gp import bayes
 from net2gp.likelihoods import Gaussian
+from peers import PEERS, ROOT, NotInstalled, ensure
 
 RESULTS = Path(__file__).parent / "results" / "nuts.md"
 NOISE = 0.1
@@ -155,17 +159,25 @@ def moments_agree(one: Outcome, other: Outcome) -> tuple[float, float]:
     return float(((means[0] - means[1]).abs() / error).max()), float((logs / spread).max())
 
 
+def beside_numpyro() -> int:
+    """Run this program in the environment that has NumPyro, which is made first."""
+    try:
+        python = ensure(PEERS["numpyro"])
+    except NotInstalled as reason:
+        print(f"missing: {reason}")
+        return 2
+    source = {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run([str(python), *sys.argv], env={**os.environ, **source}).returncode
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two short problems, writes nothing")
     quick = parser.parse_args().quick
+    if importlib.util.find_spec("numpyro") is None:
+        return beside_numpyro()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    try:
-        import numpyro  # noqa: F401
-    except ImportError:
-        print("NumPyro is not installed. Type pip install numpyro.")
-        return 2
     linear, narrow = problem("linear, 5 weights", None, 50, 4), problem("width 10", 10, 50, 2)
     wide = problem("width 50", 50, 100, 5)
     runs = [(linear, 16, 200, 200), (narrow, 32, 25, 60)] if quick else []

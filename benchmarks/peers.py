@@ -95,6 +95,16 @@ PEERS = {
             constraints=("torch==2.13.0",),
             alone=("torch-uncertainty==0.13.0",),
         ),
+        # it runs beside net2gp in one process, so that both use the same log joint
+        Peer(
+            name="numpyro",
+            requirements=(
+                *("torch==2.13.0", "gpytorch", "safetensors", "scipy", "rich"),
+                *("numpyro==0.22.0", "jax==0.10.2", "jaxlib==0.10.2"),
+            ),
+            module="numpyro, gpytorch, safetensors",
+            constraints=("torch==2.13.0",),
+        ),
         # those that stand alone ask for a torchvision or torchaudio of another torch
         Peer(
             name="real-networks",
