@@ -606,3 +606,35 @@ def test_other_mistakes_are_named():
     other = nn.Sequential(nn.Linear(2, 1, bias=False)).double()
     with pytest.raises(InputError, match=r"'0.weight' has shape .* and None in start"):
         sgld(other, data, noise, start=start, num_chains=2)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_file_is_refused_for_another_network_with_equal_parameters(name, tmp_path):
+    data = normal(12, 2), torch.arange(12) % 3
+    first, last = nn.Linear(2, 4).double(), nn.Linear(4, 3).double()
+    options = {"num_chains": 2, "num_draws": 4, "warmup": 40, "checkpoint": tmp_path / "chain"}
+    METHODS[name](nn.Sequential(first, nn.Tanh(), last), data, Categorical(), **options)
+    with pytest.raises(InputError, match="belongs to another problem"):
+        METHODS[name](nn.Sequential(first, nn.ReLU(), last), data, Categorical(), **options)
+
+
+def test_a_file_is_refused_for_other_fixed_parameters(tmp_path):
+    data = normal(12, 2), torch.arange(12) % 3
+    last = nn.Linear(4, 3).double()
+    options = {"num_draws": 4, "warmup": 4, "step_size": 1e-3, "checkpoint": tmp_path / "chain"}
+    one, other = (nn.Sequential(nn.Linear(2, 4).double(), nn.Tanh(), last) for _ in range(2))
+    sgld(one, data, Categorical(), only="2.*", **options)
+    with pytest.raises(InputError, match="belongs to another problem"):
+        sgld(other, data, Categorical(), only="2.*", **options)
+
+
+def test_a_network_that_only_runs_in_float32_keeps_a_file(tmp_path):
+    class Single(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    torch.manual_seed(0)
+    network, x = Single(2, 1), torch.randn(6, 2)
+    options = {"num_draws": 4, "warmup": 4, "step_size": 1e-3, "checkpoint": tmp_path / "chain"}
+    first, again = (sgld(network, (x, x[:, :1]), Gaussian(1.0), **options) for _ in range(2))
+    assert torch.equal(first.mean(x), again.mean(x))

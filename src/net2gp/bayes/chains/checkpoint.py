@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from net2gp.errors import Net2GPError
+from net2gp.inputs import map_inputs, rows
 from net2gp.linalg.checkpoint import Checkpoint
+from net2gp.linear.linearized import Linearized
+from net2gp.types import Inputs
 
 Tensors = dict[str, Tensor]
 
@@ -80,6 +84,37 @@ def problem_key(*parts: Any) -> str:
     for part in parts:
         _digest(part, digest)
     return digest.hexdigest()[:32]
+
+
+def network_key(architecture: Linearized, x: Inputs) -> str:
+    """Compute a short text that changes with the function that a network computes.
+
+    Equal parameters can belong to different networks, such as one with tanh and one with ReLU units. So the
+    text has the modules, the fixed values, and the outputs at some points. They are computed in float64 and
+    rounded, so that another machine finds the same text.
+
+    Args:
+        architecture: The network.
+        x: Points, of which the first are taken.
+
+    Returns:
+        A digest in hexadecimal digits.
+
+    >>> from torch import nn
+    >>> from net2gp.linear.linearized import linearize
+    >>> layer, x = nn.Linear(1, 1), torch.ones(1, 1)
+    >>> one, other = (linearize(nn.Sequential(layer, act)) for act in (nn.Tanh(), nn.Sigmoid()))
+    >>> network_key(one, x) == network_key(one, x), network_key(one, x) == network_key(other, x)
+    (True, False)
+    """
+    some, digits = rows(x, slice(0, 8)), 6
+    try:
+        doubled = map_inputs(some, lambda v: v.double() if v.is_floating_point() else v)
+        outputs = architecture.to(dtype=torch.float64)(doubled)
+    except (Net2GPError, RuntimeError):  # a network with a dtype of its own
+        outputs, digits = architecture(some), 3
+    shown = [f"{float(value):.{digits}e}" for value in outputs.detach().flatten()[:64]]
+    return problem_key(repr(architecture.network), architecture.frozen, shown)
 
 
 def _digest(part: Any, digest: Any) -> None:

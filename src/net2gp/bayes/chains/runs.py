@@ -25,7 +25,7 @@ from net2gp.bayes.chains.adaptation import (
     start_averaging,
     start_moments,
 )
-from net2gp.bayes.chains.checkpoint import problem_key
+from net2gp.bayes.chains.checkpoint import network_key, problem_key
 from net2gp.bayes.chains.flat import FlatModel, flat_model
 from net2gp.bayes.chains.options import Settings
 from net2gp.bayes.chains.perceptrons import ArrayPerceptron, array_perceptron
@@ -120,8 +120,9 @@ class Run:
             if not name.startswith("checkpoint") and name != "output"
         }
         model = self.flat.model
+        network = network_key(model.architecture, self.flat.data[0])
         return problem_key(
-            self.sampler, setup, self.flat.data, model.params, model.architecture.frozen,
+            self.sampler, setup, self.flat.data, model.params, network,
             model.prior, model.likelihood, model.temperature,
         )  # fmt: skip
 

@@ -10,7 +10,12 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.chains.checkpoint import problem_key, read_checkpoint, write_checkpoint
+from net2gp.bayes.chains.checkpoint import (
+    network_key,
+    problem_key,
+    read_checkpoint,
+    write_checkpoint,
+)
 from net2gp.bayes.chains.langevin.starts import Start, starts
 from net2gp.bayes.chains.langevin.targets import Minibatches, Target
 from net2gp.bayes.model.model import Model
@@ -209,8 +214,10 @@ class Setup:
     def key(self) -> str:
         """What a checkpoint must agree with to be continued."""
         model = self.target.model
+        network = network_key(model.architecture, self.target.data[0])
         parts = (self.method, self.start, self.target.data, model.likelihood, model.prior)
-        return problem_key(*parts, model.temperature, self.plan, self.seed, self.own)
+        options = (model.temperature, self.plan, self.seed, self.own)
+        return problem_key(*parts, network, self.target.fixed, *options)
 
 
 def prepare(
