@@ -464,3 +464,31 @@ def test_some_parameters_can_be_sampled_while_the_others_stay():
     network = nn.Linear(4, 1).double()
     posterior = hmc(network, data, NOISE, num_draws=5, num_chains=2, warmup=30, only="weight")
     assert set(posterior.process.members.values) == {"weight"}
+
+
+@pytest.mark.parametrize("method", [hmc, nuts])
+def test_a_file_is_refused_for_another_network_with_equal_parameters(method, tmp_path):
+    data, _, _ = linear_problem(8)
+    layer, last = nn.Linear(4, 3).double(), nn.Linear(3, 1).double()
+    options = {"num_draws": 4, "num_chains": 2, "warmup": 10, "checkpoint": tmp_path / "chain"}
+    method(nn.Sequential(layer, nn.Tanh(), last), data, NOISE, **options)
+    with pytest.raises(InputError, match="belongs to another problem"):
+        method(nn.Sequential(layer, nn.ReLU(), last), data, NOISE, **options)
+
+
+def test_a_file_is_refused_for_another_output_of_the_network(tmp_path):
+    data, _, _ = linear_problem(8)
+    network = nn.Linear(4, 1).double()
+    options = {"num_draws": 4, "num_chains": 2, "warmup": 10, "checkpoint": tmp_path / "chain"}
+    nuts(network, data, NOISE, output=lambda out: out, **options)
+    with pytest.raises(InputError, match="belongs to another problem"):
+        nuts(network, data, NOISE, output=lambda out: 2 * out, **options)
+
+
+def test_independent_networks_are_not_judged_as_a_chain():
+    data, _, _ = linear_problem(8)
+    members = bayes.ensemble(
+        nn.Linear(4, 1).double(), data, NOISE, num_members=8, training=bayes.Training(num_steps=2)
+    )
+    with pytest.raises(NotAvailable, match="the networks of ensemble are no Markov chain"):
+        bayes.diagnose(members, data[0])

@@ -14,6 +14,9 @@ from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn
 from net2gp.types import Inputs
 
+INDEPENDENT = ("map_estimate", "ensemble", "mean_field", "mc_dropout")
+"""Methods whose networks do not follow one another as the draws of a chain do."""
+
 
 def r_hat(values: Tensor) -> Tensor:
     """Compute the rank-normalized split R̂, the larger one of bulk and tail.
@@ -152,6 +155,11 @@ def diagnose(posterior: Posterior, x: Inputs, *, largest_r_hat: float = 1.01) ->
     """
     check_positive(largest_r_hat, "largest_r_hat", single=True)
     values, recipe = chain_values(posterior, x)
+    if recipe.method in INDEPENDENT:
+        raise NotAvailable(
+            f"the networks of {recipe.method} are no Markov chain, so they have no R̂. Use hmc or nuts of "
+            "net2gp.bayes; diversity(posterior, x) compares the networks."
+        )
     found = Diagnosis(
         r_hat(values),
         bulk_ess(values),
