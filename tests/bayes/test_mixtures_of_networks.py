@@ -220,3 +220,14 @@ def test_what_cannot_be_mixed_is_refused_by_name(members, mixed):
         mixture([network()])
     with pytest.raises(NotAvailable, match="a mixture of posteriors has no evidence of its own"):
         mixed.log_marginal_likelihood()
+
+
+def test_networks_that_compute_something_else_are_not_mixed():
+    x = torch.linspace(-1, 1, 5)[:, None]
+    nets = [
+        nn.Sequential(nn.Linear(1, 4), act(), nn.Linear(4, 1)).eval() for act in (nn.Tanh, nn.ReLU)
+    ]
+    quick = Training(num_steps=2)
+    found = [map_estimate(one, (x, x), n2g.Gaussian(0.1), training=quick) for one in nets]
+    with pytest.raises(InputError, match="posterior 1 computes something else than posterior 0's"):
+        mixture(found)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.errors import InputError, check_positive
-from net2gp.inputs import describe, num_rows, same_inputs
+from net2gp.inputs import describe, num_rows, rows, same_inputs
 from net2gp.likelihoods.laws import average
 from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.responses import law_moments
@@ -331,6 +331,25 @@ def _check_alike(members: tuple[Posterior, ...]) -> None:
             raise InputError(
                 f"the networks are of unlike architectures: '{wrong}' has shape {own.get(wrong)} in "
                 f"posterior {index} and {shapes.get(wrong)} in posterior 0. A mixture is of one "
+                "architecture, since load takes one network. Average predictions of unlike networks yourself."
+            )
+        _check_same_function(first, member, index)
+
+
+@torch.no_grad()
+def _check_same_function(first: Posterior, member: Posterior, index: int) -> None:
+    """Raise if a member's network computes something else, for example by another activation."""
+    x = first.x if member.x is None else member.x
+    if x is None:
+        return
+    few = rows(x, slice(0, 3))
+    for one, other in zip(linearizations_of(first), linearizations_of(member), strict=False):
+        values = {**other.frozen, **other.params}
+        mine, theirs = one.evaluate(values, few), other.evaluate(values, few)
+        if not torch.allclose(mine, theirs, rtol=1e-3, equal_nan=True):
+            raise InputError(
+                f"the networks are of unlike architectures: the network of posterior {index} computes "
+                "something else than posterior 0's does with the same parameters. A mixture is of one "
                 "architecture, since load takes one network. Average predictions of unlike networks yourself."
             )
 
