@@ -482,3 +482,30 @@ def test_diversity_takes_what_ensembles_and_single_networks_give():
     alone = bayes.map_estimate(mlp(), (X, Y), n2g.Categorical(), training=training)
     pair = bayes.diversity(bayes.mixture([alone, found]), X)
     torch.testing.assert_close(pair.distances[1:, 1:], one.distances)
+
+
+def test_a_line_between_networks_of_unlike_activations_is_refused():
+    one, other = (
+        nn.Sequential(nn.Linear(1, 4), act(), nn.Linear(4, 1)) for act in (nn.Tanh, nn.ReLU)
+    )
+    with pytest.raises(NetworkError, match="one has Tanh where the other has ReLU"):
+        bayes.straight_line(one.eval(), other.eval())
+
+
+def test_networks_of_several_labels_disagree_where_any_label_differs():
+    one, other = (nn.Linear(1, 2, bias=False) for _ in range(2))
+    with torch.no_grad():
+        one.weight.copy_(torch.tensor([[2.0], [1.0]]))  # both labels are 1 at x = 1
+        other.weight.copy_(torch.tensor([[2.0], [-1.0]]))  # the first label alone is 1
+    found = bayes.diversity([one, other], torch.ones(3, 1), likelihood=n2g.likelihoods.Bernoulli())
+    assert found.disagreement is not None
+    assert found.disagreement.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_networks_of_dropout_differ_as_functions_and_share_their_parameters():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 1))
+    x = torch.linspace(-1, 1, 5)[:, None]
+    found = bayes.diversity(bayes.mc_dropout(network, (x, x), n2g.Gaussian(0.1), num_samples=4), x)
+    torch.testing.assert_close(found.cosines, torch.ones(4, 4, dtype=torch.float64))
+    assert (found.distances + torch.eye(4) > 0).all()

@@ -289,6 +289,14 @@ def _check_alike(one: Linearized, other: Linearized) -> None:
             f"the networks are of unlike architectures: '{wrong[0]}' has shape {shapes.get(wrong[0])} in one "
             f"and {others.get(wrong[0])} in the other. Pass two networks of one architecture."
         )
+    pairs = zip(one.network.modules(), other.network.modules(), strict=False)
+    kinds = next(((a, b) for a, b in pairs if type(a) is not type(b)), None)
+    if kinds is not None:
+        raise NetworkError(
+            f"the networks are of unlike architectures: one has {type(kinds[0]).__name__} where the other "
+            f"has {type(kinds[1]).__name__}, and a curve has the modules of one. Pass two networks of one "
+            "architecture."
+        )
     for name, value in one.frozen.items():
         if name not in other.frozen or not torch.equal(value, other.frozen[name].to(value)):
             raise NetworkError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.likelihoods.responses import target_moments
-from net2gp.likelihoods.traits import has_gaussian_noise, is_classifier
+from net2gp.likelihoods.traits import has_gaussian_noise, has_one_class, is_classifier
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.members import Members
@@ -92,7 +92,10 @@ def diversity(
     means = _expected(outputs.double(), likelihood)
     distances = torch.cdist(means.flatten(1), means.flatten(1), compute_mode=_EXACT)
     distances = distances / means[0].numel() ** 0.5
-    disagreement = _disagreement(means) if is_classifier(likelihood) else None
+    disagreement = None
+    if is_classifier(likelihood):
+        several = not has_one_class(likelihood) and means.shape == outputs.shape
+        disagreement = _disagreement(means, several)
     return Diversity(distances, unit @ unit.mT, disagreement, *_scaled(distances))
 
 
@@ -105,8 +108,11 @@ def _groups(posterior: Posterior, x: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
     inner = getattr(process, "members", None)
     if isinstance(inner, Members):
         names = [name for name in inner.architecture.params if name in inner.values]
-        weights = torch.cat([inner.values[name].flatten(1) for name in names], 1)
-        yield inner(x).detach(), weights.detach()
+        own = inner.architecture
+        shared = own.flatten(own.params).expand(len(inner), -1)  # dropout moves no parameter
+        moved = [inner.values[name].flatten(1) for name in names]
+        weights = torch.cat(moved, 1) if moved else shared
+        yield process.values(x).detach(), weights.detach()
     elif inner is not None:
         for member in inner:
             yield from _groups(member, x)
@@ -131,9 +137,11 @@ def _expected(outputs: Tensor, likelihood: Likelihood | None) -> Tensor:
     return mean.reshape(*outputs.shape[:2], -1).detach()
 
 
-def _disagreement(means: Tensor) -> Tensor:
-    labels = means.argmax(-1) if means.shape[-1] > 1 else (means[..., 0] > 0.5).long()
-    return torch.stack([(labels != own).double().mean(1) for own in labels])
+def _disagreement(means: Tensor, several: bool) -> Tensor:
+    """The share of points with different classes, or, if each output is a label, with any different label."""
+    binary = several or means.shape[-1] == 1
+    labels = means > 0.5 if binary else means.argmax(-1, keepdim=True)
+    return torch.stack([(labels != own).any(-1).double().mean(1) for own in labels])
 
 
 def _scaled(distances: Tensor) -> tuple[Tensor, Tensor]:
