@@ -638,3 +638,15 @@ def test_a_network_that_only_runs_in_float32_keeps_a_file(tmp_path):
     options = {"num_draws": 4, "warmup": 4, "step_size": 1e-3, "checkpoint": tmp_path / "chain"}
     first, again = (sgld(network, (x, x[:, :1]), Gaussian(1.0), **options) for _ in range(2))
     assert torch.equal(first.mean(x), again.mean(x))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_step(name, tmp_path):
+    data = normal(12, 2), torch.arange(12) % 3
+    options = {"num_draws": 10**6, "num_chains": 1, "warmup": 40}
+    with pytest.raises(InputError, match="does not exist"):
+        METHODS[name](
+            perceptron(), data, Categorical(), checkpoint=tmp_path / "no" / "chain", **options
+        )
+    with pytest.raises(InputError, match="is a folder"):
+        METHODS[name](perceptron(), data, Categorical(), checkpoint=tmp_path, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 import torch
@@ -22,6 +23,7 @@ from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import ChainStuck, InputError, check_count
 from net2gp.inputs import gather
+from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
 from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
@@ -287,6 +289,7 @@ def run(setup: Setup, dynamics: Dynamics, walk: Walk) -> Posterior:
         limit = _limit(setup, walk)
         found = None
         if setup.checkpoint is not None:
+            Checkpoint(Path(setup.checkpoint)).check_writable()
             found = read_checkpoint(setup.checkpoint, key=setup.key, device=start.device)
         if found is not None:
             tensors, meta = found
