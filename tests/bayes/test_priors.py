@@ -518,3 +518,15 @@ def test_a_posterior_with_any_prior_can_be_saved(tmp_path):
         again = loaded.process.prior
         assert type(again) is type(prior)
         assert torch.equal(again.log_prob(linearized.params), prior.log_prob(linearized.params))
+
+
+@pytest.mark.parametrize("given", [None, "gaussian", n2g.Gaussian])
+@pytest.mark.parametrize(
+    "name",
+    ["map_estimate", "ensemble", "multi_swag", "mean_field", "mc_dropout", "nuts", "sgld"],
+)
+def test_what_is_no_likelihood_is_refused(name, given):
+    x = torch.ones(2, 1)
+    network = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)).eval()
+    with pytest.raises(InputError, match="likelihood must be"):
+        getattr(bayes, name)(network, (x, x), given)

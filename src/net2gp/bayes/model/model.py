@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior, as_prior
 from net2gp.errors import InputError, check_positive
-from net2gp.inputs import num_rows
+from net2gp.inputs import describe, num_rows
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
 from net2gp.types import Inputs, Likelihood, Params
@@ -76,10 +76,11 @@ class Model:
 
         Raises:
             InputError: If the prior does not cover the parameters, the temperature is not positive, or the
-                noise is open.
+                noise is open or the likelihood is none.
             NetworkError: If the network has dropout or batch statistics in training mode.
         """
         check_positive(temperature, "temperature", single=True)
+        check_likelihood(likelihood)
         if has_open_noise(likelihood):
             raise InputError(
                 "the variance of the noise is open, but a log density needs it. Pass "
@@ -148,3 +149,27 @@ class Model:
         share = 1.0 if self.num_data is None else self.num_data / num_rows(batch[0])
         total = self.log_prior(params) + share * self.log_likelihood(params, batch)
         return total / self.temperature
+
+
+def check_likelihood(likelihood: object) -> None:
+    """Raise unless this is a likelihood, and not its class.
+
+    Args:
+        likelihood: What a method was given.
+
+    Raises:
+        InputError: If it is anything else.
+
+    >>> check_likelihood(None)
+    Traceback (most recent call last):
+    net2gp.errors.InputError: likelihood must be e.g. Categorical() or Gaussian(0.1), but is None.
+    """
+    if isinstance(likelihood, type):
+        raise InputError(
+            "likelihood must be e.g. Categorical() or Gaussian(0.1), but is the class "
+            f"{likelihood.__name__}. Pass {likelihood.__name__}()."
+        )
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(
+            f"likelihood must be e.g. Categorical() or Gaussian(0.1), but is {describe(likelihood)}."
+        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.model.model import Model
+from net2gp.bayes.model.model import Model, check_likelihood
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.optimum.descent import Optimum
 from net2gp.bayes.optimum.objective import Objective
@@ -126,6 +126,7 @@ def prepare(
     settings = Training() if training is None else training
     only, output = choice
     architecture = linearize(copy.deepcopy(network).eval(), only=only, output=output)
+    check_likelihood(likelihood)
     closed = likelihood.with_noise(1.0) if has_open_noise(likelihood) else likelihood
     model = Model.of(architecture, closed, prior)
     x, y = gather(data, architecture.example)

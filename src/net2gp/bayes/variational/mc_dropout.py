@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from net2gp.bayes.model.model import check_likelihood
 from net2gp.bayes.variational.masks import draw_masks
 from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import gather, ordinary_tensors
@@ -83,6 +84,7 @@ def mc_dropout(
 
     Reference: Gal and Ghahramani, Dropout as a Bayesian approximation, ICML 2016.
     """
+    check_likelihood(likelihood)
     if has_open_noise(likelihood):
         raise InputError(
             "the variance of the noise is open, and dropout does not learn it. Pass "

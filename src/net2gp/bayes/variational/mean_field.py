@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from net2gp.bayes.model.model import Model
+from net2gp.bayes.model.model import Model, check_likelihood
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.variational.ascent import Fit, Settings, fit
 from net2gp.bayes.variational.bound import Passes
@@ -164,6 +164,7 @@ def mean_field(
     output = chosen.pop("output", None)
     settings = Settings(**chosen)  # type: ignore[arg-type]
     x, y = gather(data, example_of(network))
+    check_likelihood(likelihood)
     open_noise = has_open_noise(likelihood)
     start = likelihood.with_noise(1.0) if has_open_noise(likelihood) else likelihood
     model = Model.of(
