@@ -530,3 +530,32 @@ def test_what_is_no_likelihood_is_refused(name, given):
     network = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)).eval()
     with pytest.raises(InputError, match="likelihood must be"):
         getattr(bayes, name)(network, (x, x), given)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["map_estimate", "ensemble", "mean_field", "nuts", "hmc", "sgld", "sghmc", "microcanonical"],
+)
+def test_a_module_that_is_used_twice_keeps_its_parameters(name):
+    x, layer = torch.linspace(-1, 1, 6)[:, None], nn.Linear(3, 3)
+    network = nn.Sequential(nn.Linear(1, 3), layer, nn.Tanh(), layer, nn.Linear(3, 1)).eval()
+    before = {n: v.clone() for n, v in network.state_dict().items()}
+    options = {"map_estimate": {}, "ensemble": {}, "mean_field": {"num_steps": 2}}
+    chain = {"num_draws": 2, "warmup": 40, "num_chains": 2}
+    if name in ("map_estimate", "ensemble"):
+        options[name] = {"training": bayes.Training(num_steps=2)}
+    getattr(bayes, name)(network, (x, x), n2g.Gaussian(1.0), **options.get(name, chain))
+    assert isinstance(layer.weight, nn.Parameter)
+    assert len(list(network.parameters())) == 6
+    for n, value in network.state_dict().items():
+        assert torch.equal(value, before[n])
+
+
+def test_shared_modules_and_shared_parameters_take_one_new_value():
+    network = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    network[1].weight = network[0].weight
+    model = bayes.Model.of(network.append(network[0]), n2g.Gaussian(1.0))
+    x = torch.ones(1, 1)
+    assert float(model.outputs({"0.weight": 3 * x}, x)) == 27.0
+    assert isinstance(network[2].weight, nn.Parameter)
+    assert network[1].weight is network[0].weight

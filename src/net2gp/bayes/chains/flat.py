@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from net2gp.bayes.model.model import Batch, Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior
@@ -18,6 +18,7 @@ from net2gp.errors import Net2GPError
 from net2gp.inputs import gather, map_inputs, num_rows, tensors
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
+from net2gp.linalg.functional import functional_call
 from net2gp.linear.forward.evaluation import accepts, differentiable, evaluating
 from net2gp.linear.parameters import expand_prior
 from net2gp.types import Data, Inputs, Params

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from net2gp.bayes.model.stacked import StackedMLP
 from net2gp.inputs import map_inputs, tensors
+from net2gp.linalg.functional import functional_call
 from net2gp.linear.forward.evaluation import without_vmap_warnings
 from net2gp.linear.linearized import Linearized, Output
 from net2gp.types import Inputs, Params

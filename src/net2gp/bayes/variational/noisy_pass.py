@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from net2gp.inputs import rows, tensors
+from net2gp.linalg.functional import functional_call
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
 
@@ -196,7 +197,7 @@ def run(architecture: Linearized, params: Params, x: Inputs) -> Tensor:
     keywords = dict(x) if isinstance(x, Mapping) else {}
     arguments: tuple[Tensor, ...] = () if isinstance(x, Mapping) else tuple(tensors(x))
     values = {**architecture.frozen, **params}
-    out = torch.func.functional_call(architecture.network, values, arguments, keywords)
+    out = functional_call(architecture.network, values, arguments, keywords)
     out = architecture.output(out) if architecture.output is not None else out
     return out.reshape(out.shape[0], -1)
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import NetworkError
 from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, ordinary_tensors, tensors
 from net2gp.limits.sampling.draws import Draws
+from net2gp.linalg.functional import functional_call
 from net2gp.types import Inputs, Params
 
 BUDGET = 2**27

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp
+from torch.func import jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from net2gp.errors import Net2GPError, NetworkError
 from net2gp.inputs import describe
+from net2gp.linalg.functional import functional_call
 from net2gp.linear.forward.norms import PlainNorms
 from net2gp.types import Inputs, Params
 

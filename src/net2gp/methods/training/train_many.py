@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from net2gp.errors import InputError, NetworkError, check_count, check_finite, check_positive
 from net2gp.inputs import describe, gather, ordinary_tensors
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
+from net2gp.linalg.functional import functional_call
 from net2gp.linear import linearize
 from net2gp.linear.forward.evaluation import differentiable
 from net2gp.linear.forward.modes import check_layers, in_eval_mode
