@@ -17,6 +17,7 @@ from net2gp.likelihoods.laws import average
 from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.responses import law_moments
 from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.linear.forward.evaluation import evaluating
 from net2gp.posteriors.conditioning.process import evaluated, linearizations_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
@@ -345,7 +346,8 @@ def _check_same_function(first: Posterior, member: Posterior, index: int) -> Non
     few = rows(x, slice(0, 3))
     for one, other in zip(linearizations_of(first), linearizations_of(member), strict=False):
         values = {**other.frozen, **other.params}
-        mine, theirs = one.evaluate(values, few), other.evaluate(values, few)
+        with evaluating(one.network), evaluating(other.network):
+            mine, theirs = one.run(values, few), other.run(values, few)
         if not torch.allclose(mine, theirs, rtol=1e-3, equal_nan=True):
             raise InputError(
                 f"the networks are of unlike architectures: the network of posterior {index} computes "
