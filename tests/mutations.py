@@ -42,7 +42,7 @@ FAULTS = (
     Fault(
         "marginals are blocks of the joint law",
         "marginal covariances are a thousandth too large",
-        f"{POSTERIORS}/posterior.py",
+        f"{POSTERIORS}/predicting.py",
         "return gaussian_law(mean, blocks.to(mean.dtype))",
         "return gaussian_law(mean, 1.001 * blocks.to(mean.dtype))",
         "rbf or kron",
