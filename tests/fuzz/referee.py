@@ -8,9 +8,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import net2gp as n2g
 from fuzz.generator import Case, call, draws, reproducible
@@ -97,8 +100,22 @@ def truth(case: Case) -> Truth:
     return Truth(tuple(names), tuple(sizes), f, J, f_z, J_z, missed)
 
 
+class _AsDocumented(TorchFunctionMode):
+    """Cosines by the formula in torch's documentation, whose reverse mode misses the clamp at eps."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_cosine if func is F.cosine_similarity else func)(*args, **(kwargs or {}))
+
+
+def _cosine(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    lengths = [torch.linalg.vector_norm(x, dim=dim) for x in (x1, x2)]
+    clamped = [torch.where(length > eps, length, eps) for length in lengths]
+    return (x1 * x2).sum(dim) / (clamped[0] * clamped[1])
+
+
 def _value(case: Case, x: Inputs) -> Tensor:
-    out = call(case.network, map_inputs(x, lambda value: value.clone()))
+    with _AsDocumented():
+        out = call(case.network, map_inputs(x, lambda value: value.clone()))
     out = out if case.output is None else case.output(out)
     return out.reshape(num_rows(x), -1)
 

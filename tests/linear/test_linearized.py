@@ -56,6 +56,29 @@ def test_the_linearized_network_is_the_value_plus_the_jacobian_product(smooth) -
     torch.testing.assert_close(linearized.taylor(x, moved(linearized, 1.0)), expected)
 
 
+class Cosine(nn.Module):
+    """Cosines of the inputs with a vector that is shorter than eps, and so a linear function of it."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__()
+        self.center = nn.Parameter(length * torch.tensor([0.3, -0.5, 0.2], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.cosine_similarity(x, self.center.expand_as(x), eps=1e-8)[:, None]
+
+
+@pytest.mark.parametrize("length", [1e-9, 0.0])
+def test_a_cosine_with_a_short_vector_has_the_gradient_of_its_formula(length: float) -> None:
+    x, network = points(3), Cosine(length).eval()
+    linearized = linearize(network)
+    J = x / x.norm(dim=1, keepdim=True) / 1e-8
+    step, u = {"center": torch.tensor([0.7, 0.1, -0.4]).double()}, points(1)[: len(x)]
+    torch.testing.assert_close(linearized.jacobian(x).flatten(1), J)
+    torch.testing.assert_close(linearized.jvp(x, step)[:, 0], J @ step["center"])
+    torch.testing.assert_close(linearized.vjp(x, u)["center"], J.T @ u[:, 0])
+    torch.testing.assert_close(linearized.kernel()(x), J @ J.T)
+
+
 def test_a_network_that_is_linear_in_its_parameters_has_no_error() -> None:
     linearized = linearize(nn.Linear(3, 2).double().eval())
     params, x = moved(linearized, 5.0), points(3)
