@@ -1,15 +1,15 @@
-"""The methods of `fidelity_cifar.py`: what happens in an epoch, and which predictions come of it.
+"""The methods of `fidelity_cifar.py`: how K networks are trained or sampled, and what they predict.
 
-The energy is U(θ) = Σ_n −log p(y_n | θ) + ‖θ‖²/2v with the prior N(0, v = 1/5) of the reference. Each run
-advances K networks at once. A run is a dict of tensors and an epoch, which is all that has to be kept for it
-to go on later: random numbers are seeded by the run and the epoch.
+The prior of the reference is N(0, 1/5) for every parameter. Chains are net2gp's own dynamics (SGLD, SGHMC,
+microcanonical) with their gradients from the CUDA graph of `Copies`; step sizes are given as SGD's learning
+rate for the mean loss, which is N times the learning rate for the energy.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,9 +17,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import net2gp as n2g
-from cifar_networks import Copies
+from cifar_networks import Copies, ResNet20
+from net2gp.bayes.chains.langevin.isokinetic import Integrator, Particle, refresh
+from net2gp.bayes.chains.langevin.sghmc import SGHMC
+from net2gp.bayes.chains.langevin.sgld import SGLD
+from net2gp.bayes.chains.langevin.stochastic import Tuned
+from net2gp.bayes.chains.langevin.targets import Target
+from net2gp.bayes.chains.langevin.walks import Plan as Steps
+from net2gp.bayes.chains.langevin.walks import Setup, Walk
 
 PRIOR_VAR = 0.2
+NUM_DRAWS, NUM_PASSES, RANK = 10, 30, 10
 
 
 @dataclass(frozen=True)
@@ -27,13 +35,14 @@ class Plan:
     """What a method does.
 
     Args:
-        kind: The name of a function of EPOCHS.
+        kind: The name of a function of KINDS.
         epochs: How many epochs each network is trained.
-        rate: The step size for gradients of the mean loss; N times the step size for U.
-        momentum: Its decay in a step.
-        burn_in: Epochs before networks are collected.
+        rate: The largest learning rate for the mean loss.
+        momentum: The share of the momentum that stays after a step.
+        last: The learning rate of a chain after burn-in.
+        burn_in: Epochs before a chain's networks are collected.
         every: Epochs between two networks that are collected.
-        cycle: Epochs of a cycle of the step size; 0 for one that stays what it is after `burn_in`.
+        cycle: Epochs of a cycle of the learning rate; 0 for a chain without cycles.
         begin: "fresh" (as networks are initialized) or "sgd" (the trained networks of that method).
         options: Numbers that only one kind has.
     """
@@ -42,6 +51,7 @@ class Plan:
     epochs: int
     rate: float
     momentum: float = 0.9
+    last: float = 0.0
     burn_in: int = 0
     every: int = 1
     cycle: int = 0
@@ -49,38 +59,44 @@ class Plan:
     options: dict[str, float] = field(default_factory=dict)
 
 
+TRAINED = {"decay": 10.0}
+"""Weight decay as the paper found best, instead of 1/v = 5."""
+
 PLANS = {
-    # weight decay 10 instead of 1/v = 5 is what was best in the reference's paper
-    "sgd": Plan("descent", 30, 0.1, options={"decay": 10.0, "swag_epochs": 6, "swag_rate": 0.02}),
-    "sghmc": Plan("langevin", 150, 0.1, burn_in=75, every=3),
-    "cyclical": Plan("langevin", 150, 0.2, burn_in=50, every=25, cycle=25),
-    "sgld": Plan("langevin", 150, 0.2, momentum=0.0, burn_in=75, every=3),
-    "warm sghmc": Plan("langevin", 60, 0.1, burn_in=20, every=2, begin="sgd"),
+    "sgd": Plan("descent", 25, 0.4, options=TRAINED | {"swag_epochs": 5, "swag_rate": 0.04}),
+    "cyclical": Plan("langevin", 50, 0.4, burn_in=22, cycle=25),
+    "warm sghmc": Plan("langevin", 15, 0.003, last=0.003, burn_in=3, begin="sgd"),
     "microcanonical": Plan(
-        "microcanonical", 60, 0.1, burn_in=20, every=2, begin="sgd", options={"length": 30.0}
+        "microcanonical", 15, 0.003, last=0.003, burn_in=3, begin="sgd", options={"length": 30.0}
     ),
-    "mean field": Plan("mean_field", 40, 1e-3, begin="sgd", options={"stddev": 0.01}),
-    "dropout": Plan("descent", 40, 0.1, options={"decay": 10.0, "dropout": 0.1}),
+    "dropout": Plan("descent", 25, 0.4, options=TRAINED | {"dropout": 0.1}),
+    "mean field": Plan("mean_field", 20, 1e-3, begin="sgd", options={"stddev": 0.01}),
+    "sghmc": Plan("langevin", 50, 0.1, last=0.003, burn_in=25),
+    "sgld": Plan("langevin", 50, 1.0, momentum=0.0, last=0.03, burn_in=25),
 }
 
-Run = dict[str, Tensor]
-LAST = 0.3
-"""The step size of chains after burn-in, beside the largest one."""
 
-NUM_DRAWS, NUM_PASSES, RANK = 10, 30, 10
+def run(
+    plan: Plan, copies: Copies, images: Tensor, seed: int, trained: Tensor | None
+) -> dict[str, Tensor]:
+    """Train or sample all copies: the class probabilities that each gives, (K, N, 10), by name."""
+    torch.manual_seed(seed)
+    copies.start([seed + number for number in range(len(copies))])
+    if plan.begin == "sgd":
+        assert trained is not None
+        copies.values.copy_(trained[: len(copies)].to(copies.values))
+    return KINDS[plan.kind](plan, copies, images, seed)
 
 
-def seeded(name: str, epoch: int) -> None:
-    """Random numbers of an epoch, the same however often the run was interrupted."""
-    torch.manual_seed(zlib.crc32(f"{name} {epoch}".encode()))
+def seed_of(name: str, group: int) -> int:
+    """A seed for each group of a method."""
+    return 1000 * group + zlib.crc32(name.encode()) % 100_000
 
 
-def batches(copies: Copies) -> list[Tensor]:
-    """Numbers of points for every step of an epoch, (K, batch), each copy in an order of its own."""
-    size = len(copies.labels)
-    orders = torch.stack([torch.randperm(size, device=copies.device) for _ in range(len(copies))])
-    steps = size // copies.batch
-    return list(orders[:, : steps * copies.batch].reshape(len(copies), steps, -1).unbind(1))
+def check(copies: Copies, epoch: int) -> None:
+    """Stop a run that cannot recover."""
+    if not bool(copies.losses.isfinite().all()):
+        raise FloatingPointError(f"diverged in epoch {epoch}")
 
 
 def cosine(rate: float, done: float) -> float:
@@ -93,13 +109,94 @@ def warm(epoch: float) -> float:
     return min(1.0, (epoch + 0.02) / 2)
 
 
-def rate_at(plan: Plan, epoch: float) -> float:
-    """The step size of chains: cycles, or a cosine down to LAST at the end of burn-in."""
-    if plan.cycle:
-        rate = max(cosine(plan.rate, epoch % plan.cycle / plan.cycle), 0.02 * plan.rate)
-        return warm(epoch) * rate
-    low = LAST * plan.rate
-    return low + cosine(plan.rate - low, epoch / plan.burn_in) * warm(epoch)
+def batches(copies: Copies) -> Iterator[tuple[float, Tensor]]:
+    """Every step of an epoch: how much of it is over, and numbers of points, (K, batch)."""
+    size, steps = len(copies.labels), len(copies.labels) // copies.batch
+    orders = torch.stack([torch.randperm(size, device=copies.device) for _ in range(len(copies))])
+    for step in range(steps):
+        yield step / steps, orders[:, step * copies.batch : (step + 1) * copies.batch]
+
+
+def descent(plan: Plan, copies: Copies, images: Tensor, seed: int) -> dict[str, Tensor]:
+    """Gradient descent with momentum; in some epochs more, moments of the iterates are collected for SWAG."""
+    decay = plan.options["decay"] / len(copies.labels)
+    optimizer = torch.optim.SGD([copies.values], plan.rate, plan.momentum, weight_decay=decay)
+    copies.values.grad = copies.gradients
+    wandering = int(plan.options.get("swag_epochs", 0))
+    swags = [n2g.training.Swag(RANK) for _ in range(len(copies))]
+    found = {}
+    for epoch in range(plan.epochs + wandering):
+        if epoch == plan.epochs:
+            found = at_optimum(copies, images)
+        for part, chosen in batches(copies):
+            rate = cosine(plan.rate, (epoch + part) / plan.epochs) * warm(epoch + part)
+            late = epoch >= plan.epochs
+            optimizer.param_groups[0]["lr"] = plan.options["swag_rate"] if late else rate
+            copies.gradient(chosen)
+            optimizer.step()
+        check(copies, epoch)
+        if epoch >= plan.epochs:
+            swags = [swag.collect(copies.module(i)) for i, swag in enumerate(swags)]
+    copies.values.grad = None
+    if "dropout" in plan.options:
+        passes = [all_probs(copies, images) for _ in range(NUM_PASSES)]
+        return {"": torch.stack(passes).mean(0)}
+    if not found:
+        return at_optimum(copies, images)
+    generator = torch.Generator(copies.device).manual_seed(seed)
+    means = [torch.cat([v.reshape(-1) for v in swag.mean.values()]) for swag in swags]
+    moves = [swag.covariance().draw(NUM_DRAWS, generator) for swag in swags]
+    draws = [
+        [mean + move[:, s] for mean, move in zip(means, moves, strict=True)]
+        for s in range(NUM_DRAWS)
+    ]
+    return found | {"swag": averaged(copies, images, [torch.stack(values) for values in draws])}
+
+
+def at_optimum(copies: Copies, images: Tensor) -> dict[str, Tensor]:
+    """Predictions of trained networks, of Laplace posteriors of their last layers, and the networks."""
+    found = {"": all_probs(copies, images), "networks": copies.values.clone()}
+    return found | {"laplace": last_layers(copies, images)}
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded(Target):
+    """net2gp's target of chains, with the gradients of the likelihood from `copies`."""
+
+    copies: Copies | None = None
+
+    def gradient(self, position: Tensor, index: Tensor | None = None) -> Tensor:
+        return self.both(position, index)[1]
+
+    def both(self, position: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        copies = self.copies
+        assert copies is not None
+        assert index is not None
+        if position is not copies.values:
+            copies.values.copy_(position)
+        value, slope = self._prior(position)
+        slope = slope.sub_(copies.gradient(index), alpha=self.num_data)
+        return value - self.num_data * copies.losses, slope
+
+
+@dataclass(frozen=True)
+class Schedule(Steps):
+    """The learning rate of each step of a chain, beside the largest one."""
+
+    plan: Plan = field(default_factory=lambda: PLANS["sghmc"])
+    steps: int = 1
+    """Steps of an epoch."""
+
+    def scale(self, step: int) -> float:
+        epoch, plan = step / self.steps, self.plan
+        if plan.cycle:
+            return warm(epoch) * max(cosine(1.0, epoch % plan.cycle / plan.cycle), 1e-6)
+        low = plan.last / plan.rate
+        return low + cosine(1 - low, epoch / max(1, plan.burn_in)) * warm(epoch)
+
+    def quiet(self, step: int) -> bool:
+        """The first part of a cycle looks for a mode without noise."""
+        return bool(self.plan.cycle) and step / self.steps % self.plan.cycle < 0.8 * self.plan.cycle
 
 
 def scales(copies: Copies) -> Tensor:
@@ -111,135 +208,125 @@ def scales(copies: Copies) -> Tensor:
     parts = []
     for shape in copies.shapes.values():
         fan_in = shape[1:].numel() if len(shape) == 4 else 0
-        ratio = max(1.0, PRIOR_VAR * fan_in / 2) if fan_in else 1.0
-        parts.append(torch.full((shape.numel(),), ratio, device=copies.device))
-    return torch.cat(parts)
+        parts.append(torch.full((shape.numel(),), max(1.0, PRIOR_VAR * fan_in / 2)))
+    return torch.cat(parts).to(copies.device)
 
 
-def lengthened(values: Tensor, copies: Copies) -> Tensor:
-    """The same functions with convolutions, weights and biases alike, as long as under the prior."""
-    found = values.clone()
-    for row in found:
+def lengthen(copies: Copies) -> None:
+    """Make convolutions, weights and biases alike, as long as under the prior; functions stay the same."""
+    for row in copies.values:
         parts = copies.split(row)
         for name, weight in parts.items():
             if name.endswith("conv.weight"):
                 factor = math.sqrt(PRIOR_VAR) / weight.square().mean().sqrt()
                 weight.mul_(factor)
                 parts[name.replace("weight", "bias")].mul_(factor)
-    return found
 
 
-def begin(plan: Plan, copies: Copies, name: str, group: int, trained: Tensor | None) -> Run:
-    """The state before the first epoch; `trained` are the networks of "sgd"."""
-    copies.start([1000 * group + i + zlib.crc32(name.encode()) % 997 for i in range(len(copies))])
-    values = copies.values.clone()
-    if plan.begin == "sgd" and trained is not None:
-        values = trained[: len(copies)].to(values)
-    if plan.kind in ("langevin", "microcanonical"):
-        values = lengthened(values, copies)
-    run = {"values": values, "velocity": torch.zeros_like(values)}
-    run["probs"], run["count"] = torch.zeros(0), torch.zeros(())
-    if plan.kind == "microcanonical":
-        seeded(name, -1)
-        run["velocity"] = F.normalize(torch.randn_like(values), dim=1)
-    if plan.kind == "mean_field":
-        stddev = plan.options["stddev"]
-        run["rho"] = torch.full_like(values, math.log(math.expm1(stddev)))
-        for key in ("m1", "m2", "r1", "r2"):
-            run[key] = torch.zeros_like(values)
-    return run
+def chains(plan: Plan, copies: Copies, seed: int) -> tuple[Setup, Walk]:
+    """Chains of net2gp at the present values of the copies, which their steps change in place."""
+    model = n2g.bayes.Model.of(
+        ResNet20().to(copies.device).eval(), n2g.Categorical(), prior=PRIOR_VAR
+    )
+    target = Recorded(model, (copies.images, copies.labels), vectorized=False, copies=copies)
+    steps = len(copies.labels) // copies.batch
+    schedule = Schedule(num_draws=1, warmup=0, thin=1, plan=plan, steps=steps)
+    setup = Setup(plan.kind, target, copies.values, schedule, seed)
+    walk = setup.walk(copies.batch)
+    walk.state["position"] = copies.values
+    return setup, walk
 
 
-def descent(plan: Plan, copies: Copies, run: Run, epoch: int) -> None:
-    """Gradient descent with momentum; in the last epochs moments of the iterates are collected for SWAG."""
-    values, velocity, size = copies.values, run["velocity"], len(copies.labels)
-    swag, total = int(plan.options.get("swag_epochs", 0)), plan.epochs
-    orders = batches(copies)
-    for step, chosen in enumerate(orders):
-        now = epoch + step / len(orders)
-        rate = cosine(plan.rate, now / total) if epoch < total else plan.options["swag_rate"]
-        rate *= warm(now)
-        gradient = copies.gradient(chosen).add(values, alpha=plan.options["decay"] / size)
-        velocity.mul_(plan.momentum).add_(gradient)
-        values.add_(velocity, alpha=-rate)
-    if epoch >= total:
-        first = epoch == total
-        count = epoch - total
-        mean = values.clone() if first else run["mean"].mul_(count).add_(values).div_(count + 1)
-        squares = values.square()
-        run["squares"] = (
-            squares if first else run["squares"].mul_(count).add_(squares).div_(count + 1)
-        )
-        deviation = (values - mean)[None]
-        old = torch.zeros(0, *values.shape).to(values) if first else run["deviations"]
-        run["mean"], run["deviations"] = mean, torch.cat([old, deviation])[-min(swag, RANK) :]
+class Average:
+    """The predictions of a chain, averaged over the epochs that the plan collects."""
+
+    def __init__(self, plan: Plan, copies: Copies, images: Tensor) -> None:
+        self.plan, self.copies, self.images = plan, copies, images
+        self.total, self.count = torch.zeros(()), 0
+
+    def see(self, epoch: int) -> None:
+        check(self.copies, epoch)
+        late = (epoch % self.plan.cycle if self.plan.cycle else epoch) + 1 - self.plan.burn_in
+        if late > 0 and late % self.plan.every == 0:
+            self.total, self.count = (
+                self.total + all_probs(self.copies, self.images),
+                self.count + 1,
+            )
+
+    def result(self) -> dict[str, Tensor]:
+        return {"": self.total / self.count}
 
 
-def langevin(plan: Plan, copies: Copies, run: Run, epoch: int) -> None:
-    """Langevin dynamics with friction at temperature 1 (SGHMC); SGLD without momentum."""
-    values, velocity, size = copies.values, run["velocity"], len(copies.labels)
-    scale, orders = scales(copies), batches(copies)
-    kept, temperature = plan.momentum, plan.options.get("temperature", 1.0)
-    for step, chosen in enumerate(orders):
-        rate = rate_at(plan, epoch + step / len(orders)) / size
-        slope = copies.gradient(chosen).mul(size).add_(values, alpha=1 / PRIOR_VAR)
-        noise = torch.randn_like(values).mul_(scale.sqrt())
-        velocity.mul_(kept).addcmul_(slope, scale, value=-rate)
-        velocity.add_(noise, alpha=math.sqrt(2 * (1 - kept) * rate * temperature))
-        values.add_(velocity)
+def langevin(plan: Plan, copies: Copies, images: Tensor, seed: int) -> dict[str, Tensor]:
+    """SGHMC, or SGLD without momentum, at temperature 1."""
+    if not plan.cycle:
+        lengthen(copies)
+    setup, walk = chains(plan, copies, seed)
+    rate, one = plan.rate / len(copies.labels), copies.values.new_ones(len(copies), 1)
+    learned = Tuned(setup, False, False)
+    dynamics: SGHMC | SGLD = SGLD(setup, 2 * rate * one, learned)
+    if plan.momentum:
+        dynamics = SGHMC(setup, rate**0.5 * one, learned, plan.momentum)
+    dynamics.begin(walk)
+    if plan.momentum:
+        walk.state["momentum"].zero_()
+    if not plan.cycle:
+        walk.state["scale"] = scales(copies)
+    average, steps = Average(plan, copies, images), len(copies.labels) // copies.batch
+    for epoch in range(plan.epochs):
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            dynamics.step(walk, step)
+        average.see(epoch)
+    return average.result()
 
 
-def microcanonical(plan: Plan, copies: Copies, run: Run, epoch: int) -> None:
-    """Microcanonical Langevin dynamics (Robnik et al., 2023) in scaled coordinates, with noisy gradients.
+def microcanonical(plan: Plan, copies: Copies, images: Tensor, seed: int) -> dict[str, Tensor]:
+    """Microcanonical Langevin dynamics on minibatches, with steps as long as those of SGHMC."""
+    lengthen(copies)
+    setup, walk = chains(plan, copies, seed)
+    density = lambda position: setup.target.both(position, walk.batches.draw())
+    integrator, scale = (
+        Integrator(density, "leapfrog"),
+        scales(copies).sqrt().expand_as(copies.values),
+    )
+    position = copies.values.clone()
+    walk.state["position"] = position
+    particle = Particle(position, F.normalize(walk.noise(), dim=1), *density(position))
+    average, steps = Average(plan, copies, images), len(copies.labels) // copies.batch
+    dimensions, one = position.shape[1], position.new_ones(len(copies), 1)
+    for epoch in range(plan.epochs):
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            rate = plan.rate * setup.plan.scale(step) / len(copies.labels)
+            size = math.sqrt(rate * dimensions) * one
+            particle, _ = integrator(particle, size, scale)
+            turned = refresh(particle.direction, size, plan.options["length"] * size, walk.noise())
+            particle = particle._replace(direction=turned)
+        average.see(epoch)
+    return average.result()
 
-    A velocity u of length 1 turns away from the gradient, and a little at random. One step moves all P
-    numbers as far as a step of `langevin` at equilibrium, √(P·rate/N).
-    """
-    values, direction, size = copies.values, run["velocity"], len(copies.labels)
-    scale, orders, dimensions = scales(copies).sqrt(), batches(copies), copies.values.shape[1]
-    for step, chosen in enumerate(orders):
-        length = math.sqrt(rate_at(plan, epoch + step / len(orders)) / size * dimensions)
-        slope = copies.gradient(chosen).mul(size).add_(values, alpha=1 / PRIOR_VAR).mul_(scale)
-        norm = slope.norm(dim=1, keepdim=True)
-        along, angle = -slope / norm, length * norm / (dimensions - 1)
-        # cosh and sinh over eᵃ, so that large angles do not overflow
-        tail = torch.exp(-2 * angle)
-        cosine_part = (direction * along).sum(1, keepdim=True)
-        turned = direction * 2 * torch.exp(-angle)
-        turned = turned + along * ((1 - tail) + cosine_part * (1 + tail - 2 * torch.exp(-angle)))
-        turned = F.normalize(turned, dim=1)
-        share = math.sqrt(math.expm1(2 / plan.options["length"]) / dimensions)
-        direction.copy_(F.normalize(turned + share * torch.randn_like(turned), dim=1))
-        values.addcmul_(direction, scale.expand_as(direction), value=length)
 
-
-def mean_field(plan: Plan, copies: Copies, run: Run, epoch: int) -> None:
+def mean_field(plan: Plan, copies: Copies, images: Tensor, seed: int) -> dict[str, Tensor]:
     """Bayes by backprop: Adam on means and on ρ, σ = log(1 + e^ρ), with one draw for each batch."""
-    mean, rho, size = run["values"], run["rho"], len(copies.labels)
-    orders = batches(copies)
-    for step, chosen in enumerate(orders):
-        rate = cosine(plan.rate, (epoch + step / len(orders)) / plan.epochs)
-        stddev, noise = F.softplus(rho), torch.randn_like(mean)
-        copies.values.copy_(mean + stddev * noise)
-        slope = copies.gradient(chosen)
-        to_mean = slope + mean / (PRIOR_VAR * size)
-        to_stddev = slope * noise + (stddev / PRIOR_VAR - 1 / stddev) / size
-        number = epoch * len(orders) + step + 1
-        adam(mean, to_mean, run["m1"], run["m2"], rate, number)
-        adam(rho, to_stddev * torch.sigmoid(rho), run["r1"], run["r2"], rate, number)
+    mean, size = copies.values.clone(), len(copies.labels)
+    rho = torch.full_like(mean, math.log(math.expm1(plan.options["stddev"])))
+    optimizer = torch.optim.Adam([mean, rho])
+    for epoch in range(plan.epochs):
+        for part, chosen in batches(copies):
+            optimizer.param_groups[0]["lr"] = cosine(plan.rate, (epoch + part) / plan.epochs)
+            stddev, noise = F.softplus(rho), torch.randn_like(mean)
+            copies.values.copy_(mean + stddev * noise)
+            slope = copies.gradient(chosen)
+            mean.grad = slope + mean / (PRIOR_VAR * size)
+            to_stddev = slope * noise + (stddev / PRIOR_VAR - 1 / stddev) / size
+            rho.grad = to_stddev * torch.sigmoid(rho)
+            optimizer.step()
+        check(copies, epoch)
+    stddev = F.softplus(rho)
+    draws = [mean + stddev * torch.randn_like(mean) for _ in range(NUM_DRAWS)]
+    return {"": averaged(copies, images, draws)}
 
 
-def adam(
-    value: Tensor, slope: Tensor, first: Tensor, second: Tensor, rate: float, number: int
-) -> None:
-    """One step of Adam, in place."""
-    first.lerp_(slope, 0.1)
-    second.mul_(0.999).addcmul_(slope, slope, value=0.001)
-    root = (second / (1 - 0.999**number)).sqrt_().add_(1e-8)
-    value.addcdiv_(first, root, value=-rate / (1 - 0.9**number))
-
-
-EPOCHS: dict[str, Callable[[Plan, Copies, Run, int], None]] = {
+KINDS: dict[str, Callable[[Plan, Copies, Tensor, int], dict[str, Tensor]]] = {
     "descent": descent,
     "langevin": langevin,
     "microcanonical": microcanonical,
@@ -247,59 +334,18 @@ EPOCHS: dict[str, Callable[[Plan, Copies, Run, int], None]] = {
 }
 
 
-def length_of(plan: Plan) -> int:
-    """Epochs of a run, with those in which SWAG collects."""
-    return plan.epochs + int(plan.options.get("swag_epochs", 0))
+def all_probs(copies: Copies, images: Tensor) -> Tensor:
+    """What each copy predicts: (K, N, 10)."""
+    return torch.stack([copies.probs(i, images) for i in range(len(copies))]).cpu()
 
 
-def collect(plan: Plan, copies: Copies, run: Run, epoch: int, images: Tensor) -> None:
-    """Add the present networks of a chain to its averages, where the plan says so."""
-    after = epoch + 1 - plan.burn_in
-    if plan.kind not in ("langevin", "microcanonical") or after <= 0 or after % plan.every:
-        return
-    found = torch.stack([copies.probs(i, images) for i in range(len(copies))]).cpu()
-    run["probs"] = found if not len(run["probs"]) else run["probs"] + found
-    run["count"] = run["count"] + 1
-
-
-def predictions(plan: Plan, copies: Copies, run: Run, images: Tensor) -> dict[str, Tensor]:
-    """Class probabilities (K, N, 10) that each network gives, by the name of the prediction."""
-    if plan.kind in ("langevin", "microcanonical"):
-        return {"": run["probs"] / run["count"]}
-    if plan.kind == "mean_field":
-        return {"": averaged(copies, images, run["values"], F.softplus(run["rho"]))}
-    if "dropout" in plan.options:
-        return {"": averaged(copies, images, run["values"], None, NUM_PASSES)}
-    copies.values.copy_(run["trained"])
-    single = torch.stack([copies.probs(i, images) for i in range(len(copies))]).cpu()
-    found = {"": single, "laplace": last_layers(copies, images)}
-    variance = (run["squares"] - run["mean"].square()).clamp(min=1e-30)
-    found["swag"] = averaged(copies, images, run["mean"], variance.sqrt(), low=run["deviations"])
-    return found
-
-
-def averaged(
-    copies: Copies,
-    images: Tensor,
-    mean: Tensor,
-    stddev: Tensor | None,
-    num_draws: int = NUM_DRAWS,
-    low: Tensor | None = None,
-) -> Tensor:
-    """Probabilities averaged over networks around `mean`; with `low`, half of the variance has low rank."""
-    seeded("draws", 0)
-    total = 0.0
-    for _ in range(num_draws):
-        values = mean.clone()
-        if stddev is not None:
-            share = 0.5**0.5 if low is not None else 1.0
-            values += share * stddev * torch.randn_like(mean)
-        if low is not None:
-            weights = torch.randn(len(low), len(mean), 1, device=mean.device)
-            values += (weights * low).sum(0) / math.sqrt(2 * max(1, len(low) - 1))
+def averaged(copies: Copies, images: Tensor, draws: Sequence[Tensor]) -> Tensor:
+    """Predictions averaged over draws of all copies, each (K, P)."""
+    total = torch.zeros(())
+    for values in draws:
         copies.values.copy_(values)
-        total = total + torch.stack([copies.probs(i, images) for i in range(len(copies))]).cpu()
-    return total / num_draws  # type: ignore[operator, return-value]
+        total = total + all_probs(copies, images)
+    return total / len(draws)
 
 
 @torch.no_grad()

@@ -4,15 +4,18 @@ The network is the ResNet-20 of Izmailov et al. (2021, "What are Bayesian neural
 like?"): filter response normalization with a learned threshold (Singh & Krishnan, 2020), swish, convolutions
 with biases and "same" padding, 1×1 convolutions in shortcuts, no augmentation. The parameters of K copies are
 rows of one matrix, so that optimizers and samplers are a few operations on (K, P) numbers. On a GPU the
-gradients of all copies are one CUDA graph with a stream for each copy.
+normalizations with what follows them are compiled into one kernel each, and the gradients of all copies are
+one CUDA graph with a stream for each copy.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -22,19 +25,21 @@ WARM_UP = 3
 """Runs before a CUDA graph is recorded: libraries choose their algorithms in these."""
 
 
-class FilterResponse(nn.Module):
-    """max(γ x / √(mean of x² over the image + ε) + β, τ), for each channel."""
+def response(x: Tensor, gamma: Tensor, beta: Tensor, tau: Tensor) -> Tensor:
+    """max(γ x / √(mean of x² over the image + ε) + β, τ), for each channel, in float32."""
+    wide = x.float()
+    scale = gamma * torch.rsqrt(wide.square().mean((2, 3), keepdim=True) + 1e-6)
+    return torch.maximum(wide * scale + beta, tau).to(x.dtype)
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(channels, 1, 1))
-        self.beta = nn.Parameter(torch.zeros(channels, 1, 1))
-        self.tau = nn.Parameter(torch.zeros(channels, 1, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        squares = x.float().square().mean((2, 3), keepdim=True)
-        scale = self.gamma * torch.rsqrt(squares + 1e-6)
-        return torch.maximum(x * scale.to(x.dtype) + self.beta.to(x.dtype), self.tau.to(x.dtype))
+def activated(x: Tensor, gamma: Tensor, beta: Tensor, tau: Tensor) -> Tensor:
+    """The response through a swish."""
+    return F.silu(response(x, gamma, beta, tau))
+
+
+def joined(x: Tensor, gamma: Tensor, beta: Tensor, tau: Tensor, shortcut: Tensor) -> Tensor:
+    """The response and a shortcut through a swish."""
+    return F.silu(response(x, gamma, beta, tau) + shortcut)
 
 
 class Convolution(nn.Module):
@@ -42,16 +47,18 @@ class Convolution(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(
-            inputs, outputs, size, stride, padding=size // 2 if stride == 1 else 0
-        )
+        padding = size // 2 if stride == 1 else 0
+        self.conv = nn.Conv2d(inputs, outputs, size, stride, padding=padding)
         nn.init.kaiming_normal_(self.conv.weight)
         nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
-        self.norm = FilterResponse(outputs)
+        self.gamma = nn.Parameter(torch.ones(outputs, 1, 1))
+        self.beta = nn.Parameter(torch.zeros(outputs, 1, 1))
+        self.tau = nn.Parameter(torch.zeros(outputs, 1, 1))
         self.pad = size == 3 and stride == 2
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(F.pad(x, (0, 1, 0, 1)) if self.pad else x))
+    def forward(self, x: Tensor, then: Callable[..., Tensor], *more: Tensor) -> Tensor:
+        out = self.conv(F.pad(x, (0, 1, 0, 1)) if self.pad else x)
+        return then(out, self.gamma, self.beta, self.tau, *more)
 
 
 class Block(nn.Module):
@@ -61,14 +68,28 @@ class Block(nn.Module):
         super().__init__()
         self.first = Convolution(inputs, outputs, 3, stride)
         self.second = Convolution(outputs, outputs, 3, 1)
-        self.shortcut = Convolution(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
+        self.shortcut = Convolution(inputs, outputs, 1, stride) if stride > 1 else None
         self.dropout = dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.silu(self.first(x))
+    def forward(self, x: Tensor, functions: Functions) -> Tensor:
+        hidden = self.first(x, functions.activated)
         if self.dropout:
             hidden = F.dropout(hidden, self.dropout)
-        return F.silu(self.shortcut(x) + self.second(hidden))
+        shortcut = x if self.shortcut is None else self.shortcut(x, functions.response)
+        return self.second(hidden, functions.joined, shortcut)
+
+
+class Functions(NamedTuple):
+    """What follows convolutions, plain or compiled."""
+
+    response: Callable[..., Tensor] = response
+    activated: Callable[..., Tensor] = activated
+    joined: Callable[..., Tensor] = joined
+
+    @staticmethod
+    def compiled() -> Functions:
+        """The same in one kernel each."""
+        return Functions(*(torch.compile(function, dynamic=False) for function in Functions()))
 
 
 class ResNet20(nn.Module):
@@ -85,14 +106,18 @@ class ResNet20(nn.Module):
                 blocks.append(Block(width, outputs, stride, dropout))
                 width = outputs
         self.start = Convolution(3, 16, 3, 1)
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = nn.ModuleList(blocks)
+        self.functions = Functions()
         self.head = nn.Linear(width, NUM_CLASSES)
         nn.init.kaiming_normal_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def features(self, x: Tensor) -> Tensor:
         """What the last layer sees: (N, 64)."""
-        return self.blocks(F.silu(self.start(x))).mean((2, 3))
+        x = self.start(x, self.functions.activated)
+        for block in self.blocks:
+            x = block(x, self.functions)
+        return x.mean((2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
@@ -130,7 +155,6 @@ class Copies:
         self.chosen = torch.zeros(count, batch, dtype=torch.long, device=self.device)
         self._values = [self.split(row) for row in self.values]
         self._gradients = [list(self.split(row).values()) for row in self.gradients]
-        self._run: Callable[[dict[str, Tensor], Tensor], Tensor] = self._plain
         self._graph: torch.cuda.CUDAGraph | None = None
         self.how = "plain"
         if fast and self.device.type == "cuda":
@@ -172,7 +196,7 @@ class Copies:
     def probs(self, index: int, images: Tensor, size: int = 2000) -> Tensor:
         """Class probabilities of one copy: (N, 10) in float32."""
         params = {n: v.clone() for n, v in self._values[index].items()}
-        parts = [self._plain(params, part).float().softmax(-1) for part in images.split(size)]
+        parts = [self._outputs(params, part).float().softmax(-1) for part in images.split(size)]
         return torch.cat(parts)
 
     def split(self, row: Tensor) -> dict[str, Tensor]:
@@ -180,7 +204,7 @@ class Copies:
         parts = row.split([shape.numel() for shape in self.shapes.values()])
         return {n: p.view(s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
 
-    def _plain(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _outputs(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         cuda = self.device.type == "cuda"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=cuda):
             return functional_call(self.network, params, (x,))
@@ -189,7 +213,7 @@ class Copies:
         rows = self.chosen[index]
         x = self.images[rows].contiguous(memory_format=torch.channels_last)
         leaves = {n: v.detach().requires_grad_() for n, v in self._values[index].items()}
-        loss = F.cross_entropy(self._run(leaves, x).float(), self.labels[rows])
+        loss = F.cross_entropy(self._outputs(leaves, x).float(), self.labels[rows])
         found = torch.autograd.grad(loss, list(leaves.values()))
         torch._foreach_copy_(self._gradients[index], list(found))
         self.losses[index].copy_(loss.detach())
@@ -201,13 +225,18 @@ class Copies:
     def _speed_up(self) -> None:
         """Compile and record; what fails here is left out with a warning, since it only saves time."""
         torch.set_float32_matmul_precision("high")
+        settings = torch._inductor.config.triton
+        if hasattr(
+            settings, "mix_order_reduction"
+        ):  # it fails for sums over images and over batches
+            settings.mix_order_reduction = False
         try:
-            self._run = torch.compile(self._plain, dynamic=False)
+            self.network.functions = Functions.compiled()
             self._warm_up()
             self.how = "compiled"
         except Exception as error:
             warnings.warn(f"not compiled: {error}", stacklevel=2)
-            self._run = self._plain
+            self.network.functions = Functions()
         try:
             self._warm_up()
             graph = torch.cuda.CUDAGraph()
