@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from net2gp.bayes.model.stacked import StackedMLP
+from net2gp.bayes.model.stacked import Room, StackedMLP
 from net2gp.inputs import map_inputs, tensors
 from net2gp.linalg.functional import functional_call
 from net2gp.linear.forward.evaluation import without_vmap_warnings
@@ -190,7 +190,7 @@ class Perceptrons:
     def __init__(
         self, networks: Sequence[nn.Module], architecture: Linearized, layers: StackedMLP
     ) -> None:
-        self.network, self._layers = architecture.network, layers
+        self.network, self._layers, self._room = architecture.network, layers, Room()
         self._shapes = {name: value.shape for name, value in architecture.params.items()}
         known = [dict(network.named_parameters()) for network in networks]
         rows = [torch.cat([one[n].detach().reshape(-1) for n in self._shapes]) for one in known]
@@ -218,12 +218,12 @@ class Perceptrons:
     def forward(self, x: Inputs, own: bool) -> tuple[Tensor, Pull]:
         """The outputs, and how to go back."""
         theta = self._theta.detach()
-        f, saved = self._layers.forward(theta, x, own)
+        f, saved = self._layers.forward(theta, x, own, self._room)
 
         def pull(slopes: Tensor) -> None:
             if self._theta.grad is None:
                 self._theta.grad = torch.zeros_like(theta)
-            self._layers.backward(theta, saved, slopes, self._theta.grad)
+            self._layers.backward(theta, saved, slopes, self._theta.grad, self._room)
 
         return f, pull
 

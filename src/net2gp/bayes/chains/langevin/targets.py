@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch.func import vmap
 
 from net2gp.bayes.model.model import Batch, Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior
-from net2gp.bayes.model.stacked import Elementwise, StackedMLP, stacked_mlp
+from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
 from net2gp.errors import Net2GPError
 from net2gp.inputs import map_inputs, num_rows, rows, tensors
 from net2gp.linear.forward.evaluation import call, differentiable
@@ -147,13 +146,9 @@ class Target:
         x, y, own = self._points(index, len(position))
         shared = isinstance(index, slice)
         if self.stacked is not None:
-            assert isinstance(x, Tensor)
-            saved = [x.flatten(1).expand(len(position), -1, -1) if shared else x.flatten(2)]
-            for layer in self.stacked.layers:
-                act = layer.forward if isinstance(layer, Elementwise) else partial(layer, position)
-                saved.append(act(saved[-1]))
-            flat = saved[-1].reshape(len(y), -1)
-            push = own.residual(flat, y).reshape(saved[-1].shape)
+            f, saved = self.stacked.forward(position, x, not shared)
+            flat = f.reshape(len(y), -1)
+            push = own.residual(flat, y).reshape(f.shape)
             push = push if share == 1.0 else push * share
             self.stacked.backward(position, saved, push, slope)
         else:
