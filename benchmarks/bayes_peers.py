@@ -1,9 +1,20 @@
-"""Counterparts of the Bayesian room in other libraries, each in the environment of its library."""
+"""Counterparts of the Bayesian room in other libraries, each in the environment of its library.
+
+Where nothing can be installed, `NET2GP_PEERS` names a folder with the packages of all of them, made by
+
+    pip install --target FOLDER --no-deps --only-binary=:all: [--python-version 3.12] torch-uncertainty \
+        einops bayesian-torch posteriors tensordict optree pyvers cloudpickle
+
+and they run with the interpreter of this process. What they import and do not use is replaced by stand-ins
+(`worker_bayes_peers.py`).
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,16 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayes_methods import Problem
-from peers import PEERS, ensure
+from bayes_methods import Problem, bound
+from net2gp.bayes import GaussianWeights
+from peers import PEERS, NotInstalled, ensure
 from run import HERE, environment
+from worker_bayes_peers import LIBRARIES
 
-PEER_METHODS = {
-    "TorchUncertainty ensemble of 5": "torch-uncertainty",
-    "TorchUncertainty ensemble of 10": "torch-uncertainty",
-    "bayesian-torch mean field": "bayesian-torch",
-    "posteriors SGHMC": "posteriors",
-}
+PEER_METHODS = LIBRARIES
 """Which environment each counterpart runs in."""
 
 STARTS = {"bayesian-torch mean field": "optimum", "posteriors SGHMC": "ensemble"}
@@ -31,8 +39,10 @@ class Failed(Exception):
     """A counterpart that gave no result, with the reason."""
 
 
-def peer_draws(method: str, p: Problem, limit: float = 1800.0) -> tuple[Tensor, float]:
-    """Draws of f at the test points (S, N), and CPU seconds with those of what the method starts from."""
+def peer_draws(
+    method: str, p: Problem, limit: float = 1800.0
+) -> tuple[Tensor, float, dict[str, float]]:
+    """Draws of f at the test points (S, N), CPU seconds with the training of its start, and more figures."""
     before, start = 0.0, {}
     if method in STARTS:
         posterior, before = p.optimum if STARTS[method] == "optimum" else p.five
@@ -44,21 +54,45 @@ def peer_draws(method: str, p: Problem, limit: float = 1800.0) -> tuple[Tensor, 
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "arrays.npz", Path(folder) / "result.npz"
         np.savez(source, **{k: v.numpy() for k, v in arrays.items()}, **numbers, **start)
-        command = [str(ensure(PEERS[PEER_METHODS[method]])), str(HERE / "worker_bayes_peers.py")]
-        done = subprocess.run(
-            [*command, method, str(source), str(target)],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=limit,
-        )
-        if done.returncode:
-            raise Failed((done.stderr.splitlines() or ["no message"])[-1])
+        worker(PEER_METHODS[method], method, str(source), str(target), limit=limit)
         with np.load(target) as found:
             draws = torch.from_numpy(found["draws"])
             if not bool(draws.isfinite().all()):
                 raise Failed("predictions are not finite")
-            return draws, before + float(found["cpu_s"])
+            law = {key: torch.from_numpy(found[key]) for key in found.files if " " in key}
+            return draws, before + float(found["cpu_s"]), bound_of(p, law)
+
+
+def bound_of(p: Problem, law: dict[str, Tensor]) -> dict[str, float]:
+    """The variational bound per point of a mean-field law, if there is one."""
+    if not law:
+        return {}
+    parts = [
+        {key.removeprefix(f"{what} "): value for key, value in law.items() if key.startswith(what)}
+        for what in ("mean", "variance")
+    ]
+    return {"bound": bound(p, GaussianWeights(*parts))}
+
+
+def worker(library: str, *arguments: str, limit: float) -> None:
+    """Run `worker_bayes_peers.py` with one thread in the environment of a library."""
+    env, folder = environment() | {"OMP_NUM_THREADS": "1"}, os.environ.get("NET2GP_PEERS")
+    if folder:
+        env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], folder])
+    python = sys.executable if folder else str(ensure(PEERS[library]))
+    command = [python, str(HERE / "worker_bayes_peers.py"), *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
+    if done.returncode:
+        raise Failed((done.stderr.splitlines() or ["no message"])[-1])
+
+
+def missing(library: str) -> str:
+    """Why a library cannot run here, or nothing."""
+    try:
+        worker(library, "import", library, "", limit=600)
+    except (NotInstalled, Failed, subprocess.TimeoutExpired) as reason:
+        return f"{library}: {reason}"
+    return ""
 
 
 def step_size(p: Problem) -> float:

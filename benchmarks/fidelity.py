@@ -5,62 +5,58 @@
 
 One hidden layer of 50 tanh units, the first customary split of each table, and a prior and a noise that are
 found once for each table and are then the same for all methods (see `bayes_methods.py`). NUTS gives the
-posterior of this model; the other methods are judged by how far their predictions are from it. What NUTS and
-each method gave is kept in `--cells`, so that a run can be continued. Writes `results/fidelity.json` and
-`results/fidelity.md`.
+posterior of this model; the other methods are judged by how far their predictions are from it. What each
+chain and each method gave is kept in `--cells`, so that a run can be continued. Writes
+`results/fidelity.json`, `results/fidelity.md` and `results/fidelity.png`.
+
+The exit status asserts that R̂ of NUTS's predictions is below 1.01 at every test point, that every method gave
+a result for every table, that no method here is behind its counterpart in another library (its total
+variation is nowhere larger by more than two standard errors over the test points and 0.01, and it takes
+fewer CPU seconds), and that the microcanonical ensemble is nearer to NUTS than the ensemble of 10, dropout,
+mean field and Laplace on every table. A quick run asserts the second of these, and R̂ below 2.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
-from bayes_methods import (
-    METHODS,
-    QUICK,
-    Problem,
-    Sizes,
-    draws_of,
-    found,
-    noise_of,
-    nuts,
-    problem_of,
-    timed,
-)
-from bayes_peers import PEER_METHODS, peer_draws
+from bayes_cells import PAIRS, Job, Row, arguments, find_model, machine, predicted, work
+from bayes_cells import without_missing_peers as without_missing
+from bayes_methods import METHODS, QUICK, Problem, Sizes
+from fidelity_tables import SAME, TRUTH, report
 from net2gp import bayes, metrics
-from peers import PEERS, NotInstalled, ensure
-from run import RESULTS, made_by, processor
-from uci_networks import splits
+from run import RESULTS, made_by
 
 TABLES = ("yacht", "energy", "concrete", "wine-quality-red")
-TRUTH, SAME = "NUTS", "NUTS, two chains beside two"
+CHAINS = 4
+DRAWS = {"yacht": 2500, "energy": 2000, "concrete": 2000, "wine-quality-red": 2000}
+"""Draws of each chain, for R̂ below 1.01; chains of the first two tables, with little noise, are slow."""
+
 OWN = [name for name in METHODS if name not in ("RBF GP", "NNGP")]
 """Methods for this posterior: the two processes have another prior."""
 
 NUM_BINS, NUM_QUANTILES, NUM_NOISES = 20, 500, 32
 """Bins of predictions, and for W₂ of y the quantiles of f at a point and of the noise around each."""
 
-Row = dict[str, Any]
+KEPT = 1000
+"""Draws of a method that are kept at most."""
 
 
 def main() -> int:
@@ -68,145 +64,162 @@ def main() -> int:
     made_by()
     console = Console(width=150)
     options.cells.mkdir(parents=True, exist_ok=True)
-    options.methods = installed(options.methods, console)
-    for method in (TRUTH, ""):
-        jobs = [job for job in (j.missing() for j in every(options, method)) if job.methods]
-        with ProcessPoolExecutor(options.jobs, get_context("spawn"), initializer=alone) as pool:
-            bar = Console(stderr=True)
-            list(track(pool.map(run, jobs), method or "methods", len(jobs), console=bar))
-    named = (TRUTH, SAME, "")
-    rows = [row for name in named for job in every(options, name) for row in job.rows()]
-    return report(rows, options, console)
+    machine(options)
+    if not options.report:
+        options.methods = without_missing(options.methods, console)
+    models = [job for job in every(options) if job.read("model") is None]
+    if work(find_model, models, options, "priors and noises"):
+        work(run, parts(options), options, "chains and methods")
+    torch.set_num_threads(1)
+    return report([row for job in every(options) for row in rows(job)], options, console)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [*OWN, *PEER_METHODS]
-    parser.add_argument("--quick", action="store_true", help="one table, short runs: minutes")
-    parser.add_argument("--data", nargs="+", choices=TABLES, help="tables (default: all)")
-    parser.add_argument("--methods", nargs="+", choices=names, help="methods (default: all)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
-    parser.add_argument("--cells", type=Path, help="folder of what each method gave, kept")
-    parser.add_argument("--output", type=Path, help="folder of the result files")
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    names = [*OWN, *PAIRS]
+    parser = arguments((__doc__ or "").splitlines()[0], names)
     parser.add_argument("--draws", type=int, help="draws of each of NUTS's four chains")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     scratch = Path(tempfile.mkdtemp(prefix="net2gp-fidelity-"))
-    options.data = options.data or (TABLES[-1:] if options.quick else TABLES)
+    options.ends = time.monotonic() + 60 * options.minutes if options.minutes else None
+    options.data = options.data or (TABLES[:1] if options.quick else TABLES)
     options.methods = options.methods or (OWN if options.quick else names)
     options.cells = options.cells or scratch
     options.output = options.output or (scratch if options.quick else RESULTS)
-    sizes = QUICK if options.quick else Sizes()
-    if options.draws:
-        sizes = replace(sizes, nuts_draws=options.draws, nuts_warmup=options.draws)
-    options.sizes = sizes
+    options.sizes = QUICK if options.quick else Sizes(warmup=5000, thin=20)
     return options
 
 
-def installed(methods: Sequence[str], console: Console) -> list[str]:
-    """The methods that can run here; environments of peers are made before all jobs."""
-    missing = set()
-    for name in {PEER_METHODS[m] for m in methods if m in PEER_METHODS}:
-        try:
-            ensure(PEERS[name])
-        except NotInstalled as reason:
-            console.print(f"missing: {reason}", highlight=False)
-            missing.add(name)
-    return [m for m in methods if PEER_METHODS.get(m) not in missing]
+def every(options: argparse.Namespace) -> Iterator[Job]:
+    """A job for each table, with all that is asked for."""
+    chains = tuple(f"{TRUTH} {i}" for i in range(CHAINS))
+    for name in options.data:
+        draws = options.draws or (QUICK.nuts_draws if options.quick else DRAWS[name])
+        sizes = replace(options.sizes, nuts_draws=draws)
+        yield Job(options.cells, name, 0, (*chains, *options.methods), sizes)
 
 
-def alone() -> None:
-    """One thread for each process."""
-    torch.set_num_threads(1)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One table and the methods that are asked for."""
-
-    folder: Path
-    data: str
-    methods: tuple[str, ...]
-    sizes: Sizes
-
-    def stored_at(self, what: str) -> Path:
-        """Where something of this table is kept."""
-        return self.folder / f"{self.data}_{what}".replace(" ", "-")
-
-    def missing(self) -> Job:
-        """The same for the methods that are not stored yet."""
-        left = (m for m in self.methods if not self.stored_at(f"{m}.json").is_file())
-        return replace(self, methods=tuple(left))
-
-    def rows(self) -> Iterator[Row]:
-        """What was found."""
-        for method in self.methods:
-            path = self.stored_at(f"{method}.json")
-            if path.is_file():
-                yield json.loads(path.read_text())
-
-
-def every(options: argparse.Namespace, method: str) -> Iterator[Job]:
-    """A job for each table, the long ones first."""
-    methods = (method,) if method else tuple(options.methods)
-    for name in reversed(options.data):
-        yield Job(options.cells, name, methods, options.sizes)
+def parts(options: argparse.Namespace) -> list[Job]:
+    """What is left to do: chains first, since they take the longest."""
+    left = [part for job in every(options) for part in job.missing().groups() if part.methods]
+    order = ("energy", "yacht", "concrete", "wine-quality-red")
+    chains = [job for job in left if job.methods[0].startswith(TRUTH)]
+    methods = [job for job in left if job not in chains]
+    return sorted(chains, key=lambda job: order.index(job.data)) + sorted(
+        methods, key=lambda job: -job.work
+    )
 
 
 def run(job: Job) -> None:
-    """Find what a method predicts and compare it with NUTS."""
+    """Keep what methods predict at the test points."""
     warnings.simplefilter("ignore")
-    p = problem(job)
-    if job.methods == (TRUTH,):
-        keep(job, TRUTH, truth(job, p))
-        return
-    with np.load(job.stored_at("truth.npz")) as stored:
-        reference = torch.from_numpy(stored["draws"])
+    p = job.problem()
     for method in job.methods:
         wall = time.perf_counter()
         try:
-            if method in PEER_METHODS:
-                (draws, seconds), noise = peer_draws(method, p), p.noise_var
+            if method.startswith(TRUTH):
+                draws, row = truth(job, method, p)
             else:
-                posterior, seconds = found(method, p)
-                draws, noise = draws_of(posterior, p.x), noise_of(posterior)
-            row = compared(draws, noise, reference, p) | {"seconds": seconds}
+                draws, row = predicted(method, p)
+                draws = draws[:: max(1, len(draws) // KEPT)]
+            np.savez(job.stored_at(f"{method}.npz"), draws=draws.float().numpy())
+            row |= {"failed": ""}
         except Exception as error:  # one method that fails leaves the others
             row = {"failed": f"{type(error).__name__}: {error}"[:300]}
-        keep(job, method, row | {"wall": time.perf_counter() - wall})
+        job.keep(method, row | {"wall": time.perf_counter() - wall})
 
 
-def problem(job: Job) -> Problem:
-    """The regression of a job; prior and noise are kept, so that every method has the same."""
-    tables, path = splits(job.data, 1), job.stored_at("model.json")
-    if not path.is_file():
-        p = problem_of(tables, 0, job.sizes)
-        path.write_text(json.dumps({"prior_var": p.prior_var, "noise_var": p.noise_var}))
-    return problem_of(tables, 0, job.sizes, **json.loads(path.read_text()))
+def truth(job: Job, name: str, p: Problem) -> tuple[Tensor, Row]:
+    """Draws of f at the test points by a chain of NUTS that starts from the prior."""
+    number = int(name.removeprefix(TRUTH))
+    posterior, seconds = chain(p, number, job.stored_at(f"{name}.checkpoint"))
+    found = posterior.recipe.statistics
+    row = {key: float(found[key].sum()) for key in ("divergences", "gradients", "acceptance")}
+    draws = posterior.process.values(p.x)[..., 0].detach()
+    return draws, row | {"noise_var": p.noise_var, "seconds": seconds}
 
 
-def keep(job: Job, method: str, row: Row) -> None:
-    """Write a row, all of it or nothing."""
-    path = job.stored_at(f"{method}.json")
-    path.with_suffix(".part").write_text(json.dumps({"data": job.data, "method": method} | row))
-    path.with_suffix(".part").rename(path)
+def chain(p: Problem, number: int, checkpoint: Path) -> tuple[Any, float]:
+    """A chain of NUTS, which goes on from a checkpoint if there is one, and its CPU seconds in all."""
+    sizes, clock = p.sizes, checkpoint.with_suffix(".seconds")
+    with counted(clock) as spent:
+        posterior = bayes.nuts(
+            p.fresh(),
+            p.data,
+            p.likelihood,
+            num_draws=sizes.nuts_draws,
+            num_chains=1,
+            warmup=sizes.nuts_warmup,
+            seed=number,
+            checkpoint=checkpoint,
+            checkpoint_seconds=20.0,
+            **p.common,
+        )
+    seconds = spent()
+    for path in (checkpoint, clock):
+        path.unlink(missing_ok=True)
+    return posterior, seconds
 
 
-def truth(job: Job, p: Problem) -> Row:
-    """Run NUTS, keep its draws of f at the test points, and say how well its chains agree."""
-    checkpoint = job.stored_at("chains.checkpoint")
-    posterior, seconds = timed(lambda: nuts(p, checkpoint))
-    draws = draws_of(posterior, p.x)
-    np.savez(job.stored_at("truth.npz"), draws=draws.numpy())
-    judged = bayes.diagnose(posterior, p.x)
-    row = {"seconds": seconds, "prior_var": p.prior_var, "noise_var": p.noise_var}
-    row |= {"r_hat": float(judged.r_hat.max()), "r_hat_median": float(judged.r_hat.median())}
-    row |= {"bulk_ess": float(judged.bulk_ess.min()), "draws": len(draws)}
-    row["divergences"] = int(judged.divergences.sum())
-    halves = draws.reshape(4, -1, draws.shape[1])
-    same = compared(halves[:2].flatten(0, 1), p.noise_var, halves[2:].flatten(0, 1), p)
-    keep(job, SAME, same | {"seconds": seconds / 2})
-    checkpoint.unlink(missing_ok=True)
-    return compared(draws, p.noise_var, draws, p) | row
+@contextmanager
+def counted(clock: Path) -> Iterator[Callable[[], float]]:
+    """Count CPU seconds on from those in a file, which is written often, as the work may be killed."""
+    before = float(clock.read_text()) if clock.is_file() else 0.0
+    start, ended = time.process_time(), Event()
+    spent = lambda: before + time.process_time() - start
+
+    def note() -> None:
+        while not ended.wait(5.0):
+            clock.write_text(f"{spent()}")
+
+    watch = Thread(target=note, daemon=True)
+    watch.start()
+    try:
+        yield spent
+    finally:
+        ended.set()
+        watch.join()
+
+
+def rows(job: Job) -> Iterator[Row]:
+    """The figures of a table: the reference, how close it comes to itself, and all methods."""
+    p = job.problem()
+    found = {method: job.read(method) for method in job.methods}
+    names = [name for name in found if name.startswith(TRUTH)]
+    if any(found[name] is None or found[name]["failed"] for name in names):
+        for name in names:
+            if found[name] and found[name]["failed"]:
+                yield {"data": job.data, "method": name, "failed": found[name]["failed"]}
+        yield {"data": job.data, "method": TRUTH, "failed": "not run"}
+        return
+    chains = torch.stack([kept(job, name) for name in names])
+    reference = chains.flatten(0, 1)
+    total = {key: sum(found[name][key] for name in names) for key in ("seconds", "gradients")}
+    row = total | {"prior_var": p.prior_var, "noise_var": p.noise_var, "draws": len(reference)}
+    r_hat = bayes.r_hat(chains)
+    row |= {"r_hat": float(r_hat.max()), "r_hat_median": float(r_hat.median())}
+    row |= {"bulk_ess": float(bayes.bulk_ess(chains).min())}
+    row |= {"tail_ess": float(bayes.tail_ess(chains).min())}
+    row["divergences"] = int(sum(found[name]["divergences"] for name in names))
+    named = {"data": job.data, "method": TRUTH}
+    yield named | compared(reference, p.noise_var, reference, p) | row
+    halves = chains[::2].flatten(0, 1), chains[1::2].flatten(0, 1)
+    same = compared(halves[0], p.noise_var, halves[1], p)
+    yield named | same | {"method": SAME, "seconds": total["seconds"] / 2}
+    for method, cell in found.items():
+        if method in names:
+            continue
+        named = {"data": job.data, "method": method}
+        if cell is None or cell["failed"]:
+            yield named | {"failed": "not run" if cell is None else cell["failed"]}
+            continue
+        figures = compared(kept(job, method), cell["noise_var"], reference, p)
+        yield named | figures | {"seconds": cell["seconds"]}
+
+
+def kept(job: Job, method: str) -> Tensor:
+    """The draws of a method at the test points, (S, N)."""
+    with np.load(job.stored_at(f"{method}.npz")) as stored:
+        return torch.from_numpy(stored["draws"]).double()
 
 
 def compared(draws: Tensor, noise_var: float, reference: Tensor, p: Problem) -> Row:
@@ -219,6 +232,7 @@ def compared(draws: Tensor, noise_var: float, reference: Tensor, p: Problem) -> 
     return {
         "agreement": float(metrics.agreement(*probs)),
         "total variation": float(metrics.total_variation(*probs)),
+        "of points": (0.5 * (probs[0] - probs[1]).abs().sum(1)).tolist(),
         "W2 of y": float(metrics.wasserstein_samples(*values)),
         "W2 of f": float(metrics.wasserstein_samples(draws, reference)),
         "NLL": float(-density.mean()) + math.log(p.scale),
@@ -245,56 +259,6 @@ def noisy(draws: Tensor, noise_var: float) -> Tensor:
     levels = (torch.arange(NUM_NOISES, dtype=draws.dtype) + 0.5) / NUM_NOISES
     noise = math.sqrt(noise_var) * torch.special.ndtri(levels)
     return (draws.sort(0).values[places] + noise[:, None, None]).flatten(0, 1)
-
-
-EXPLANATION = """\
-One hidden layer of 50 tanh units, one split of each table, prior N(0, v) of all parameters and Gaussian noise
-as in the first table. NUTS: four chains in float64; R̂ and effective sample sizes are of predictions f(x) at
-the test points, the worst of them. Its first row compares two of its chains with the two others, which is
-how close the same posterior comes to itself. Agreement: the share of test points whose most probable bin, of
-20 between quantiles of the training targets, is the same as under NUTS. Total variation: half the L1
-distance of the probabilities of these bins. W₂: distance of the laws of y and of f at a test point, in
-standard deviations of the targets, averaged. NLL and RMSE: on test points, in units of the table. Seconds:
-CPU seconds from data to posterior, training included."""
-COLUMNS = ("agreement", "total variation", "W2 of y", "W2 of f", "stddev of f", "NLL", "RMSE")
-COLUMNS += ("seconds",)
-
-
-def report(rows: Sequence[Row], options: argparse.Namespace, console: Console) -> int:
-    """Print the tables and write them."""
-    machine = {"processor": processor(), "jobs": options.jobs, "made_by": made_by()}
-    lines = ["# Fidelity to the posterior on regression tables", ""]
-    lines += [f"{machine['processor']}, {options.jobs} processes. {machine['made_by']}", ""]
-    lines += [EXPLANATION, "", "## The reference", ""]
-    names = ["v", "noise", "draws", "largest R̂", "median R̂", "smallest ESS", "divergences", "CPU s"]
-    keys = ["prior_var", "noise_var", "draws", "r_hat", "r_hat_median", "bulk_ess", "divergences"]
-    lines += ["| table | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
-    for row in rows:
-        if row["method"] == TRUTH:
-            cells = [f"{row[key]:.4g}" for key in (*keys, "seconds")]
-            lines.append(f"| {row['data']} | " + " | ".join(cells) + " |")
-    for data in dict.fromkeys(row["data"] for row in rows):
-        table = Table(title=data, title_justify="left")
-        lines += ["", f"## {data}", "", "| method | " + " | ".join(COLUMNS) + " |"]
-        lines += ["|---" + "|---:" * len(COLUMNS) + "|"]
-        for name in ("method", *COLUMNS):
-            table.add_column(name, justify="left" if name == "method" else "right")
-        for row in rows:
-            if row["data"] == data:
-                cells = [row["failed"]] if row["failed"] else [shown(row[n]) for n in COLUMNS]
-                cells += [""] * (len(COLUMNS) - len(cells))
-                table.add_row(row["method"], *cells)
-                lines.append(f"| {row['method']} | " + " | ".join(cells) + " |")
-        console.print(table)
-    options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / ("fidelity_quick" if options.quick else "fidelity")
-    stem.with_suffix(".json").write_text(json.dumps({"machine": machine, "rows": rows}) + "\n")
-    stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    return 0
-
-
-def shown(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3f}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """One peer's method on one regression, in the peer's environment.
 
     python worker_bayes_peers.py METHOD arrays.npz result.npz
+    python worker_bayes_peers.py import LIBRARY ""
 
 `arrays.npz` has the data, the prior and noise, the numbers of steps and draws, and networks to start from.
+The second form only says by its status whether a library can be imported.
 `result.npz` gets draws of f at the test points (S, N) and the CPU seconds of the method.
 """
 
@@ -12,6 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -26,6 +29,21 @@ from torch.nn import functional as F
 
 HIDDEN = 50
 Arrays = dict[str, Tensor]
+
+UNUSED = (
+    "torchvision",
+    "timm",
+    "lightning",
+    "torchmetrics",
+    "seaborn",
+    "matplotlib",
+    "jsonargparse",
+)
+UNUSED += ("torchopt", "huggingface_hub", "pandas", "PIL")
+"""What peers import for images, plots, command lines, training loops and optimizers."""
+
+BROKEN: set[str] = set()
+"""Those of them that cannot be imported here."""
 
 
 def network(num_inputs: int) -> nn.Sequential:
@@ -44,6 +62,19 @@ def trained(module: nn.Module, loss: Callable[[], Tensor], steps: int, rate: flo
         schedule.step()
 
 
+class Asked(type):
+    """The type of a class that has whatever public name is asked for."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Anything
+
+
+class Anything(MagicMock, metaclass=Asked):
+    """Stands for a class, a function or a module that is not used."""
+
+
 class Stub(ModuleType):
     """A module that has whatever is asked for."""
 
@@ -52,14 +83,14 @@ class Stub(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return MagicMock
+        return Anything
 
 
 class Stubs(MetaPathFinder, Loader):
-    """Finds modules of packages that only images need."""
+    """Finds modules of packages that no method here needs, after all that are installed."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        known = name.partition(".")[0] in ("torchvision", "timm")
+        known = name.partition(".")[0] in BROKEN
         return ModuleSpec(name, self, is_package=True) if known else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -69,17 +100,20 @@ class Stubs(MetaPathFinder, Loader):
         """Do nothing."""
 
 
-def without_torchvision() -> None:
-    """TorchUncertainty imports torchvision, which is built for another torch; ensembles do not need it."""
-    import lightning  # noqa: F401
-    import torchmetrics  # noqa: F401
-
-    sys.meta_path.append(Stubs())
+def without_unused() -> None:
+    """Let peers import packages that are not installed and that the methods here do not need."""
+    for name in UNUSED:  # a package that is there and broken counts as one that is not
+        try:
+            __import__(name)
+        except Exception:  # a build for another torch raises errors of many kinds
+            for loaded in [known for known in sys.modules if known.partition(".")[0] == name]:
+                del sys.modules[loaded]
+            BROKEN.add(name)
+    sys.meta_path.insert(0, Stubs())
 
 
 def ensemble(a: Arrays, count: int) -> Tensor:
     """deep_ensembles of TorchUncertainty, trained to the most probable parameters."""
-    without_torchvision()
     from torch_uncertainty.methods.deep_ensembles import deep_ensembles
 
     x, y = a["x"], a["y"]
@@ -99,7 +133,7 @@ def ensemble(a: Arrays, count: int) -> Tensor:
 
 
 def mean_field(a: Arrays) -> Tensor:
-    """dnn_to_bnn of bayesian-torch from the most probable parameters on.
+    """dnn_to_bnn of bayesian-torch from the most probable parameters on; its law is put into `a`.
 
     Its `get_kl_loss` averages over the weights of a layer where the bound has a sum, so that the divergence
     is computed here from its parameters.
@@ -130,6 +164,11 @@ def mean_field(a: Arrays) -> Tensor:
         return (module(x) - y).square().mean() / (2 * a["noise_var"]) + divergence / len(x)
 
     trained(module, loss, int(a["steps"]), 0.01)
+    for name, value in named.items():
+        layer, _, kind = name.partition(".")
+        what, _, part = kind.partition("_")
+        found = value.detach() if what == "mu" else F.softplus(value.detach()).square()
+        a[f"{'mean' if what == 'mu' else 'variance'} {layer}.{part}"] = found
     with torch.no_grad():
         return torch.stack([module(a["x_test"])[:, 0] for _ in range(500)])
 
@@ -165,6 +204,17 @@ def sghmc(a: Arrays) -> Tensor:
     return torch.stack(draws)
 
 
+MODULES = {
+    "torch-uncertainty": "torch_uncertainty.methods.deep_ensembles",
+    "bayesian-torch": "bayesian_torch.models.dnn_to_bnn",
+    "posteriors": "posteriors.sgmcmc",
+}
+LIBRARIES = {
+    "TorchUncertainty ensemble of 5": "torch-uncertainty",
+    "TorchUncertainty ensemble of 10": "torch-uncertainty",
+    "bayesian-torch mean field": "bayesian-torch",
+    "posteriors SGHMC": "posteriors",
+}
 METHODS: dict[str, Callable[[Arrays], Tensor]] = {
     "TorchUncertainty ensemble of 5": lambda a: ensemble(a, 5),
     "TorchUncertainty ensemble of 10": lambda a: ensemble(a, 10),
@@ -176,12 +226,19 @@ METHODS: dict[str, Callable[[Arrays], Tensor]] = {
 def main() -> None:
     method, source, target = sys.argv[1:]
     torch.set_num_threads(1)
+    without_unused()
+    if method == "import":
+        import_module(MODULES[source])
+        return
+    import_module(MODULES[LIBRARIES[method]])  # imports are not counted
     torch.manual_seed(0)
     with np.load(source) as stored:
         arrays = {key: torch.from_numpy(np.asarray(stored[key])) for key in stored.files}
     start = time.process_time()
     draws = METHODS[method](arrays)
-    np.savez(target, draws=draws.detach().numpy(), cpu_s=time.process_time() - start)
+    seconds = time.process_time() - start
+    law = {key: value.numpy() for key, value in arrays.items() if " " in key}
+    np.savez(target, draws=draws.detach().numpy(), cpu_s=seconds, **law)
 
 
 if __name__ == "__main__":
