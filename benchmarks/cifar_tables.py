@@ -51,6 +51,9 @@ def report(
     lines += [f"Networks were trained on: {', '.join(machine['devices'])}.", "", EXPLANATION, ""]
     lines += ["| method | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
     lines += ["| " + " | ".join(line) + " |" for line in body]
+    there = {row.get("series") for row in rows}
+    missing = [method for method in methods if method.replace(" ", "-") not in there]
+    lines += ["", f"Not run yet: {', '.join(missing)}."] if missing else []
     stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
     draw(rows, stem.with_suffix(".png"))
     held = claims(rows, methods, quick=options.quick)

@@ -6,10 +6,10 @@
 Every method gets the network and the prior of the reference (see `cifar_networks.py`). A method runs in
 groups of `--group` networks at once, and what a group gave is a cell on disk. After `--limit` seconds no
 other group is begun and the exit status is 3: the same command goes on from there. The claims stand in
-`cifar_tables.py`, and the exit status is 1 if one of them does not hold.
-`--time` only says how long an epoch takes, on random images. `--pack FOLDER` writes the data in parts that
-are small enough to be sent one by one, and `--packed FOLDER` reads them. When all is there, the table goes to
-`results/fidelity_cifar.json` and `.md`, with a figure beside them.
+`cifar_tables.py`, and the exit status is 1 if one of them does not hold. `--report` runs nothing and makes
+the table of what there is. `--time` only says how long an epoch takes, on random images. `--pack FOLDER`
+writes the data in parts that are small enough to be sent one by one, and `--packed FOLDER` reads them. The
+table goes to `results/fidelity_cifar.json` and `.md`, with a figure beside them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> int:
     if options.time:
         return measure(options, console)
     train, test, truth = load(options)
-    for method in options.methods:
+    for method in [] if options.report else options.methods:
         for group in range(options.groups):
             if any(cell(options, method, group, w).is_file() for w in ("done", "diverged")):
                 continue
@@ -86,6 +86,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--pack", type=Path, help="write the data in parts, and stop")
     parser.add_argument("--packed", type=Path, help="folder with all parts")
     parser.add_argument("--time", action="store_true", help="seconds per epoch, and stop")
+    parser.add_argument("--report", action="store_true", help="only the table of what is there")
     parser.add_argument("--plain", action="store_true", help="neither compile nor record graphs")
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", type=torch.device
