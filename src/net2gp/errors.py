@@ -123,6 +123,9 @@ class NotLogits(Net2GPWarning):
     """The network ends in a softmax or sigmoid, which the likelihood would apply a second time."""
 
 
+LARGEST_COUNT = 2**62
+"""Numbers above it do not fit into the integers of torch."""
+
 _INSIDE = tuple(
     os.path.dirname(str(module.__file__)) + os.sep for module in (sys.modules[__name__], torch)
 )
@@ -292,6 +295,71 @@ def check_count(
         wanted = "zero or a positive" if zero else "a positive"
         said, advice = (f", {meaning}", "") if meaning else ("", f" Try {name}={example}.")
         raise InputError(f"{name} must be {wanted} whole number{said}, but is {value!r}.{advice}")
+    if value > LARGEST_COUNT:
+        raise InputError(
+            f"{name} must be at most 2⁶² ≈ 4.6e18, but is {value}. Try {name}={example}."
+        )
+
+
+def check_seed(value: int, name: str = "seed") -> None:
+    """Raise unless `value` can seed a generator of torch.
+
+    Args:
+        value: The seed.
+        name: Its name in the message.
+
+    Raises:
+        InputError: If it is no whole number between −2⁶² and 2⁶².
+
+    >>> check_seed("a")
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: seed must be a whole number of Python, but is 'a'. Pass for example seed=0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        shown = repr(value) if isinstance(value, str | float) else f"of type {type(value).__name__}"
+        raise InputError(
+            f"{name} must be a whole number of Python, but is {shown}. Pass for example {name}=0."
+        )
+    if abs(value) > LARGEST_COUNT:
+        raise InputError(
+            f"{name} must lie between −2⁶² and 2⁶², but is {value}. Pass for example {name}=0."
+        )
+
+
+def check_flag(value: bool, name: str) -> None:
+    """Raise unless `value` is True or False.
+
+    Args:
+        value: The value.
+        name: Its name in the message.
+
+    Raises:
+        InputError: If it is anything else.
+
+    >>> check_flag("yes", "bootstrap")
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: bootstrap must be True or False, but is of type str.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False, but is of type {type(value).__name__}.")
+
+
+def check_generator(value: torch.Generator | None) -> None:
+    """Raise unless `value` is a generator of torch or None.
+
+    Args:
+        value: What was passed as `generator`.
+
+    Raises:
+        InputError: If it is anything else.
+    """
+    if value is not None and not isinstance(value, torch.Generator):
+        raise InputError(
+            f"generator must be a torch.Generator or None, but is of type {type(value).__name__}. Pass for "
+            "example generator=torch.Generator().manual_seed(0)."
+        )
 
 
 def check_device(device: torch.device | str) -> None:

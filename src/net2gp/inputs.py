@@ -296,7 +296,9 @@ def gather(data: Data, like: Tensor | None = None) -> tuple[Inputs, Tensor]:
 
 
 def _batches(data: Any) -> Iterator[Any]:
-    if not isinstance(data, DataLoader) and not hasattr(data, "__iter__"):
+    if isinstance(data, Tensor | str | bytes) or not (
+        isinstance(data, DataLoader) or hasattr(data, "__iter__")
+    ):
         raise InputError(
             f"data must be a pair (x, y), a Dataset or a DataLoader, but is {describe(data)}."
         )

@@ -602,7 +602,7 @@ def test_other_mistakes_are_named():
         microcanonical(nn.Linear(1, 1, bias=False).double(), (data[0][:, :1], data[1]), noise)
     start = ensemble_of(network, data, noise, 2)
     with pytest.raises(InputError, match=r"2 networks for 4 chains. Pass num_chains=2"):
-        sgld(network, data, noise, start=start)
+        sgld(network, data, noise, start=start, num_chains=4)
     other = nn.Sequential(nn.Linear(2, 1, bias=False)).double()
     with pytest.raises(InputError, match=r"'0.weight' has shape .* and None in start"):
         sgld(other, data, noise, start=start, num_chains=2)

@@ -406,7 +406,7 @@ def test_what_cannot_be_done_is_refused_by_name():
         fit(estimator="exact")
     with pytest.raises(NetworkError, match="Dropout would act at random"):
         fit(nn.Sequential(nn.Linear(5, 1), nn.Dropout()).double())
-    with pytest.raises(InputError, match="prior_var has 'head"):
+    with pytest.raises(InputError, match="variance has 'head"):
         fit(prior=NormalPrior({"*": 1.0, "head.*": 2.0}))
     with pytest.raises(TypeError, match="there is no option 'steps'"):
         fit(steps=3)

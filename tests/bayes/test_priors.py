@@ -334,7 +334,7 @@ def test_priors_that_do_not_cover_the_parameters_are_refused(priors, text):
         (lambda: bayes.PriorByName({1: 1.0}), "priors must have name patterns as keys, but has 1"),
         (
             lambda: bayes.PriorByName({"*": "normal"}),
-            "prior must be a prior of parameters, a variance",
+            r"priors\['\*'\] must be a prior of parameters, a variance",
         ),
         (lambda: bayes.ScaleMixture(2.0), "mixing must be the law of a variance"),
         (lambda: bayes.ScaleMixture(bayes.HalfCauchy(), "row"), "per must be 'weight', 'layer' or"),
@@ -373,7 +373,7 @@ def test_variances_by_name_of_a_whole_network_serve_a_part_of_it():
     assert torch.allclose(prior.log_prob(PARAMS), expected, rtol=0, atol=1e-13)
     assert prior.sample(PARAMS, 2)["2.weight"].shape == (2, 1, 3)
     wrong = bayes.PriorByName({"*": bayes.NormalPrior({"0.*": 1.0}), "0.bias": 1.0})
-    with pytest.raises(InputError, match=r"prior_var leaves out 2\.weight"):
+    with pytest.raises(InputError, match=r"variance leaves out 2\.weight"):
         wrong.check(PARAMS)
 
 

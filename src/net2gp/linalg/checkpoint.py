@@ -18,6 +18,22 @@ from net2gp.errors import FileFormatError, InputError
 KIND = "net2gp iteration"
 
 
+def check_path(path: str | os.PathLike | None) -> None:
+    """Raise unless this can be the path of a checkpoint, or is None for no checkpoint.
+
+    Args:
+        path: What was passed as `checkpoint`.
+
+    Raises:
+        InputError: If it is neither a text nor a path.
+    """
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise InputError(
+            f"checkpoint must be the path of a file or None, but is of type {type(path).__name__}. Pass for "
+            'example checkpoint="chain.safetensors".'
+        )
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Where and how often the state of an iteration is written, and the problem to which it belongs.

@@ -13,7 +13,7 @@ from torch.func import jvp
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
 from net2gp.inputs import check_inputs, describe, follows, map_inputs, num_rows, tensors
 from net2gp.linear.forward.evaluation import accepts, call, differentiable, pushforward
-from net2gp.linear.forward.kinds import check_kind
+from net2gp.linear.forward.kinds import check_kind, check_output
 from net2gp.linear.forward.modes import check_layers, in_eval_mode
 from net2gp.linear.jacobians.jacobian import jacobian
 from net2gp.linear.jacobians.passes import pulling, pushed
@@ -383,6 +383,7 @@ def linearize(
     """
     check_kind(network)
     check_layers(network)
+    check_output(output)
     named = dict(network.named_parameters())
     if not named:
         raise NetworkError(

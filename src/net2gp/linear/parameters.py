@@ -75,8 +75,14 @@ def choose(names: list[str], only: Patterns | None) -> list[str]:
     """
     if only is None:
         return names
+    patterns = [only] if isinstance(only, str) else only
+    if not isinstance(patterns, Sequence) or not all(isinstance(one, str) for one in patterns):
+        raise InputError(
+            f"only must be a name pattern or a list of them, but is {describe(only)}. Pass for example "
+            'only="head.*", or only=["*", "!embed.*"].'
+        )
     chosen: set[str] = set()
-    for pattern in [only] if isinstance(only, str) else only:
+    for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern.removeprefix("!"))}
         if not matched:
             raise InputError(
@@ -88,13 +94,14 @@ def choose(names: list[str], only: Patterns | None) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def expand_prior(prior_var: PriorVar, params: Params) -> Params:
+def expand_prior(prior_var: PriorVar, params: Params, name: str = "prior_var") -> Params:
     """Expand a prior variance to one per parameter.
 
     Args:
         prior_var: A number, a tensor, or a mapping from name patterns to these; of several patterns that
             match a parameter, the last counts.
         params: The parameters, by name.
+        name: The name of the variance in the messages.
 
     Returns:
         A scalar tensor or a tensor of the parameter's shape, by name.
@@ -108,40 +115,40 @@ def expand_prior(prior_var: PriorVar, params: Params) -> Params:
     expanded: Params = {}
     reach: dict[str, set[str]] = {}
     for pattern, value in patterns.items():
+        several = isinstance(prior_var, Mapping)
+        one, place = (f"['{pattern}']", f" for '{pattern}'") if several else ("", "")
         try:
             variance = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         except (TypeError, ValueError, RuntimeError):
             raise InputError(
-                "prior_var must be a number, a tensor, or a dict of these by parameter name, but is "
-                f"{value!r} for '{pattern}'. Pass for example prior_var=1.0."
+                f"{name} must be a number, a tensor, or a dict of these by parameter name, but is "
+                f"{value!r}{place}. Pass for example {name}=1.0."
             ) from None
         if not bool(torch.isfinite(variance).all()) or bool((variance < 0).any()):
-            raise InputError(
-                f"prior_var['{pattern}'] must be finite and not negative, but is {value}."
-            )
-        matched = [name for name in params if fnmatchcase(name, pattern)]
+            raise InputError(f"{name}{one} must be finite and not negative, but is {value}.")
+        matched = [own for own in params if fnmatchcase(own, pattern)]
         if not matched:
             raise InputError(
-                f"prior_var has '{pattern}', which matches none of: {_some(list(params))}."
+                f"{name} has '{pattern}', which matches none of: {_some(list(params))}."
             )
-        for name in matched:
-            if variance.dim() and variance.shape != params[name].shape:
+        for own in matched:
+            if variance.dim() and variance.shape != params[own].shape:
                 raise InputError(
-                    f"prior_var for '{name}' must be a number or have the parameter's shape "
-                    f"{tuple(params[name].shape)}, but is {describe(variance)}."
+                    f"{name} for '{own}' must be a number or have the parameter's shape "
+                    f"{tuple(params[own].shape)}, but is {describe(variance)}."
                 )
-            expanded[name] = variance
+            expanded[own] = variance
         reach[pattern] = set(matched)
         for earlier in reach if len(matched) > 1 else ():
             if reach[earlier] < reach[pattern]:
                 raise InputError(
-                    f"prior_var['{earlier}'] decides nothing: '{pattern}' behind it matches the same "
+                    f"{name}['{earlier}'] decides nothing: '{pattern}' behind it matches the same "
                     f"parameters and more, and the last counts. Put '{earlier}' behind '{pattern}'."
                 )
-    missing = [name for name in params if name not in expanded]
+    missing = [own for own in params if own not in expanded]
     if missing:
         raise InputError(
-            f"prior_var leaves out {_some(missing)}. Add a pattern such as '*': 1.0 in front."
+            f"{name} leaves out {_some(missing)}. Add a pattern such as '*': 1.0 in front."
         )
     return expanded
 

@@ -13,9 +13,10 @@ from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import InputError
 from net2gp.inputs import describe, gather
+from net2gp.linear.forward.kinds import check_kind
 from net2gp.linear.linearized import linearize
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn, drawn_posterior
+from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn, check_posterior, drawn_posterior
 from net2gp.posteriors.recipes.members import Members
 from net2gp.types import Data, Inputs, Likelihood
 
@@ -41,6 +42,7 @@ def to_arviz(posterior: Posterior, x: Inputs | None = None) -> DataTree:
         InputError: If ArviZ is not installed.
     """
     arviz = _arviz()
+    check_posterior(posterior)
     points = posterior.data[0] if x is None else x
     values, recipe = chain_values(posterior, points)
     assert isinstance(posterior.process, Drawn)
@@ -87,6 +89,7 @@ def from_arviz(
     Raises:
         InputError: If no variable is a parameter of the network, or a shape does not fit.
     """
+    check_kind(network)
     known = dict(network.named_parameters())
     try:
         group = tree["posterior"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from net2gp.errors import InputError, NotAvailable, NotMixed, check_positive, warn
 from net2gp.inputs import describe
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn
+from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn, check_posterior
 from net2gp.types import Inputs
 
 INDEPENDENT = ("map_estimate", "ensemble", "mean_field", "mc_dropout")
@@ -179,6 +179,7 @@ def diagnose(posterior: Posterior, x: Inputs, *, largest_r_hat: float = 1.01) ->
 
 def chain_values(posterior: Posterior, x: Inputs) -> tuple[Tensor, ByDrawing]:
     """Return f(x) with the axes chain, draw, point and output, (K, D, N, C), and the recipe."""
+    check_posterior(posterior)
     process, recipe = posterior.process, posterior.recipe
     if not isinstance(process, Drawn) or not isinstance(recipe, ByDrawing):
         raise NotAvailable(

@@ -14,12 +14,11 @@ from torch.func import vmap
 from net2gp.bayes.model.model import Batch, Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
-from net2gp.errors import Net2GPError
+from net2gp.calling import functional_call, lacks_vmap
 from net2gp.inputs import gather, map_inputs, num_rows, tensors
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
-from net2gp.linalg.functional import functional_call
-from net2gp.linear.forward.evaluation import accepts, differentiable, evaluating
+from net2gp.linear.forward.evaluation import differentiable, evaluating
 from net2gp.linear.parameters import expand_prior
 from net2gp.types import Data, Inputs, Params
 
@@ -60,7 +59,7 @@ class FlatModel:
     def running(self) -> Iterator[None]:
         """Keep the network in eval mode and differentiable inside this context."""
         network = self.model.architecture.network
-        with torch.inference_mode(False), accepts(self.data[0]):
+        with torch.inference_mode(False):
             if self.stacked is not None:
                 yield
                 return
@@ -218,6 +217,8 @@ def flat_model(model: Model, data: Data) -> FlatModel:
     stacked = stacked_mlp(precise.architecture, inputs)
     targets, noise, level = _noise(precise, outputs.double(), _doubled(y))
     flat = FlatModel(precise, (inputs, targets), True, stacked, precision, offset, noise, level)
+    if stacked is None:
+        precise.architecture(inputs)  # a network with a dtype of its own cannot run in float64
     if stacked is None or precision is None:
         flat = replace(flat, vectorized=_can_vectorize(flat))
     return flat
@@ -258,23 +259,12 @@ def _can_vectorize(flat: FlatModel) -> bool:
     """Whether vmap runs the network and the prior, and agrees with single passes."""
     start = flat.model.architecture.flatten(flat.model.params)
     pair = torch.stack([start, start + 0.01])
-    try:
-        with flat.running(), _quiet():
+    with flat.running():
+        alone = replace(flat, vectorized=False)(pair)
+        try:
             together = flat(pair)
-            alone = replace(flat, vectorized=False)(pair)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        with flat.running():
-            replace(flat, vectorized=False)(pair)
-        return False
+        except (RuntimeError, NotImplementedError) as error:
+            if not lacks_vmap(error):
+                raise
+            return False
     return all(torch.allclose(a, b, 1e-8, 1e-10) for a, b in zip(together, alone, strict=True))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn an error that names the network into the plain one that a failed vectorization is."""
-    try:
-        yield
-    except Net2GPError as error:
-        raise RuntimeError(str(error)) from error

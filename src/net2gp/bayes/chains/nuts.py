@@ -20,9 +20,10 @@ from net2gp.bayes.chains.adaptation import (
     uniform,
 )
 from net2gp.bayes.chains.hmc import DIVERGENT
-from net2gp.bayes.chains.options import Options, settings_of
+from net2gp.bayes.chains.options import DEFAULTS, Options, settings_of
 from net2gp.bayes.chains.runs import sample
 from net2gp.bayes.model.prior import WeightPrior
+from net2gp.keywords import lists
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
@@ -185,6 +186,7 @@ class Trees:
         return ended
 
 
+@lists(**DEFAULTS)
 def nuts(
     network: nn.Module | Linearized,
     data: Data,
@@ -193,7 +195,7 @@ def nuts(
     prior: WeightPrior | float | None = 1.0,
     temperature: float = 1.0,
     num_draws: int = 1000,
-    num_chains: int = 4,
+    num_chains: int | None = None,
     **options: Unpack[Options],
 ) -> Posterior:
     """Draw the parameters of a network by the No-U-Turn sampler with all data.
@@ -212,7 +214,8 @@ def nuts(
             flat prior.
         temperature: Divides the log joint; less than 1 gives a cold posterior.
         num_draws: The draws of each chain that are kept.
-        num_chains: The number of chains.
+        num_chains: The number of chains. None takes one per network of an ensemble or of a dict as `start`,
+            as many as earlier chains had that go on from `start`, and 4 otherwise.
         options: The entries of `net2gp.bayes.ChainOptions`: warmup, target_acceptance, mass, step_size,
             start, seed, checkpoint, checkpoint_seconds, only and output.
 

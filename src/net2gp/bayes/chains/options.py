@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from net2gp.bayes.chains.adaptation import windows
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.bayes.chains.starts import Start, count_chains
+from net2gp.errors import InputError, check_count, check_positive, check_seed
+from net2gp.keywords import check_known
+from net2gp.linalg.checkpoint import check_path
 from net2gp.linear.linearized import Output, Patterns
-from net2gp.types import Params
 
 
 class Options(TypedDict, total=False):
@@ -21,13 +23,14 @@ class Options(TypedDict, total=False):
         mass: "diagonal" or "dense", the mass matrix that is learned from the draws of the warmup.
         step_size: A fixed step in units of the mass matrix (of the prior's width without warmup); None
             adapts it.
-        start: Where chains start: "prior" draws from the prior (if it is flat, at the network's values),
-            "network" takes the network's own values, and a dict holds parameters by name with an
-            axis of length num_chains in front.
+        start: Where chains start: "prior", the default, draws from the prior (if it is flat, at the network's
+            values), and "network" takes the network's own values. A network, a posterior or a dict of
+            stacked parameters start them elsewhere: see the guide on chains.
         seed: Fixes all random numbers: 0.
         checkpoint: A file that keeps the state. A run that was killed goes on from it to the same draws.
         checkpoint_seconds: The least time between two writes of that file: 60.
-        only: Chooses parameters by name pattern, as in `linearize`; the others stay fixed.
+        only: Chooses parameters by name pattern, as in `linearize`; the others stay fixed. None draws all,
+            whatever their `requires_grad`.
         output: Picks the tensor of outputs from what the network returns.
     """
 
@@ -35,7 +38,7 @@ class Options(TypedDict, total=False):
     target_acceptance: float
     mass: Literal["diagonal", "dense"]
     step_size: float | None
-    start: Literal["prior", "network"] | Params
+    start: Start
     seed: int
     checkpoint: str | os.PathLike | None
     checkpoint_seconds: float
@@ -62,14 +65,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_count(self.num_draws, "num_draws", example=1000)
-        check_count(self.num_chains, "num_chains", example=4)
         check_count(self.warmup, "warmup", example=1000, zero=True)
-        if not 0 < self.target_acceptance < 1:
+        check_seed(self.seed)
+        check_path(self.checkpoint)
+        check_positive(self.checkpoint_seconds, "checkpoint_seconds", zero=True, single=True)
+        check_positive(self.target_acceptance, "target_acceptance", single=True)
+        if self.target_acceptance >= 1:
             raise InputError(
                 "target_acceptance must lie between 0 and 1, but is "
                 f"{self.target_acceptance}. Pass for example target_acceptance=0.8."
             )
-        if self.mass not in ("diagonal", "dense"):
+        if not isinstance(self.mass, str) or self.mass not in ("diagonal", "dense"):
             raise InputError(f'mass must be "diagonal" or "dense", but is {self.mass!r}.')
         if self.step_size is not None:
             check_positive(self.step_size, "step_size", single=True)
@@ -80,12 +86,11 @@ class Settings:
         return [*windows(self.warmup), (self.num_draws, False)]
 
 
-def settings_of(num_draws: int, num_chains: int, options: Options) -> Settings:
+DEFAULTS = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
+"""The defaults of `Options`."""
+
+
+def settings_of(num_draws: int, num_chains: int | None, options: Options) -> Settings:
     """Check the options and fill in their defaults."""
-    unknown = set(options) - set(Options.__annotations__)
-    if unknown:
-        raise InputError(
-            f"there is no option {sorted(unknown)[0]!r}. The options are "
-            f"{', '.join(sorted(Options.__annotations__))}."
-        )
-    return Settings(num_draws, num_chains, **options)
+    check_known(options, Options)
+    return Settings(num_draws, count_chains(num_chains, options.get("start")), **options)

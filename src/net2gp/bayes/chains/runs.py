@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +30,7 @@ from net2gp.bayes.chains.checkpoint import network_key, problem_key
 from net2gp.bayes.chains.flat import FlatModel, flat_model
 from net2gp.bayes.chains.options import Settings
 from net2gp.bayes.chains.perceptrons import ArrayPerceptron, array_perceptron
+from net2gp.bayes.chains.starts import starts
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import (
@@ -38,14 +40,15 @@ from net2gp.errors import (
     NotAvailable,
     warn,
 )
-from net2gp.inputs import describe, gather
+from net2gp.inputs import gather
 from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.linear.linearized import Linearized
+from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
 from net2gp.posteriors.recipes.members import Members
 from net2gp.progress import Advance, progress
-from net2gp.types import Data, Likelihood, Params
+from net2gp.types import Data, Likelihood
 
 STUCK = 0.01
 """A chain that accepts less than this share of its proposals does not move."""
@@ -119,6 +122,8 @@ class Run:
             for name, value in vars(self.settings).items()
             if not name.startswith("checkpoint") and name != "output"
         }
+        if not isinstance(setup["start"], str | dict):
+            setup["start"] = self._starts(torch.Generator().manual_seed(self.settings.seed))
         model = self.flat.model
         network = network_key(model.architecture, self.flat.data[0])
         return problem_key(
@@ -128,7 +133,7 @@ class Run:
 
     def _start(self, generator: torch.Generator) -> State:
         flat, setup = self.flat, self.settings
-        theta = flat.flatten(self._starts(generator)).cpu().contiguous().numpy().copy()
+        theta = self._starts(generator).double().cpu().contiguous().numpy().copy()
         with flat.running():
             value, grad = self._density(theta)
         bad = ~(np.isfinite(value) & np.isfinite(grad).all(1))
@@ -141,6 +146,8 @@ class Run:
         if flat.precision is not None:
             root = (flat.precision.rsqrt() * min(1.0, flat.model.temperature**0.5)).cpu().numpy()
         shape = (len(theta), setup.num_draws, flat.num_params)
+        device = torch.device("cpu")
+        check_memory(8 * math.prod(shape), device, f"{shape[:2]} draws", "a smaller num_draws=")
         state = {
             "theta": theta,
             "root": np.diag(root) if setup.mass == "dense" else root,
@@ -159,28 +166,22 @@ class Run:
         value, grad = self.flat(torch.from_numpy(theta).to(where))
         return value.cpu().numpy(), grad.cpu().numpy()
 
-    def _starts(self, generator: torch.Generator) -> Params:
-        start, own = self.settings.start, self.flat.model.params
-        count = self.settings.num_chains
-        if isinstance(start, dict):
-            wrong = set(start) ^ set(own)
-            if wrong or any(start[n].shape != (count, *value.shape) for n, value in own.items()):
-                raise InputError(
-                    f"start must have the parameters {sorted(own)} with an axis of length {count} in front, "
-                    f"but is {describe(start)}. Stack num_chains={count} values of each parameter."
-                )
-            return {n: start[n].detach().to(value) for n, value in own.items()}
-        if start not in ("prior", "network"):
-            raise InputError(
-                'start must be "prior", "network" or a dict of parameters, but is '
-                f"{describe(start) if not isinstance(start, str) else repr(start)}."
-            )
-        if start == "prior" and self.prior is not None:
+    def _starts(self, generator: torch.Generator) -> Tensor:
+        model, start, count = self.flat.model, self.settings.start, self.settings.num_chains
+        if isinstance(start, str) and start == "prior":
             # a prior that is flat somewhere has no draws, and leaves the network's own values
             with contextlib.suppress(NotAvailable):
-                drawn = self.prior.sample(own, count, generator)
-                return {n: drawn[n].to(value) for n, value in own.items()}
-        return {n: value.expand(count, *value.shape) for n, value in own.items()}
+                return starts(model, "network" if model.prior is None else start, count, generator)[
+                    0
+                ]
+            start = "network"
+        theta, fixed = starts(model, start, count, generator)
+        if fixed:
+            raise InputError(
+                f"start has other values of '{next(iter(fixed))}', which {self.sampler.name} keeps as the "
+                "network has them. Pass the network that start belongs to, or use sghmc or microcanonical."
+            )
+        return theta
 
     def _part(
         self,

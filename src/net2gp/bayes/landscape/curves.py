@@ -9,10 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.model.model import Model
+from net2gp.bayes.model.model import Model, checked_data
 from net2gp.bayes.model.prior import WeightPrior
-from net2gp.errors import InputError, NetworkError, check_count, check_positive
-from net2gp.inputs import gather, num_rows, rows
+from net2gp.errors import (
+    InputError,
+    NetworkError,
+    check_count,
+    check_flag,
+    check_positive,
+    check_seed,
+)
+from net2gp.inputs import describe, num_rows, rows
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Params
@@ -42,6 +49,7 @@ class CurveTraining:
         check_positive(self.learning_rate, "learning_rate", single=True)
         if self.batch_size is not None:
             check_count(self.batch_size, "batch_size")
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +86,9 @@ class Curve:
         Raises:
             InputError: If `t` is outside of the curve.
         """
-        if not 0 <= float(t) <= 1:
-            raise InputError(f"t must be from 0 to 1, but is {float(t):g}.")
+        check_positive(t, "t", zero=True, single=True)
+        if float(t) > 1:
+            raise InputError(f"t must be from 0 to 1, but is {float(t):g}. Pass for example 0.5.")
         weights = _weights(float(t), self.num_points, self.polyline)
         return _combined(weights, self.points)
 
@@ -117,9 +126,8 @@ class Curve:
             The losses, (num_places,).
         """
         check_count(num_places, "num_places")
-        batch = gather(data, self.architecture.example)
-        self.architecture.check(batch[0])
         model = Model.of(self.architecture, likelihood, prior)
+        batch = checked_data(model, data)
         found = []
         with torch.no_grad(), progress("curve", num_places) as advance:
             for t in torch.linspace(0, 1, num_places, dtype=torch.float64):
@@ -196,10 +204,15 @@ def curve_between(
     Reference: Garipov et al., Loss surfaces, mode connectivity, and fast ensembling of DNNs, NeurIPS 2018.
     """
     check_count(bends, "bends")
+    check_flag(polyline, "polyline")
+    if training is not None and not isinstance(training, CurveTraining):
+        raise InputError(
+            f"training must be CurveTraining(...) or None, but is {describe(training)}. Pass for example "
+            "training=net2gp.bayes.CurveTraining(steps=500)."
+        )
     line = straight_line(network_a, network_b)
     network = line.architecture
-    x, y = gather(data, network.example)
-    network.check(x)
+    x, y = checked_data(Model.of(network, likelihood, prior), data)
     model = Model.of(network, likelihood, prior, num_data=num_rows(x))
     chosen = CurveTraining() if training is None else training
     start = torch.arange(1, bends + 1, dtype=torch.float64) / (bends + 1)
@@ -249,9 +262,10 @@ def barrier(losses: Tensor) -> Tensor:
 
     Reference: Frankle et al., Linear mode connectivity and the lottery ticket hypothesis, ICML 2020.
     """
-    if losses.dim() != 1 or len(losses) < 2:
+    if not isinstance(losses, Tensor) or losses.dim() != 1 or len(losses) < 2:
         raise InputError(
-            f"losses must be two or more numbers along a curve, but has shape {tuple(losses.shape)}."
+            f"losses must be two or more numbers along a curve, but is {describe(losses)}. Pass what "
+            "curve.losses(data, likelihood) returns."
         )
     t = torch.linspace(0, 1, len(losses), dtype=losses.dtype, device=losses.device)
     return (losses - (1 - t) * losses[0] - t * losses[-1]).max().clamp(min=0)

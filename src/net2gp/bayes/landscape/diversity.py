@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from net2gp.bayes.model.model import check_likelihood
 from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.likelihoods.responses import target_moments
@@ -74,6 +75,13 @@ def diversity(
 
     Reference: Fort, Hu & Lakshminarayanan, Deep ensembles: a loss landscape perspective, 2019.
     """
+    if likelihood is not None:
+        check_likelihood(likelihood)
+    if not isinstance(networks, Posterior | list | tuple):
+        raise InputError(
+            f"networks must be a posterior or a list of networks, but is {describe(networks)}. Pass what "
+            "ensemble(network, data, likelihood) returns, or [network, other]."
+        )
     if isinstance(networks, Posterior):
         likelihood = networks.likelihood if likelihood is None else likelihood
         parts = list(_groups(networks, x))

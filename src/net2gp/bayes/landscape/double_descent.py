@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.errors import InputError, check_count, check_positive, check_seed
 from net2gp.inputs import describe, gather
 from net2gp.progress import progress
 from net2gp.types import Data
@@ -74,9 +75,8 @@ def double_descent(
     """
     check_positive(ridge, "ridge", zero=True, single=True)
     check_count(num_draws, "num_draws")
-    sizes = [int(width) for width in widths]
-    for width in sizes:
-        check_count(width, "widths")
+    check_seed(seed)
+    sizes = _sizes(widths)
     x, y = _table(data, "data")
     x_test, y_test = _table(test, "test")
     if x_test.shape[1] != x.shape[1] or y_test.shape[1] != y.shape[1]:
@@ -97,6 +97,21 @@ def double_descent(
                 found[:, draw, place] = torch.stack([*errors, w.norm()]).cpu()
                 advance()
     return Descent(torch.tensor(sizes), *found)
+
+
+def _sizes(widths: Sequence[int]) -> list[int]:
+    try:
+        sizes = [index(width) for width in widths]
+    except TypeError:
+        sizes = []
+    if not sizes:
+        raise InputError(
+            f"widths must be one or more whole numbers of features, but is {describe(widths)}. Pass for "
+            "example widths=[10, 100, 1000]."
+        )
+    for width in sizes:
+        check_count(width, "widths")
+    return sizes
 
 
 def _table(data: Data, name: str) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.model.model import Model
+from net2gp.bayes.model.model import Model, checked_data
 from net2gp.bayes.model.prior import WeightPrior
-from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import describe, gather
+from net2gp.errors import InputError, check_count, check_positive, check_seed
+from net2gp.inputs import describe
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.linearized import Linearized, linearize
 from net2gp.progress import progress
@@ -85,13 +85,15 @@ def loss_slice(
     """
     check_positive(reach, "reach", single=True)
     check_count(num_points, "num_points")
+    check_seed(seed)
     architecture = network if isinstance(network, Linearized) else linearize(network)
     chosen = _directions(directions, architecture, seed)
-    x, y = gather(data, architecture.example)
-    architecture.check(x)
     model = Model.of(architecture, likelihood, prior)
+    x, y = checked_data(model, data)
     example = architecture.example
-    steps = torch.linspace(-reach, reach, num_points, dtype=example.dtype, device=example.device)
+    steps = torch.linspace(
+        -float(reach), float(reach), num_points, dtype=example.dtype, device=example.device
+    )
     grid = torch.cartesian_prod(*[steps] * len(chosen)).reshape(-1, len(chosen))
     losses = []
     with torch.no_grad(), progress("slice", len(grid)) as advance:
@@ -105,8 +107,9 @@ def loss_slice(
 
 
 def _directions(given: Directions, network: Linearized, seed: int) -> tuple[Params, ...]:
-    count = given if isinstance(given, int) else len(given)
-    if isinstance(given, bool | Mapping) or count not in (1, 2):
+    wrong = isinstance(given, bool) or not isinstance(given, int | tuple | list)
+    count = 0 if wrong else given if isinstance(given, int) else len(given)
+    if count not in (1, 2):
         raise InputError(
             f"directions must be 1, 2, or a list of one or two dicts of parameters, but is {describe(given)}."
         )
@@ -123,7 +126,7 @@ def _check_direction(direction: Params, params: Params) -> None:
         came = sorted(direction) if isinstance(direction, Mapping) else describe(direction)
         raise InputError(f"a direction has a value for each of {sorted(params)}, but is {came}.")
     for name, value in params.items():
-        if direction[name].shape != value.shape:
+        if getattr(direction[name], "shape", None) != value.shape:
             raise InputError(
                 f"'{name}' of a direction must have shape {tuple(value.shape)}, but is "
                 f"{describe(direction[name])}."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.landscape.layer_chains import Stage, chain_of, columns, follows_scale
-from net2gp.errors import InputError, NetworkError, check_count
+from net2gp.errors import InputError, NetworkError, check_count, check_seed
 from net2gp.inputs import describe
 
 
@@ -145,6 +145,7 @@ def match_weights(
     Reference: Ainsworth et al., Git Re-Basin: merging models modulo permutation symmetries, ICLR 2023.
     """
     check_count(max_sweeps, "max_sweeps")
+    check_seed(seed)
     own, wanted = chain_of(network), chain_of(reference)
     shapes, others = ([(s.name, s.layer.weight.shape) for s in chain] for chain in (own, wanted))
     if shapes != others:
@@ -246,6 +247,10 @@ def _input_groups(one: Stage, other: Stage) -> Tensor:
 
 def _check_names(given: Mapping[str, Tensor], stages: list[Stage], argument: str) -> None:
     known = [stage.name for stage in stages[:-1]]
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"{argument} must be a dict by the names of hidden layers, {known}, but is {describe(given)}."
+        )
     for name in given:
         if name not in known:
             raise InputError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.errors import InputError, check_count, check_flag, check_positive
 from net2gp.kernels.periodic import circle
 from net2gp.limits.modules.pointwise import Cos, Erf, Rbf, Sin
 
@@ -100,7 +100,7 @@ class Shape:
     trend: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise InputError(
                 f"the activation {self.activation!r} is not known here. There are: "
                 f"{', '.join(sorted(ACTIVATIONS))}."
@@ -186,6 +186,11 @@ class Family:
                     f"{name} of a Family is a tuple with one entry or more, but is {given!r}. Pass for "
                     "example Family(activations=('relu', 'tanh'), depths=(1, 2))."
                 )
+        for depth in self.depths:
+            check_count(depth, "depths", example=2, zero=True)
+        for trend in self.trends:
+            check_flag(trend, "trends")
+        list(self.shapes())  # each shape checks its entries
 
     def shapes(self) -> Iterator[Shape]:
         """The shapes, from simple to involved: few layers first, and first without a trend."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from net2gp.bayes.matching.architectures import Family, Shape
 from net2gp.bayes.matching.fitting import Fit, Objective, Search
 from net2gp.bayes.model.prior import NormalPrior
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.errors import InputError, check_count, check_positive, check_seed
 from net2gp.inputs import describe, gather
 from net2gp.kernels.base import Sum
 from net2gp.kernels.periodic import Periodic
@@ -166,6 +166,12 @@ def network_like(
     functions, UAI 2019.
     """
     check_count(width, "width", example=512)
+    check_seed(seed)
+    if family is not None and not isinstance(family, Family):
+        raise InputError(
+            f"family must be Family(...) or None, but is {describe(family)}. Pass for example "
+            'family=net2gp.bayes.Family(activations=("relu",)).'
+        )
     check_count(max_iterations, "max_iterations", example=100)
     check_count(1 if num_outputs is None else num_outputs, "num_outputs", example=1)
     known = _is_covariance(target)

@@ -46,6 +46,8 @@ def module_with(network: nn.Module, weights: Params, index: int | None = None) -
             "weights are values by name, as posterior.sample_weights(1) gives them, but are "
             f"{describe(weights)}."
         )
+    if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
+        raise InputError(f"index must be the number of a draw or None, but is {describe(index)}.")
     copied = copy.deepcopy(network)
     # a tensor that several modules share has several names here, as draws may name any of them
     known: dict[str, Tensor] = dict(copied.named_parameters(remove_duplicate=False))
@@ -56,6 +58,8 @@ def module_with(network: nn.Module, weights: Params, index: int | None = None) -
                 f"weights has '{name}', which the network does not have. It has: "
                 f"{', '.join(list(known)[:6])}."
             )
+        if not isinstance(value, Tensor):
+            raise InputError(f"weights must be tensors, but '{name}' is {describe(value)}.")
         with torch.no_grad():
             known[name].copy_(_one(name, value, known[name], index))
     return copied

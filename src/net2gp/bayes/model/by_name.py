@@ -47,7 +47,9 @@ class PriorByName:
                 raise InputError(
                     f"priors must have name patterns as keys, but has {pattern!r}. Pass for example '*'."
                 )
-        found = {pattern: as_prior(one) for pattern, one in self.priors.items()}
+        found = {
+            pattern: as_prior(one, f"priors['{pattern}']") for pattern, one in self.priors.items()
+        }
         object.__setattr__(self, "priors", found)
 
     def check(self, params: Params) -> None:

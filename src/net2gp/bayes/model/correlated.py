@@ -72,6 +72,11 @@ class CorrelatedPrior:
         Raises:
             InputError: If an argument is not positive.
         """
+        if not isinstance(kernel_size, tuple | list) or not kernel_size:
+            raise InputError(
+                f"kernel_size must be the pixels along each axis, but is {describe(kernel_size)}. Pass for "
+                "example kernel_size=(3, 3)."
+            )
         for size in kernel_size:
             check_count(size, "kernel_size", example=3)
         check_positive(variance, "variance", single=True)
@@ -79,7 +84,7 @@ class CorrelatedPrior:
         axes = [torch.arange(size, dtype=torch.float64) for size in kernel_size]
         pixels = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
         gaps = (pixels[:, None] - pixels).square().sum(-1).sqrt()
-        return cls(variance * (-gaps / lengthscale).exp())
+        return cls(float(variance) * (-gaps / float(lengthscale)).exp())
 
     def check(self, params: Params) -> None:
         """Raise unless every parameter consists of filters of K entries.

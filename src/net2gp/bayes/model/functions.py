@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from net2gp.bayes.model.prior import WeightPrior, as_prior
-from net2gp.errors import check_count
+from net2gp.errors import check_count, check_generator
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
 from net2gp.posteriors.recipes.drawn import Chosen
 from net2gp.posteriors.recipes.members import Members
@@ -47,7 +47,9 @@ def prior_functions(
     torch.Size([3, 5, 1])
     """
     check_count(num_samples, "num_samples")
+    check_generator(generator)
     chosen = as_prior(prior)
     if not isinstance(network, Linearized):
         network = linearize(network, only=only, output=output)
+    chosen.check(network.params)
     return Chosen(Members(network, chosen.sample(network.params, num_samples, generator)))

@@ -92,7 +92,7 @@ class StudentTPrior:
 
     def check(self, params: Params) -> None:
         """Raise unless every parameter has a positive scale."""
-        positive_variances(self.scale_var, params)
+        positive_variances(self.scale_var, params, "scale_var")
 
     def log_prob(self, params: Params) -> Tensor:
         """Σ const − ½ (ν + 1) log(1 + θ²/(ν s²))."""

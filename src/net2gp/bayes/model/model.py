@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior, as_prior
-from net2gp.errors import InputError, check_positive
-from net2gp.inputs import describe, num_rows
+from net2gp.errors import InputError, check_count, check_positive
+from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
-from net2gp.types import Inputs, Likelihood, Params
+from net2gp.types import Data, Inputs, Likelihood, Params
 
 Batch = tuple[Inputs, Tensor]
 """Inputs and targets of some points."""
@@ -80,6 +81,8 @@ class Model:
             NetworkError: If the network has dropout or batch statistics in training mode.
         """
         check_positive(temperature, "temperature", single=True)
+        if num_data is not None:
+            check_count(num_data, "num_data", example=1000)
         check_likelihood(likelihood)
         if has_open_noise(likelihood):
             raise InputError(
@@ -149,6 +152,29 @@ class Model:
         share = 1.0 if self.num_data is None else self.num_data / num_rows(batch[0])
         total = self.log_prior(params) + share * self.log_likelihood(params, batch)
         return total / self.temperature
+
+
+def checked_data(model: Model, data: Data) -> Batch:
+    """Collect data, and raise unless the network takes the inputs and the likelihood takes the targets.
+
+    Args:
+        model: The network and its likelihood.
+        data: The data, as `gather` takes them.
+
+    Returns:
+        All inputs and targets.
+
+    Raises:
+        InputError: If the targets do not fit.
+        NetworkError: If the network cannot take the inputs.
+    """
+    network = model.architecture
+    x, y = gather(data, network.example)
+    network.check(x)
+    with torch.no_grad():
+        f = network(rows(x, slice(0, 1)))
+    model.likelihood.check(f.expand(num_rows(x), -1), y)
+    return x, y
 
 
 def check_likelihood(likelihood: object) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.model.fan_in import fan_in_variances
-from net2gp.errors import InputError, NotAvailable
+from net2gp.errors import InputError, NotAvailable, check_positive
 from net2gp.inputs import describe
 from net2gp.limits.prior import Variances
 from net2gp.linalg.chance import random_normal
@@ -176,11 +176,12 @@ class FlatPrior:
         )
 
 
-def as_prior(prior: WeightPrior | float | None) -> WeightPrior:
+def as_prior(prior: WeightPrior | float | None, name: str = "prior") -> WeightPrior:
     """Read what a method takes as `prior`.
 
     Args:
         prior: A prior, the variance of independent Gaussians, or None for a flat prior.
+        name: Its name in the messages.
 
     Returns:
         The prior.
@@ -191,10 +192,11 @@ def as_prior(prior: WeightPrior | float | None) -> WeightPrior:
     if prior is None:
         return FlatPrior()
     if isinstance(prior, int | float) and not isinstance(prior, bool):
-        return NormalPrior(prior)
+        check_positive(prior, name, zero=True)
+        return NormalPrior(float(prior))
     if not isinstance(prior, WeightPrior) or isinstance(prior, type):
         raise InputError(
-            f"prior must be a prior of parameters, a variance or None, but is {describe(prior)}. Pass for "
+            f"{name} must be a prior of parameters, a variance or None, but is {describe(prior)}. Pass for "
             "example prior=1.0."
         )
     return prior
@@ -225,7 +227,7 @@ def variances_of(variance: PriorVar, params: Params) -> dict[str, float | Tensor
             found[name] = float(one)
         else:
             given = {} if one is None else {name: one}
-            found[name] = expand_prior(given, {name: value})[name]
+            found[name] = expand_prior(given, {name: value}, "variance")[name]
     return found
 
 
@@ -243,12 +245,13 @@ def divided(terms: Tensor, variance: float | Tensor) -> Tensor:
     return terms.sum() / variance
 
 
-def positive_variances(variance: PriorVar, params: Params) -> Params:
+def positive_variances(variance: PriorVar, params: Params, argument: str = "variance") -> Params:
     """Expand variances by name pattern, and raise unless all of them are positive.
 
     Args:
         variance: One variance, or variances by name pattern; the last match counts.
         params: Parameters by name.
+        argument: The name of the variance in the messages.
 
     Returns:
         A scalar tensor or a tensor of the parameter's shape, by name.
@@ -256,7 +259,7 @@ def positive_variances(variance: PriorVar, params: Params) -> Params:
     Raises:
         InputError: If a parameter has no variance, or one that is not positive.
     """
-    found = expand_prior(variance, params)
+    found = expand_prior(variance, params, argument)
     for name, value in found.items():
         if not bool((value > 0).all()):
             raise InputError(

@@ -62,7 +62,7 @@ class ScaleMixture:
                 f"mixing must be the law of a variance, but is {describe(self.mixing)}. Pass for example "
                 "ScaleMixture(InverseGamma(2.0, 2.0))."
             )
-        if self.per not in PER:
+        if not isinstance(self.per, str) or self.per not in PER:
             raise InputError(
                 f"per must be 'weight', 'layer' or 'network', but is {self.per!r}. Pass for example "
                 "per='layer'."

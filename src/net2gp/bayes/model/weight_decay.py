@@ -11,6 +11,7 @@ from net2gp.bayes.model.by_name import PriorByName
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior, WeightPrior, as_prior
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import describe
+from net2gp.linear.forward.kinds import check_kind
 from net2gp.linear.parameters import expand_prior
 from net2gp.types import Params
 
@@ -68,7 +69,7 @@ def prior_of_weight_decay(
     if not isinstance(weight_decay, optim.Optimizer):
         check_positive(weight_decay, "weight_decay", zero=True, single=True)
         return NormalPrior(1 / (factor * weight_decay)) if weight_decay else FlatPrior()
-    if network is None:
+    if not isinstance(network, nn.Module):
         raise InputError(
             "the parameters of an optimizer have no names. Pass prior_of_weight_decay(optimizer, network)."
         )
@@ -149,6 +150,7 @@ def decay_groups(
     [(1, 1.0), (1, 0.1)]
     """
     factor = _factor(num_averaged, noise_var)
+    check_kind(network)
     named = dict(network.named_parameters())
     chosen = as_prior(prior)
     chosen.check(dict(named))

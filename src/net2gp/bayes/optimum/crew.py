@@ -18,7 +18,8 @@ from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.starts import member_seeds
 from net2gp.bayes.optimum.task import Task
 from net2gp.bayes.optimum.teams import Perceptrons, Single, Stacked, Team, can_stack
-from net2gp.errors import InputError, Net2GPError
+from net2gp.calling import lacks_vmap
+from net2gp.errors import InputError
 from net2gp.inputs import rows
 from net2gp.progress import progress
 
@@ -136,8 +137,8 @@ def why_not_stacked(task: Task, networks: Sequence[nn.Module], training: Trainin
             team = Stacked(networks, task.names, task.output)
             out = team.outputs(few, own=False)
             torch.autograd.grad(out.sum(), team.leaves, allow_unused=True)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        if isinstance(error, Net2GPError | torch.OutOfMemoryError):
+    except (RuntimeError, NotImplementedError) as error:
+        if not lacks_vmap(error):
             raise
         return f"torch cannot vectorize a pass ({error})"
     return ""

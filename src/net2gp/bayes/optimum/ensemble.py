@@ -16,7 +16,7 @@ from net2gp.bayes.optimum.descent import Optimum, descend
 from net2gp.bayes.optimum.objective import Objective
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.starts import Factory, check_alike, member_seeds, starts
-from net2gp.bayes.optimum.task import Task, prepare
+from net2gp.bayes.optimum.task import Task, check_flags, check_training, prepare
 from net2gp.bayes.optimum.teams import Single
 from net2gp.errors import InputError
 from net2gp.inputs import ordinary_tensors
@@ -101,12 +101,14 @@ def ensemble(
     ensembling, AISTATS 2020; Huang et al., Snapshot ensembles, ICLR 2017.
     """
     check_known(options, Options)
+    check_flags(options, ("randomized", "bootstrap", "snapshots"))
     settings = Training() if training is None else training
     if options.get("snapshots"):
         return _snapshots(
             network, (data, likelihood, prior), (only, output), settings, num_members, options
         )
-    networks = starts(network, num_members, getattr(settings, "seed", 0), only)
+    check_training(training)
+    networks = starts(network, num_members, settings.seed, only)
     task = prepare(networks[0], data, likelihood, prior, (only, output), training)
     check_alike(networks, task.model.architecture, task.x)
     objective = task.objective

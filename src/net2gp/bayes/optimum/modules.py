@@ -9,10 +9,11 @@ from torch import nn
 
 from net2gp.bayes.optimum.task import placed
 from net2gp.errors import InputError, NotAvailable
+from net2gp.inputs import describe
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
-from net2gp.posteriors.recipes.drawn import Drawn
+from net2gp.posteriors.recipes.drawn import Drawn, check_posterior
 from net2gp.posteriors.recipes.mixed import Mixed
 
 
@@ -41,9 +42,16 @@ def module_of(posterior: Posterior, index: int = 0) -> nn.Module:
     >>> bool((module_of(posterior)(x) == posterior.mean(x)).all())
     True
     """
+    check_posterior(posterior)
     count = _count(posterior)
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise InputError(
+            f"index must be the number of a network, from 0 to {count - 1}, but is {describe(index)}."
+        )
     if not -count <= index < count:
-        raise InputError(f"there are {count} networks, but number {index} was asked for.")
+        raise InputError(
+            f"there are {count} networks, but number {index} was asked for. Pass 0 to {count - 1}."
+        )
     return placed(next(islice(_networks(posterior), index % count, None)), {}).network
 
 

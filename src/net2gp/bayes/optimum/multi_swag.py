@@ -16,7 +16,7 @@ from net2gp.bayes.optimum.crew import Crew
 from net2gp.bayes.optimum.objective import Objective, evaluate, score
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.starts import Factory, check_alike, starts
-from net2gp.bayes.optimum.task import Task, placed, prepare
+from net2gp.bayes.optimum.task import Task, check_flags, check_training, placed, prepare
 from net2gp.bayes.optimum.teams import Single, called
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import chunks, num_rows, ordinary_tensors
@@ -101,10 +101,12 @@ def multi_swag(
     2020.
     """
     check_known(options, Options)
+    check_flags(options, ())
+    check_training(training)
     settings = Training() if training is None else training
     swag, count = Swag(options.get("rank", 20)), options.get("num_collected", 30)
     check_count(count, "num_collected", example=30)
-    networks = starts(network, num_members, getattr(settings, "seed", 0), only)
+    networks = starts(network, num_members, settings.seed, only)
     task = prepare(networks[0], data, likelihood, prior, (only, output), training)
     if not isinstance(task.model.prior, NormalPrior):
         raise InputError(
@@ -112,7 +114,8 @@ def multi_swag(
             "a NormalPrior."
         )
     check_alike(networks, task.model.architecture, task.x)
-    every = options.get("collect_every") or _steps_of_epoch(task.objective, settings)
+    every = options.get("collect_every")
+    every = _steps_of_epoch(task.objective, settings) if every is None else every
     check_count(every, "collect_every")
     crew = Crew(task, networks, settings, options.get("vectorize"))
     crew.train(task.objective, settings, held=task.held)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.errors import InputError, check_count, check_positive, check_seed
 from net2gp.inputs import describe
 from net2gp.types import Data
 
@@ -72,7 +72,14 @@ class Training:
         check_count(self.look_every, "look_every")
         if self.batch_size is not None:
             check_count(self.batch_size, "batch_size")
-        if not callable(self.schedule) and self.schedule not in ("cosine", "constant"):
+        check_seed(self.seed)
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise InputError(
+                f"optimizer must be a function that makes an optimizer, but is {describe(self.optimizer)}. "
+                "Pass for example optimizer=lambda params: torch.optim.SGD(params, lr=0.1)."
+            )
+        named = isinstance(self.schedule, str) and self.schedule in ("cosine", "constant")
+        if not callable(self.schedule) and not named:
             raise InputError(
                 'schedule must be "cosine", "constant" or a function from an optimizer to a schedule, but is '
                 f"{self.schedule!r}. Pass schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 100)."

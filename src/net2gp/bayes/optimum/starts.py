@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -29,7 +30,7 @@ def member_seeds(seed: int, count: int) -> list[int]:
     Returns:
         One seed per member.
     """
-    return [(seed + 1) * 1_000_003 + index for index in range(count)]
+    return [((seed + 1) * 1_000_003 + index) % 2**63 for index in range(count)]
 
 
 def starts(
@@ -54,9 +55,10 @@ def starts(
     seeds = member_seeds(seed, count)
     if isinstance(network, nn.Module):
         return [_restarted(network, one, only) for one in seeds]
-    if not callable(network):
+    if not callable(network) or not _takes_nothing(network):
         raise InputError(
-            f"network must be an nn.Module or a function that makes one, but is {describe(network)}."
+            f"network must be an nn.Module or a function without arguments that makes one, but is "
+            f"{describe(network)}. Pass for example lambda: MyNetwork(3)."
         )
     found = []
     for one in seeds:
@@ -69,6 +71,17 @@ def starts(
         found.append(copy.deepcopy(made))
     _check_different(found)
     return found
+
+
+def _takes_nothing(factory: Factory) -> bool:
+    """Whether a function can be called without arguments."""
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
 
 
 def _drawing_device() -> torch.device:

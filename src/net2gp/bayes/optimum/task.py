@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.optimum.descent import Optimum
 from net2gp.bayes.optimum.objective import Objective
 from net2gp.bayes.optimum.settings import Training
-from net2gp.errors import InputError
+from net2gp.errors import InputError, check_flag
 from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_noise, of_points, tied_points
 from net2gp.linear.forward.evaluation import evaluating
@@ -117,11 +118,7 @@ def prepare(
     """
     if not isinstance(network, nn.Module):
         raise InputError(f"network must be an nn.Module, but is {describe(network)}.")
-    if training is not None and not isinstance(training, Training):
-        raise InputError(
-            f"training must be Training(...) or None, but is {describe(training)}. Pass for example "
-            "training=net2gp.bayes.Training(num_steps=1000)."
-        )
+    check_training(training)
     check_trainable(network)
     settings = Training() if training is None else training
     only, output = choice
@@ -138,6 +135,23 @@ def prepare(
     if isinstance(given, NormalPrior):
         variances = expand_prior(given.variance, architecture.params)
     return Task(model, likelihood, x, y, replace(kept, prior=given, variances=variances), held)
+
+
+def check_training(training: Training | None) -> None:
+    """Raise unless this is `Training(...)` or None."""
+    if training is not None and not isinstance(training, Training):
+        raise InputError(
+            f"training must be Training(...) or None, but is {describe(training)}. Pass for example "
+            "training=net2gp.bayes.Training(num_steps=1000)."
+        )
+
+
+def check_flags(options: Any, names: Sequence[str]) -> None:
+    """Raise unless the named options are True or False, and `vectorize` one of these or None."""
+    for name in names:
+        check_flag(options.get(name, False), name)
+    if options.get("vectorize") is not None:
+        check_flag(options["vectorize"], "vectorize")
 
 
 def _divided(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from net2gp.bayes.model.stacked import Room, StackedMLP
+from net2gp.calling import functional_call
 from net2gp.inputs import map_inputs, tensors
-from net2gp.linalg.functional import functional_call
 from net2gp.linear.forward.evaluation import without_vmap_warnings
 from net2gp.linear.linearized import Linearized, Output
 from net2gp.types import Inputs, Params

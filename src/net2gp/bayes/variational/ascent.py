@@ -18,8 +18,8 @@ from net2gp.bayes.model.prior import NormalPrior
 from net2gp.bayes.variational.bound import Passes
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
 from net2gp.bayes.variational.noisy_pass import Spread
-from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import num_rows, rows
+from net2gp.errors import InputError, check_count, check_positive, check_seed
+from net2gp.inputs import describe, num_rows, rows
 from net2gp.likelihoods.traits import GaussianNoise, of_points
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.parameters import expand_prior
@@ -53,11 +53,26 @@ class Settings:
                 check_count(getattr(self, name), name)
         check_positive(self.learning_rate, "learning_rate", single=True)
         check_positive(self.initial_var, "initial_var", single=True)
+        check_seed(self.seed)
+        for name, example in (
+            ("optimizer", "lambda tensors: torch.optim.SGD(tensors, lr=0.01)"),
+            ("schedule", "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)"),
+        ):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise InputError(
+                    f"{name} must be a function, but is {describe(getattr(self, name))}. Pass for example "
+                    f"{name}={example}."
+                )
 
     def start(self, leaves: list[Tensor]) -> tuple[Optimizer, LRScheduler | None]:
         """Make the optimizer and its schedule."""
         if self.optimizer is not None:
             made = self.optimizer(leaves)
+            if not isinstance(made, Optimizer):
+                raise InputError(
+                    f"optimizer must return a torch optimizer, but returned {describe(made)}. Pass for "
+                    "example optimizer=lambda tensors: torch.optim.SGD(tensors, lr=0.01)."
+                )
             return made, None if self.schedule is None else self.schedule(made)
         fused = leaves[0].device.type in ("cpu", "cuda")
         adam = torch.optim.Adam(leaves, lr=self.learning_rate, fused=fused)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from net2gp.bayes.model.model import Batch, Model
+from net2gp.bayes.model.model import Batch, Model, checked_data
 from net2gp.bayes.variational.gaussian_weights import GaussianWeights
 from net2gp.bayes.variational.noisy_pass import Estimator, NoisyPass, Spread, Uses, find_uses, run
-from net2gp.errors import InputError, Net2GPError, check_count
-from net2gp.inputs import map_inputs, num_rows
+from net2gp.calling import lacks_vmap
+from net2gp.errors import InputError, check_count, check_generator
+from net2gp.inputs import describe, map_inputs, num_rows
 from net2gp.linear.forward.evaluation import evaluating, without_checkpoints
 from net2gp.linear.forward.modes import in_eval_mode
 from net2gp.types import Inputs, Likelihood, Params
@@ -44,7 +45,7 @@ class Passes:
             InputError: If the estimator is not known.
             NetworkError: If the network cannot take the inputs.
         """
-        if estimator not in ESTIMATORS:
+        if not isinstance(estimator, str) or estimator not in ESTIMATORS:
             raise InputError(
                 f'estimator must be "local", "flipout" or "weights", but is {estimator!r}.'
             )
@@ -114,10 +115,10 @@ class Passes:
         try:
             dummy = torch.zeros(num_samples, device=generator.device)
             return share * vmap(once, randomness="different")(dummy).mean()
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            if isinstance(error, Net2GPError | torch.OutOfMemoryError):
+        except (RuntimeError, NotImplementedError) as error:
+            if not lacks_vmap(error):
                 raise
-            return share * torch.stack([once() for _ in range(num_samples)]).mean()
+        return share * torch.stack([once() for _ in range(num_samples)]).mean()
 
 
 def elbo(
@@ -161,6 +162,13 @@ def elbo(
     Reference: Blundell et al., Weight uncertainty in neural networks, ICML 2015.
     """
     check_count(num_samples, "num_samples")
+    check_generator(generator)
+    if not isinstance(weights, GaussianWeights) or not isinstance(model, Model):
+        raise InputError(
+            "elbo takes a GaussianWeights, a Model and a batch, but got "
+            f"{describe(weights)} and {describe(model)}."
+        )
+    batch = checked_data(model, batch)
     like = next(iter(weights.mean.values()))
     generator = generator or torch.Generator(like.device).manual_seed(0)
     passes = Passes.of(model, estimator, batch[0])

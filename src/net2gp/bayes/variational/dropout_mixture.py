@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from net2gp.bayes.model.model import Batch, Model
+from net2gp.bayes.model.model import Batch, Model, checked_data
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.errors import InputError, check_count, check_generator, check_positive
 from net2gp.inputs import describe, num_rows
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.parameters import expand_prior
@@ -70,8 +70,10 @@ class DropoutMixture:
                 f"mean must be a tensor whose axis {self.axis} counts units, but is {describe(self.mean)}."
             )
         check_positive(self.variance, "variance", single=True)
-        if not 0 <= self.drop < 1:
-            raise InputError(f"drop must be at least 0 and less than 1, but is {self.drop}.")
+        if not isinstance(self.drop, int | float) or not 0 <= self.drop < 1:
+            raise InputError(
+                f"drop must be at least 0 and less than 1, but is {self.drop!r}. Pass for example 0.1."
+            )
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw weights.
@@ -217,6 +219,15 @@ def dropout_elbo(
     Reference: Gal and Ghahramani, Dropout as a Bayesian approximation, ICML 2016.
     """
     check_count(num_samples, "num_samples")
+    check_generator(generator)
+    if not isinstance(model, Model) or not isinstance(mixtures, Mapping):
+        raise InputError(
+            "dropout_elbo takes a dict of mixtures, a Model and a batch, but got "
+            f"{describe(mixtures)} and {describe(model)}."
+        )
+    if not all(isinstance(one, DropoutMixture) for one in mixtures.values()):
+        raise InputError(f"mixtures must be of DropoutMixture, but are {describe(mixtures)}.")
+    batch = checked_data(model, batch)
     shapes = {name: tuple(value.shape) for name, value in model.params.items()}
     given = {name: tuple(one.mean.shape) for name, one in mixtures.items()}
     if shapes != given:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.errors import InputError, check_count, check_positive
+from net2gp.inputs import describe
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.parameters import expand_prior
 from net2gp.tags import savable
@@ -39,6 +40,9 @@ class GaussianWeights:
     variance: Params = field(repr=False)
 
     def __post_init__(self) -> None:
+        for name, part in (("mean", self.mean), ("variance", self.variance)):
+            if not isinstance(part, dict) or not all(isinstance(v, Tensor) for v in part.values()):
+                raise InputError(f"{name} must be tensors by name, but is {describe(part)}.")
         shapes = [
             {n: tuple(v.shape) for n, v in part.items()} for part in (self.mean, self.variance)
         ]

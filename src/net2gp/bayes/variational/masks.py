@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from net2gp.errors import InputError, NetworkError, check_count
-from net2gp.inputs import rows, tensors
+from net2gp.errors import InputError, NetworkError, check_count, check_seed
+from net2gp.inputs import describe, rows, tensors
+from net2gp.linear.forward.evaluation import accepts
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.recipes.members import Members
 from net2gp.tags import savable
@@ -140,7 +141,7 @@ def find_sites(architecture: Linearized, x: Inputs) -> tuple[Sites, list[tuple[i
     for count in (3, 2):
         copies = torch.zeros(count, dtype=torch.long, device=tensors(x)[0].device)
         finding = _Finding(count)
-        with torch.no_grad(), finding:
+        with torch.no_grad(), accepts(x), finding:
             architecture.run(architecture.params, rows(x, copies))
     if not finding.sites:
         raise NetworkError(
@@ -257,6 +258,7 @@ def draw_masks(
         The network with S draws of masks.
 
     Raises:
+        InputError: If an argument is of the wrong kind.
         NetworkError: If the network does not call dropout, or does so where points are not on the first
             axis.
 
@@ -268,6 +270,13 @@ def draw_masks(
     Reference: Srivastava et al., Dropout, JMLR 2014.
     """
     check_count(num_samples, "num_samples")
+    check_seed(seed)
+    if not isinstance(architecture, Linearized):
+        raise InputError(
+            f"architecture must be linearize(network), but is {describe(architecture)}. For a posterior use "
+            "mc_dropout(network, data, likelihood)."
+        )
+    architecture.check(x)
     sites, shapes = find_sites(architecture, x)
     generator = torch.Generator().manual_seed(seed)
     values = {}
@@ -301,15 +310,17 @@ def drop_units(
     >>> drop_units(layer, inputs=torch.tensor([1.0, 0.0, 1.0])).weight[:, 1].abs().tolist()
     [0.0, 0.0]
     """
+    if not isinstance(layer, nn.Linear):
+        raise InputError(f"layer must be an nn.Linear, but is {describe(layer)}.")
     weight = layer.weight.detach()
     bias: Tensor | None = None if layer.bias is None else layer.bias.detach()
     for name, mask, count in (
         ("inputs", inputs, weight.shape[1]),
         ("outputs", outputs, len(weight)),
     ):
-        if mask is not None and mask.shape != (count,):
+        if mask is not None and (not isinstance(mask, Tensor) or mask.shape != (count,)):
             raise InputError(
-                f"{name} must have shape ({count},), one number per unit, but has {tuple(mask.shape)}."
+                f"{name} must have shape ({count},), one number per unit, but is {describe(mask)}."
             )
     if inputs is not None:
         weight = weight * inputs.to(weight)

@@ -9,10 +9,11 @@ from torch import nn
 
 from net2gp.bayes.model.model import check_likelihood
 from net2gp.bayes.variational.masks import draw_masks
-from net2gp.errors import InputError, NotAvailable
+from net2gp.errors import InputError, NotAvailable, check_seed
 from net2gp.inputs import gather, ordinary_tensors
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.forward.kinds import check_kind
 from net2gp.linear.linearized import Linearized, Output, example_of, linearize
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn
@@ -90,8 +91,10 @@ def mc_dropout(
             "the variance of the noise is open, and dropout does not learn it. Pass "
             "Gaussian(noise_var=...), for example the mean squared residual of held-out data."
         )
-    x, y = gather(data, example_of(network))
+    check_seed(seed)
     module = network.network if isinstance(network, Linearized) else network
+    check_kind(module)
+    x, y = gather(data, example_of(network))
     with evaluating(module):
         if not isinstance(network, Linearized):
             network = linearize(network, output=output)

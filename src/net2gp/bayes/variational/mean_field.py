@@ -24,7 +24,7 @@ from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.linearized import Linearized, Output, Patterns, example_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
-from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
+from net2gp.posteriors.recipes.drawn import ByDrawing, check_posterior, drawn_posterior
 from net2gp.posteriors.recipes.members import Members
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
 from net2gp.tags import savable
@@ -213,6 +213,7 @@ def linearized_mean_field(posterior: Posterior) -> Posterior:
     >>> linearized_mean_field(found).marginal(x).variance.shape
     torch.Size([4, 1])
     """
+    check_posterior(posterior)
     recipe, process = posterior.recipe, posterior.process
     if not isinstance(recipe, ByMeanField) or recipe.weights is None:
         raise NotAvailable(

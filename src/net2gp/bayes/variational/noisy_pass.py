@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from net2gp.calling import functional_call
 from net2gp.inputs import rows, tensors
-from net2gp.linalg.functional import functional_call
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from net2gp.calling import functional_call
 from net2gp.errors import NetworkError
 from net2gp.inputs import chunks, describe, follows, map_inputs, num_rows, ordinary_tensors, tensors
 from net2gp.limits.sampling.draws import Draws
-from net2gp.linalg.functional import functional_call
 from net2gp.types import Inputs, Params
 
 BUDGET = 2**27

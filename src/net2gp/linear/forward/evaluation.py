@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from net2gp.calling import functional_call
 from net2gp.errors import Net2GPError, NetworkError
 from net2gp.inputs import describe
-from net2gp.linalg.functional import functional_call
 from net2gp.linear.forward.plain import Plain
 from net2gp.types import Inputs, Params
 
@@ -309,13 +309,21 @@ def differentiates() -> Iterator[None]:
 
 @contextlib.contextmanager
 def accepts(x: Inputs) -> Iterator[None]:
-    """Raise errors of the network within this context together with a description of the inputs."""
+    """Raise errors of the network within this context together with a description of the inputs.
+
+    Only kinds of errors that wrong inputs cause blame the inputs; others are faults of the network's code.
+    """
     try:
         yield
     except (Net2GPError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever the network's own code raises
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise NetworkError(
             f"the network cannot take x, {describe(x)}: {error}. "
             "Pass what network(x) takes, a batch first; a tuple is passed as *x and a dict as **x."
+        ) from error
+    except Exception as error:
+        raise NetworkError(
+            f"the code of the network raised {type(error).__name__}: {error}, for x, {describe(x)}. Call "
+            "network(x) by itself to find the place."
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from net2gp.errors import NetworkError
+from net2gp.errors import InputError, NetworkError
 from net2gp.inputs import describe
 
 
@@ -49,4 +49,13 @@ def _check_quantized(network: nn.Module) -> None:
         raise NetworkError(
             f"the network is quantized ({', '.join(quantized[:4])}{more}): weights in integers have no "
             "derivative. Pass the network as it was before quantization, in float32 or float64."
+        )
+
+
+def check_output(output: Any) -> None:
+    """Raise unless `output` is a function that picks the tensor of outputs, or None."""
+    if output is not None and (isinstance(output, type) or not callable(output)):
+        raise InputError(
+            f"output must be a function of what the network returns, but is {describe(output)}. Pass for "
+            "example output=lambda out: out.logits."
         )

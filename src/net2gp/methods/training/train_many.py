@@ -15,10 +15,10 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.func import vmap
 
+from net2gp.calling import functional_call
 from net2gp.errors import InputError, NetworkError, check_count, check_finite, check_positive
 from net2gp.inputs import describe, gather, ordinary_tensors
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
-from net2gp.linalg.functional import functional_call
 from net2gp.linear import linearize
 from net2gp.linear.forward.evaluation import differentiable
 from net2gp.linear.forward.modes import check_layers, in_eval_mode

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from net2gp.errors import NotAvailable
-from net2gp.inputs import follows, num_rows, rows
+from net2gp.errors import InputError, NotAvailable
+from net2gp.inputs import describe, follows, num_rows, rows
 from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.responses import target_moments
@@ -268,3 +268,24 @@ def drawn_posterior(
     return Posterior(
         Drawn(members, num_outputs, prior), likelihood, x, y, None, recipe or ByDrawing()
     )
+
+
+def check_posterior(posterior: object) -> None:
+    """Raise unless this is a posterior.
+
+    Args:
+        posterior: What a function of posteriors was given.
+
+    Raises:
+        InputError: If it is anything else, such as a network.
+
+    >>> check_posterior(torch.nn.Linear(1, 1))
+    Traceback (most recent call last):
+    ...
+    net2gp.errors.InputError: posterior must be what a method such as ensemble(network, data, likelihood) ...
+    """
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            "posterior must be what a method such as ensemble(network, data, likelihood) returns, but is "
+            f"{describe(posterior)}."
+        )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from net2gp.errors import InputError, Net2GPError
+from net2gp.calling import lacks_vmap
+from net2gp.errors import InputError
 from net2gp.inputs import describe, follows, num_rows, rows
 from net2gp.kernels.features import BaseFeatureKernel
 from net2gp.linear.forward.evaluation import accepts
@@ -68,13 +69,13 @@ class Members:
         with torch.set_grad_enabled(follows(x)), accepts(x), in_eval_mode(self.architecture, x):
             first = self._run(self._of(0), rows(x, slice(0, 1)))
             size = max(1, VALUES_AT_ONCE // max(1, num_rows(x) * first.shape[1] * 16))
-            try:
-                run = vmap(lambda part: self._run(part, x), chunk_size=size)
-                return run(self.values) if len(self) > 1 else self._loop(x)
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                if isinstance(error, Net2GPError | torch.OutOfMemoryError):
-                    raise
-                return self._loop(x)
+            if len(self) > 1:
+                try:
+                    return vmap(lambda part: self._run(part, x), chunk_size=size)(self.values)
+                except (RuntimeError, NotImplementedError) as error:
+                    if not lacks_vmap(error):
+                        raise
+            return self._loop(x)
 
     def _loop(self, x: Inputs) -> Tensor:
         parts = (self._of(index) for index in range(len(self)))

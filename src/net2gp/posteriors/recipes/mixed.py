@@ -269,11 +269,17 @@ def mixture(posteriors: Sequence[Posterior], weights: Sequence[float] | None = N
     References: Eschenhagen et al., Mixtures of Laplace approximations, 2021; Wilson and Izmailov, Bayesian
     deep learning and a probabilistic perspective of generalization, NeurIPS 2020.
     """
-    members = tuple(posteriors)
+    members = tuple(posteriors) if isinstance(posteriors, Sequence) else ()
     if not members or not all(isinstance(member, Posterior) for member in members):
         kinds = describe(posteriors) if not members else ", ".join(map(describe, members[:3]))
-        raise InputError(f"a mixture is of one or more posteriors, but got {kinds}.")
+        raise InputError(
+            f"a mixture is of one or more posteriors, but got {kinds}. Pass for example "
+            "mixture([laplace(network, data, likelihood), laplace(other, data, likelihood)])."
+        )
     _check_alike(members)
+    weights = getattr(weights, "tolist", lambda: weights)()  # tensors and arrays
+    if weights is not None and not isinstance(weights, list | tuple):
+        raise InputError(f"weights must be one number per posterior, but is {describe(weights)}.")
     given = [1.0] * len(members) if weights is None else list(weights)
     if len(given) != len(members):
         raise InputError(

@@ -16,7 +16,6 @@ from net2gp.bayes.chains.langevin.isokinetic import (
     correlation_length,
     refresh,
 )
-from net2gp.bayes.chains.langevin.starts import num_starts
 from net2gp.bayes.chains.langevin.walks import DEFAULTS as COMMON
 from net2gp.bayes.chains.langevin.walks import Options, Setup, State, Walk, prepare, run
 from net2gp.bayes.model.prior import WeightPrior
@@ -60,7 +59,6 @@ DEFAULTS: dict[str, Any] = {
     "integrator": "minimal_norm",
     "chunk_size": None,
     **COMMON,
-    "num_chains": None,
 }
 
 
@@ -300,8 +298,6 @@ def microcanonical(
     check_known(options, MicrocanonicalOptions)
     chosen = {**DEFAULTS, **options}
     _check_options(chosen)
-    if chosen["num_chains"] is None:
-        chosen["num_chains"] = num_starts(chosen["start"]) or 4
     setup = prepare("microcanonical", (network, data, likelihood), prior, temperature, chosen)
     if setup.start.shape[1] < 2:
         raise InputError(
@@ -318,14 +314,16 @@ def _check_options(chosen: dict[str, Any]) -> None:
     for name in ("step_size", "length"):
         if chosen[name] is not None:
             check_positive(chosen[name], name, single=True)
+            chosen[name] = float(chosen[name])
     if chosen["chunk_size"] is not None:
         check_count(chosen["chunk_size"], "chunk_size", example=1000)
-    if chosen["integrator"] not in INTEGRATORS:
+    if not isinstance(chosen["integrator"], str) or chosen["integrator"] not in INTEGRATORS:
         raise InputError(
             f"integrator must be one of {', '.join(INTEGRATORS)}, but is "
             f"{chosen['integrator']!r} ({describe(chosen['integrator'])})."
         )
-    if 0 <= chosen["warmup"] < 40 and None in (chosen["step_size"], chosen["length"]):
+    check_count(chosen["warmup"], "warmup", zero=True, example=1000)
+    if chosen["warmup"] < 40 and None in (chosen["step_size"], chosen["length"]):
         raise InputError(
             f"step size and length are tuned during warmup, which must be 40 steps or more, but is "
             f"{chosen['warmup']}. Pass for example warmup=1000, or both step_size= and length=."

@@ -13,7 +13,7 @@ from torch.func import vmap
 from net2gp.bayes.model.model import Batch, Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
-from net2gp.errors import Net2GPError
+from net2gp.calling import lacks_vmap
 from net2gp.inputs import map_inputs, num_rows, rows, tensors
 from net2gp.linear.forward.evaluation import call, differentiable
 from net2gp.linear.forward.modes import in_eval_mode
@@ -90,8 +90,8 @@ class Target:
         try:
             with self.ready():
                 self.gradient(position, torch.zeros(len(position), 1, dtype=torch.long))
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            if isinstance(error, Net2GPError | torch.OutOfMemoryError):
+        except (RuntimeError, NotImplementedError) as error:
+            if not lacks_vmap(error):
                 raise
             return replace(self, vectorized=False)
         return self

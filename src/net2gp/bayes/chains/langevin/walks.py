@@ -17,13 +17,13 @@ from net2gp.bayes.chains.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from net2gp.bayes.chains.langevin.starts import Start, starts
 from net2gp.bayes.chains.langevin.targets import Minibatches, Target
+from net2gp.bayes.chains.starts import Start, count_chains, starts
 from net2gp.bayes.model.model import Model
 from net2gp.bayes.model.prior import WeightPrior
-from net2gp.errors import ChainStuck, InputError, check_count
+from net2gp.errors import ChainStuck, InputError, check_count, check_flag, check_seed
 from net2gp.inputs import gather
-from net2gp.linalg.checkpoint import Checkpoint
+from net2gp.linalg.checkpoint import Checkpoint, check_path
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
 from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     output: Output | None
     start: Start
     num_draws: int
-    num_chains: int
+    num_chains: int | None
     warmup: int
     thin: int
     seed: int
@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "output": None,
     "start": None,
     "num_draws": 1000,
-    "num_chains": 4,
+    "num_chains": None,
     "warmup": 1000,
     "thin": 1,
     "seed": 0,
@@ -248,12 +248,18 @@ def prepare(
     chosen = {**DEFAULTS, **options}
     steps = {name: chosen[name] for name in ("num_draws", "warmup", "thin")}
     plan = Plan(**steps, num_cycles=chosen.get("num_cycles"))
+    check_seed(chosen["seed"])
+    check_path(chosen["checkpoint"])
+    for name in ("vectorized", "precondition", "gradient_noise"):
+        check_flag(chosen.get(name, False), name)
+    chosen["num_chains"] = count_chains(chosen["num_chains"], chosen["start"])
     if not isinstance(network, Linearized):
         network = linearize(network, only=chosen["only"], output=chosen["output"])
     x, y = gather(data, network.example)
     network.check(x)
     model = Model.of(network, likelihood, prior, temperature=temperature)
-    start, fixed = starts(model, chosen["start"], chosen["num_chains"], chosen["seed"])
+    generator = torch.Generator(network.example.device).manual_seed(chosen["seed"])
+    start, fixed = starts(model, chosen["start"], chosen["num_chains"], generator)
     target = Target(model, (x, y), fixed, chosen["vectorized"], chosen.get("chunk_size"))
     own = {n: v for n, v in chosen.items() if n not in ("only", "output", "start", "checkpoint")}
     return Setup(

@@ -1,4 +1,4 @@
-"""Calls of networks with other parameters, which leave the networks as they are."""
+"""Calls of networks with other parameters, and errors that mean that torch cannot vectorize them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from net2gp.errors import Net2GPError
+
+REFUSALS = (
+    *("vmap", "functorch", "torch.func", "batching rule", "batchedtensor", "aten::", "vectorized"),
+    *("doesn't have storage", "match the broadcast shape", "does not require grad"),
+    *("cannot resize variables", "detach views in-place"),
+)
+"""Words of the messages with which torch refuses a transform: most name it, and some only its effects."""
 
 
 def functional_call(
@@ -49,3 +58,29 @@ def functional_call(
             spread |= {name: values[given] for name in names if name not in values}
     named = None if keywords is None else dict(keywords)
     return torch.func.functional_call(network, spread, arguments, named, tie_weights=False)
+
+
+def lacks_vmap(error: Exception) -> bool:
+    """Say whether an error means that torch cannot vectorize a function, so that a loop may still run it.
+
+    An error of another kind belongs to the function itself, to memory or to the device, and must not be
+    hidden. Where a message leaves it open, the loop fails in the same way and its error comes out.
+
+    Args:
+        error: What was raised under `torch.func.vmap`.
+
+    Returns:
+        True for the messages of torch about its transforms.
+
+    >>> try:
+    ...     torch.func.vmap(lambda value: value.item())(torch.ones(2))
+    ... except RuntimeError as error:
+    ...     lacks_vmap(error)
+    True
+    >>> lacks_vmap(RuntimeError("CUDA out of memory")), lacks_vmap(ValueError("my own"))
+    (False, False)
+    """
+    kinds = isinstance(error, RuntimeError | NotImplementedError)
+    if not kinds or isinstance(error, Net2GPError | torch.OutOfMemoryError):
+        return False
+    return any(word in str(error).lower() for word in REFUSALS)
