@@ -26,6 +26,7 @@ __all__ = [
     "Net2GPError",
     "Net2GPWarning",
     "NetworkError",
+    "NoMinibatches",
     "NotAvailable",
     "NotConverged",
     "NotLogits",
@@ -113,6 +114,10 @@ class Divergences(Net2GPWarning):
 
 class NotMixed(Net2GPWarning):
     """Markov chains give different predictions, so they have not all reached the same law."""
+
+
+class NoMinibatches(Net2GPWarning):
+    """A method that reads its spread off the noise of minibatches got all data in every step."""
 
 
 class EmptyClass(Net2GPWarning):

@@ -187,6 +187,50 @@ def test_networks_that_differ_in_more_than_parameters_are_not_joined():
         bayes.straight_line(one, other)
 
 
+class Own(nn.Module):
+    def __init__(self, act=torch.tanh, power=1):
+        super().__init__()
+        self.layer, self.act, self.power, self.calls = nn.Linear(3, 2).double(), act, power, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.act(self.layer(x)) ** self.power
+
+
+@pytest.mark.parametrize(
+    ("acts", "message"),
+    [
+        (
+            (nn.LeakyReLU(0.1), nn.LeakyReLU(0.3)),
+            r"negative_slope of '1' \(LeakyReLU\) is 0\.1 in one",
+        ),
+        ((nn.Softplus(1.0), nn.Softplus(2.0)), r"beta of '1' \(Softplus\)"),
+        ((nn.GELU(), nn.GELU("tanh")), r"approximate of '1' \(GELU\)"),
+        ((nn.Tanh(), nn.ReLU()), "one has Tanh where the other has ReLU, at '1'"),
+    ],
+)
+def test_settings_of_activations_are_part_of_an_architecture(acts, message):
+    one, other = (nn.Sequential(nn.Linear(3, 4), act, nn.Linear(4, 2)).double() for act in acts)
+    data = X, Y
+    for use in (
+        lambda: bayes.straight_line(one, other),
+        lambda: bayes.curve_between(one, other, data, n2g.Categorical()),
+        lambda: bayes.match_weights(one, other),
+    ):
+        with pytest.raises(NetworkError, match=message):
+            use()
+
+
+def test_functions_inside_modules_are_part_of_an_architecture():
+    one = Own()
+    one(X)  # which counts a call, and changes nothing
+    bayes.straight_line(one, Own())
+    with pytest.raises(NetworkError, match="act of the network"):
+        bayes.straight_line(one, Own(torch.relu))
+    with pytest.raises(NetworkError, match="the code of one computes something else"):
+        bayes.curve_between(one, Own(power=2), (X, Y), n2g.Categorical())
+
+
 def test_the_barrier_is_above_the_line_between_the_ends():
     losses = torch.tensor([1.0, 2.0, 0.0, 4.0, 3.0])
     assert float(bayes.barrier(losses)) == pytest.approx(4.0 - 2.5)

@@ -6,7 +6,7 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp.bayes import Training, module_of, multi_swag
-from net2gp.errors import InputError
+from net2gp.errors import InputError, NoMinibatches
 from net2gp.links import WeightSamples
 
 
@@ -108,8 +108,15 @@ def test_it_is_saved_and_loaded(tmp_path):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(InputError, match="whose prior must be Gaussian too"):
-        multi_swag(mlp(), data(), n2g.Gaussian(), prior=None)
+        multi_swag(mlp(), data(), n2g.Gaussian(), prior=None, training=SHORT)
     with pytest.raises(InputError, match="2 collected weights are needed"):
         multi_swag(mlp(), data(), n2g.Gaussian(), training=SHORT, num_collected=1)
     with pytest.raises(InputError, match="rank must be a whole number"):
-        multi_swag(mlp(), data(), n2g.Gaussian(), rank=-1)
+        multi_swag(mlp(), data(), n2g.Gaussian(), rank=-1, training=SHORT)
+
+
+@pytest.mark.parametrize("size", [None, 40, 128])
+def test_steps_on_all_rows_are_warned_of_since_they_have_no_noise(size):
+    training = Training(num_steps=5, batch_size=size)
+    with pytest.warns(NoMinibatches, match=r"no noise of minibatches.*Training\(batch_size=10\)"):
+        multi_swag(mlp(), data(), n2g.Gaussian(0.1), num_members=2, training=training)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from net2gp.bayes.landscape.alike import check_alike, check_functions
 from net2gp.bayes.model.model import Model, checked_data
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import (
     InputError,
-    NetworkError,
     check_count,
     check_flag,
     check_positive,
@@ -156,7 +156,7 @@ def straight_line(network_a: nn.Module | Linearized, network_b: nn.Module | Line
     torch.Size([5])
     """
     one, other = (n if isinstance(n, Linearized) else linearize(n) for n in (network_a, network_b))
-    _check_alike(one, other)
+    check_alike(one, other)
     return Curve(one, {n: torch.stack([v, other.params[n]]) for n, v in one.params.items()})
 
 
@@ -213,6 +213,9 @@ def curve_between(
     line = straight_line(network_a, network_b)
     network = line.architecture
     x, y = checked_data(Model.of(network, likelihood, prior), data)
+    check_functions(
+        network, network_b if isinstance(network_b, Linearized) else linearize(network_b), x
+    )
     model = Model.of(network, likelihood, prior, num_data=num_rows(x))
     chosen = CurveTraining() if training is None else training
     start = torch.arange(1, bends + 1, dtype=torch.float64) / (bends + 1)
@@ -293,28 +296,3 @@ def _batch(
         return x, y
     index = torch.randperm(num_rows(x), generator=generator)[:size].to(y.device)
     return rows(x, index), y[index]
-
-
-def _check_alike(one: Linearized, other: Linearized) -> None:
-    shapes, others = ({n: tuple(v.shape) for n, v in net.params.items()} for net in (one, other))
-    wrong = sorted(n for n in shapes.keys() | others.keys() if shapes.get(n) != others.get(n))
-    if wrong:
-        raise NetworkError(
-            f"the networks are of unlike architectures: '{wrong[0]}' has shape {shapes.get(wrong[0])} in one "
-            f"and {others.get(wrong[0])} in the other. Pass two networks of one architecture."
-        )
-    pairs = zip(one.network.modules(), other.network.modules(), strict=False)
-    kinds = next(((a, b) for a, b in pairs if type(a) is not type(b)), None)
-    if kinds is not None:
-        raise NetworkError(
-            f"the networks are of unlike architectures: one has {type(kinds[0]).__name__} where the other "
-            f"has {type(kinds[1]).__name__}, and a curve has the modules of one. Pass two networks of one "
-            "architecture."
-        )
-    for name, value in one.frozen.items():
-        if name not in other.frozen or not torch.equal(value, other.frozen[name].to(value)):
-            raise NetworkError(
-                f"the networks differ in '{name}', which does not move along a curve. Statistics of batch "
-                "norm would have to be computed again at every place: use networks without batch norm. "
-                "Parameters that only= leaves out must be equal."
-            )

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from net2gp.bayes.landscape.alike import check_modules
 from net2gp.bayes.landscape.layer_chains import Stage, chain_of, columns, follows_scale
 from net2gp.errors import InputError, NetworkError, check_count, check_seed
 from net2gp.inputs import describe
@@ -153,6 +154,7 @@ def match_weights(
             "the networks are of unlike architectures: their layers are "
             f"{[(n, tuple(s)) for n, s in shapes]} and {[(n, tuple(s)) for n, s in others]}."
         )
+    check_modules(network, reference)
     as_it_is = {stage.name: torch.arange(stage.num_units) for stage in own[:-1]}
     from_inputs = dict(as_it_is)
     for index, stage in enumerate(own[:-1]):

@@ -18,7 +18,7 @@ from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.starts import Factory, check_alike, starts
 from net2gp.bayes.optimum.task import Task, check_flags, check_training, placed, prepare
 from net2gp.bayes.optimum.teams import Single, called
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.errors import InputError, NoMinibatches, check_count, check_positive, warn
 from net2gp.inputs import chunks, num_rows, ordinary_tensors
 from net2gp.keywords import check_known, lists
 from net2gp.likelihoods.traits import has_open_noise
@@ -88,10 +88,13 @@ def multi_swag(
     Raises:
         InputError: If the prior is not Gaussian, a number is out of range, or a training diverges.
 
+    Warns:
+        NoMinibatches: If `training.batch_size` is not smaller than the number of rows.
+
     >>> from net2gp.likelihoods import Gaussian
     >>> x = torch.linspace(-1, 1, 20)[:, None]
     >>> network = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
-    >>> training = Training(num_steps=200)
+    >>> training = Training(num_steps=200, batch_size=5)
     >>> posterior = multi_swag(network, (x, x.sin()), Gaussian(), num_members=2, training=training)
     >>> posterior.split(x).between.shape
     torch.Size([20, 1])
@@ -117,6 +120,7 @@ def multi_swag(
     every = options.get("collect_every")
     every = _steps_of_epoch(task.objective, settings) if every is None else every
     check_count(every, "collect_every")
+    _check_batches(task.objective, settings)
     crew = Crew(task, networks, settings, options.get("vectorize"))
     crew.train(task.objective, settings, held=task.held)
     paths = [replace(swag, only=task.names)] * num_members
@@ -129,6 +133,18 @@ def multi_swag(
     crew.train(task.objective, wandering, see=collect)
     pairs = zip(paths, networks, strict=True)
     return mixture([_around(task, path, start, settings) for path, start in pairs])
+
+
+def _check_batches(objective: Objective, training: Training) -> None:
+    """Warn if steps take all rows, so that only the drift of the optimizer moves a member."""
+    rows, size = objective.num_rows, training.batch_size
+    if size is None or size >= rows:
+        warn(
+            f"every step takes all {rows} rows (batch_size={size}), so that a path shows the drift of the "
+            "optimizer and no noise of minibatches, and the Gaussians are too narrow. Pass for example "
+            f"training=Training(batch_size={max(1, rows // 4)}), or use ensemble(..., randomized=True).",
+            NoMinibatches,
+        )
 
 
 def _steps_of_epoch(objective: Objective, training: Training) -> int:
