@@ -107,7 +107,7 @@ def test_the_number_of_chains_follows_one_rule(name):
     assert found(name).recipe.num_chains == 4
     assert found(name, start=members).recipe.num_chains == 3
     assert found(name, start=members, num_chains=2).recipe.num_chains == 2
-    with pytest.raises(InputError, match="start has 3 networks for 5 chains. Pass num_chains=3"):
+    with pytest.raises(InputError, match="start has 3 networks for 5 chains"):
         found(name, start=members, num_chains=5)
     with pytest.raises(InputError, match="num_chains must be a positive whole number"):
         found(name, num_chains=0)
@@ -155,7 +155,7 @@ def test_a_checkpoint_of_chains_that_start_at_a_posterior_is_continued(tmp_path)
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ("map_estimate", "mc_dropout")])
 def test_an_unknown_option_is_a_type_error_as_in_python(name):
-    with pytest.raises(TypeError, match="there is no option 'burn_in'. The options are: "):
+    with pytest.raises(TypeError, match="there is no option 'burn_in'"):
         found(name, burn_in=3)
 
 
@@ -397,7 +397,7 @@ class Refusing(nn.Module):
 @pytest.mark.parametrize("name", ["nuts", "sghmc", "ensemble"])
 def test_running_out_of_memory_is_not_taken_for_a_network_without_vmap(name):
     for error in (torch.OutOfMemoryError("CUDA out of memory"), ValueError("mine")):
-        factory = lambda error=error: Refusing(error)  # noqa: E731
+        factory = lambda error=error: Refusing(error)
         network = factory if name == "ensemble" else factory()
         with pytest.raises(type(error), match=str(error)):
             found(name, network)
