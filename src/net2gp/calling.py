@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import Net2GPError
+from net2gp.inputs import tensors
+from net2gp.types import Inputs
 
 REFUSALS = (
     *("vmap", "functorch", "torch.func", "batching rule", "batchedtensor", "aten::", "vectorized"),
@@ -58,6 +60,49 @@ def functional_call(
             spread |= {name: values[given] for name in names if name not in values}
     named = None if keywords is None else dict(keywords)
     return torch.func.functional_call(network, spread, arguments, named, tie_weights=False)
+
+
+def called(
+    network: Callable[..., Any], x: Inputs, output: Callable[[Any], Any] | None = None
+) -> Any:
+    """Call a network with inputs, a tuple as *x and a dict as **x, and flatten its outputs to (N, C).
+
+    Args:
+        network: The network.
+        x: N points.
+        output: Picks the tensor of outputs from what the network returns.
+
+    Returns:
+        The outputs.
+
+    >>> called(lambda a, b: (a + b, None), (torch.ones(2), torch.ones(2)), lambda out: out[0])
+    tensor([[2.],
+            [2.]])
+    """
+    out = network(**x) if isinstance(x, Mapping) else network(*tensors(x))
+    if output is not None:
+        out = output(out)
+    return out.reshape(out.shape[0], -1) if isinstance(out, Tensor) else out
+
+
+def called_with(
+    network: nn.Module,
+    values: Mapping[str, Tensor],
+    x: Inputs,
+    output: Callable[[Any], Any] | None = None,
+) -> Tensor:
+    """The outputs (N, C) of a network with other parameters and buffers: `called` by `functional_call`.
+
+    Args:
+        network: The network, which is left as it is.
+        values: Parameters and buffers by name; those that are missing stay.
+        x: N points.
+        output: Picks the tensor of outputs from what the network returns.
+
+    Returns:
+        The outputs.
+    """
+    return called(lambda *a, **k: functional_call(network, values, a, k), x, output)
 
 
 def lacks_vmap(error: Exception) -> bool:

@@ -18,6 +18,14 @@ def random_normal(
     return torch.randn(shape, dtype=dtype, device=source, generator=generator).to(device)
 
 
+def normal_like(
+    like: Tensor, generator: torch.Generator, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """Standard normal numbers in the dtype and on the device of a tensor, and in its shape by default."""
+    size = like.shape if shape is None else shape
+    return torch.randn(size, generator=generator, device=like.device, dtype=like.dtype)
+
+
 def fixed_choice(total: int, count: int, seed: int = 0) -> Tensor:
     """At most `count` of the numbers below `total`, in order, the same ones in each call.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,8 +14,8 @@ from torch.func import vmap
 from net2gp.bayes.model.model import Batch, Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
-from net2gp.calling import functional_call, lacks_vmap
-from net2gp.inputs import gather, map_inputs, num_rows, tensors
+from net2gp.calling import called_with, lacks_vmap
+from net2gp.inputs import gather, map_inputs, num_rows
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
 from net2gp.linear.forward.evaluation import differentiable, evaluating
@@ -126,12 +126,8 @@ class FlatModel:
     def _outputs(self, params: Params, x: Inputs) -> Tensor:
         architecture = self.model.architecture
         own = map_inputs(x, torch.clone)  # a network may change its inputs in place
-        keywords = dict(own) if isinstance(own, Mapping) else {}
-        arguments = () if isinstance(own, Mapping) else tuple(tensors(own))
         values = {**architecture.frozen, **params}
-        out = functional_call(architecture.network, values, arguments, keywords)
-        out = architecture.output(out) if architecture.output is not None else out
-        return out.reshape(out.shape[0], -1)
+        return called_with(architecture.network, values, own, architecture.output)
 
     def _likelihood(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_n log p(y_n | f_n) of each chain, (K,), and the gradients in f, (K, N, C)."""

@@ -19,10 +19,9 @@ from net2gp.bayes.chains.adaptation import (
     normal,
     uniform,
 )
-from net2gp.bayes.chains.options import DEFAULTS, Options, settings_of
+from net2gp.bayes.chains.options import Options, settings_of
 from net2gp.bayes.chains.runs import sample
 from net2gp.bayes.model.prior import WeightPrior
-from net2gp.keywords import lists
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
@@ -81,7 +80,6 @@ class Trajectories:
         return np.arange(len(z))
 
 
-@lists(**DEFAULTS)
 def hmc(
     network: nn.Module | Linearized,
     data: Data,
@@ -119,7 +117,7 @@ def hmc(
         sizes and gradients of each chain.
 
     Raises:
-        InputError: If an option or the prior does not fit.
+        InputError: If an option, the prior or the start does not fit.
         ChainStuck: If a chain cannot move.
 
     >>> from net2gp.likelihoods import Gaussian

@@ -20,10 +20,9 @@ from net2gp.bayes.chains.adaptation import (
     uniform,
 )
 from net2gp.bayes.chains.hmc import DIVERGENT
-from net2gp.bayes.chains.options import DEFAULTS, Options, settings_of
+from net2gp.bayes.chains.options import Options, settings_of
 from net2gp.bayes.chains.runs import sample
 from net2gp.bayes.model.prior import WeightPrior
-from net2gp.keywords import lists
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
@@ -186,7 +185,6 @@ class Trees:
         return ended
 
 
-@lists(**DEFAULTS)
 def nuts(
     network: nn.Module | Linearized,
     data: Data,
@@ -224,7 +222,7 @@ def nuts(
         sizes and gradients of each chain.
 
     Raises:
-        InputError: If an option or the prior does not fit.
+        InputError: If an option, the prior or the start does not fit.
         ChainStuck: If a chain cannot move.
 
     >>> from net2gp.likelihoods import Gaussian

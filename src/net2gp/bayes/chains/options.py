@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from net2gp.bayes.chains.adaptation import windows
@@ -84,10 +84,6 @@ class Settings:
     def parts(self) -> list[tuple[int, bool]]:
         """The parts of the warmup and the draws, each with whether a mass matrix is learned from it."""
         return [*windows(self.warmup), (self.num_draws, False)]
-
-
-DEFAULTS = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
-"""The defaults of `Options`."""
 
 
 def settings_of(num_draws: int, num_chains: int | None, options: Options) -> Settings:

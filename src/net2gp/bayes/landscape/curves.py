@@ -192,6 +192,7 @@ def curve_between(
         The curve.
 
     Raises:
+        InputError: If an argument is of the wrong kind, or the targets do not fit.
         NetworkError: If the networks differ in more than the values of their parameters.
 
     >>> from net2gp.likelihoods import Gaussian

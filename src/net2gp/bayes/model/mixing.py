@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Laplace
 
 from net2gp.bayes.model.exponential_integral import log_scaled_exponential_integral
 from net2gp.errors import check_positive
@@ -162,28 +162,11 @@ class InverseGamma(Mixing):
         return constant - posterior_shape * (0.5 * squares / self.rate).log1p()
 
 
-@savable("bayes.Gamma")
-@dataclass(frozen=True)
-class Gamma(Mixing):
-    """A variance with the density b^a/Γ(a) v^{a−1} e^{−bv}; the mixture is the variance-gamma law.
-
-    Its density has a Bessel function of the order a − ½, which is elementary for whole numbers a; otherwise
-    quadrature serves. It is infinite at zero if a ≤ ½.
-
-    Args:
-        shape: a > 0. The mean of v is a/b.
-        rate: b > 0.
-
-    >>> Gamma(2.0, 1.0).log_prob(torch.ones(1, dtype=torch.float64)).exp()
-    tensor([0.2075], dtype=torch.float64)
-    """
+class _GammaLaw(Mixing):
+    """What `Gamma` and `Exponential` share: the density b^a/Γ(a) v^{a−1} e^{−bv}."""
 
     shape: float
     rate: float
-
-    def __post_init__(self) -> None:
-        check_positive(self.shape, "shape", single=True)
-        check_positive(self.rate, "rate", single=True)
 
     def log_density(self, log_variance: Tensor) -> Tensor:
         """a log b − log Γ(a) + a u − b e^u."""
@@ -212,9 +195,33 @@ class Gamma(Mixing):
         return constant - z + total.log()
 
 
+@savable("bayes.Gamma")
+@dataclass(frozen=True)
+class Gamma(_GammaLaw):
+    """A variance with the density b^a/Γ(a) v^{a−1} e^{−bv}; the mixture is the variance-gamma law.
+
+    Its density has a Bessel function of the order a − ½, which is elementary for whole numbers a; otherwise
+    quadrature serves. It is infinite at zero if a ≤ ½.
+
+    Args:
+        shape: a > 0. The mean of v is a/b.
+        rate: b > 0.
+
+    >>> Gamma(2.0, 1.0).log_prob(torch.ones(1, dtype=torch.float64)).exp()
+    tensor([0.2075], dtype=torch.float64)
+    """
+
+    shape: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.shape, "shape", single=True)
+        check_positive(self.rate, "rate", single=True)
+
+
 @savable("bayes.Exponential")
 @dataclass(frozen=True)
-class Exponential(Mixing):
+class Exponential(_GammaLaw):
     """A variance with the density b e^{−bv}; the mixture is Laplace's law.
 
     Exponential(1/(2 s²)) gives Laplace's law with the scale s, in closed form for one weight. Weights with
@@ -230,27 +237,10 @@ class Exponential(Mixing):
     """
 
     rate: float
+    shape: ClassVar[float] = 1.0  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_positive(self.rate, "rate", single=True)
-
-    def log_density(self, log_variance: Tensor) -> Tensor:
-        """log b + u − b e^u."""
-        return math.log(self.rate) + log_variance - self.rate * log_variance.exp()
-
-    def sample(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Gamma variables of shape 1."""
-        return _gamma(1.0, shape, generator, device) / self.rate
-
-    def log_prob(self, values: Tensor) -> Tensor:
-        """Laplace's law with the scale (2b)^{−½}."""
-        scale = values.new_tensor((2 * self.rate) ** -0.5)
-        return Laplace(torch.zeros_like(scale), scale, validate_args=False).log_prob(values)
 
 
 @savable("bayes.HalfCauchy")

@@ -17,7 +17,8 @@ from net2gp.bayes.optimum.objective import Objective, evaluate, score
 from net2gp.bayes.optimum.settings import Training
 from net2gp.bayes.optimum.starts import Factory, check_alike, starts
 from net2gp.bayes.optimum.task import Task, check_flags, check_training, placed, prepare
-from net2gp.bayes.optimum.teams import Single, called
+from net2gp.bayes.optimum.teams import Single
+from net2gp.calling import called
 from net2gp.errors import InputError, NoMinibatches, check_count, check_positive, warn
 from net2gp.inputs import chunks, num_rows, ordinary_tensors
 from net2gp.keywords import check_known, lists

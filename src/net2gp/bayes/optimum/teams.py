@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from net2gp.bayes.model.stacked import Room, StackedMLP
-from net2gp.calling import functional_call
-from net2gp.inputs import map_inputs, tensors
+from net2gp.calling import called, called_with
+from net2gp.inputs import map_inputs
 from net2gp.linear.forward.evaluation import without_vmap_warnings
 from net2gp.linear.linearized import Linearized, Output
 from net2gp.types import Inputs, Params
@@ -149,10 +149,7 @@ class Stacked:
         """The outputs of all networks in one pass: (S, B, C)."""
 
         def run(params: Params, x: Inputs) -> Tensor:
-            values = {**self._shared, **params}
-            return called(
-                lambda *a, **k: functional_call(self.network, values, a, k), x, self.output
-            )
+            return called_with(self.network, {**self._shared, **params}, x, self.output)
 
         with without_vmap_warnings():
             many = vmap(run, in_dims=(0, 0 if own else None), randomness="different")
@@ -270,20 +267,3 @@ def can_stack(networks: Sequence[nn.Module], names: Sequence[str], x: Inputs) ->
     with torch.no_grad():
         called(trial, map_inputs(x, torch.clone), lambda out: out)
     return all(torch.equal(value, before[name]) for name, value in trial.named_buffers())
-
-
-def called(network: Callable[..., Any], x: Inputs, output: Output | None) -> Any:
-    """Call a network with inputs, a tuple as *x and a dict as **x, and flatten its outputs to (N, C).
-
-    Args:
-        network: The network.
-        x: N points.
-        output: Picks the tensor of outputs from what the network returns.
-
-    Returns:
-        The outputs.
-    """
-    out = network(**x) if isinstance(x, Mapping) else network(*tensors(x))
-    if output is not None:
-        out = output(out)
-    return out.reshape(out.shape[0], -1) if isinstance(out, Tensor) else out

@@ -21,6 +21,7 @@ from net2gp.bayes.variational.noisy_pass import Spread
 from net2gp.errors import InputError, check_count, check_positive, check_seed
 from net2gp.inputs import describe, num_rows, rows
 from net2gp.likelihoods.traits import GaussianNoise, of_points
+from net2gp.linalg.chance import normal_like
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.parameters import expand_prior
 from net2gp.progress import progress
@@ -236,7 +237,7 @@ class Ascent:
         assert prior is not None
         draws = [
             prior.log_prob(
-                {n: m + spread.deviation(n) * _normal(m, generator) for n, m in means.items()}
+                {n: m + spread.deviation(n) * normal_like(m, generator) for n, m in means.items()}
             )
             for _ in range(self.settings.num_samples)
         ]
@@ -314,7 +315,3 @@ def _has_converged(bounds: list[Tensor], patience: int | None) -> bool:
         return False
     new, old = bounds[-patience:], bounds[-2 * patience : -patience]
     return bool(torch.stack(new).mean() <= torch.stack(old).mean())
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -16,6 +16,7 @@ from net2gp.bayes.variational.noisy_pass import Estimator, NoisyPass, Spread, Us
 from net2gp.calling import lacks_vmap
 from net2gp.errors import InputError, check_count, check_generator
 from net2gp.inputs import describe, map_inputs, num_rows
+from net2gp.linalg.chance import normal_like
 from net2gp.linear.forward.evaluation import evaluating, without_checkpoints
 from net2gp.linear.forward.modes import in_eval_mode
 from net2gp.types import Inputs, Likelihood, Params
@@ -70,7 +71,7 @@ class Passes:
         x = map_inputs(x, torch.clone)  # a network may change its inputs in place
         if self.estimator == "weights":
             draws = {
-                n: torch.addcmul(m, spread.deviation(n), _normal(m, generator))
+                n: torch.addcmul(m, spread.deviation(n), normal_like(m, generator))
                 for n, m in means.items()
             }
             return run(network, draws, x)
@@ -179,7 +180,3 @@ def elbo(
         )
     prior = weights.expected_log_prior(model.prior, num_samples=num_samples, generator=generator)
     return (fitted + prior) / model.temperature + weights.entropy()
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from net2gp.calling import functional_call
+from net2gp.calling import called_with
+from net2gp.errors import NetworkError
 from net2gp.inputs import rows, tensors
+from net2gp.linalg.chance import normal_like
 from net2gp.linear.linearized import Linearized
 from net2gp.types import Inputs, Params
 
@@ -194,12 +196,8 @@ def find_uses(architecture: Linearized, x: Inputs) -> Uses:
 
 def run(architecture: Linearized, params: Params, x: Inputs) -> Tensor:
     """The outputs (N, C) in the mode that the network is in, without checks."""
-    keywords = dict(x) if isinstance(x, Mapping) else {}
-    arguments: tuple[Tensor, ...] = () if isinstance(x, Mapping) else tuple(tensors(x))
     values = {**architecture.frozen, **params}
-    out = functional_call(architecture.network, values, arguments, keywords)
-    out = architecture.output(out) if architecture.output is not None else out
-    return out.reshape(out.shape[0], -1)
+    return called_with(architecture.network, values, x, architecture.output)
 
 
 class NoisyPass(_Seeing):
@@ -242,10 +240,11 @@ class NoisyPass(_Seeing):
         """A draw of a parameter, the same one for the whole pass."""
         if name not in self.draws:
             if name in self.uses.once and name not in self.left:
-                raise RuntimeError(_unlike(name))
+                raise NetworkError(_unlike(name))
             self.left.discard(name)
             mean = self.marks[name]
-            self.draws[name] = mean + self.spread.deviation(name) * self._normal(mean, mean.shape)
+            noise = normal_like(mean, self.generator)
+            self.draws[name] = mean + self.spread.deviation(name) * noise
         return self.draws[name]
 
     def layer(
@@ -272,13 +271,13 @@ class NoisyPass(_Seeing):
             if func in LINEAR:
                 shape = (self.count, *[1] * (inputs.dim() - 2), inputs.shape[-1])
                 out = (self.count, *[1] * (mean.dim() - 2), mean.shape[-1])
-            noise = self.spread.deviation(wide) * self._normal(weight, weight.shape)
+            noise = self.spread.deviation(wide) * normal_like(weight, self.generator)
             signed = inputs * self._signs(inputs, shape)
             mean = mean + func(signed, noise, None, *rest, **named) * self._signs(mean, out)
         if high is not None:
             places = [1] * (mean.dim() - 2)
             own = self.spread.deviation(high)
-            noise = own * self._normal(mean, (self.count, len(own)))
+            noise = own * normal_like(mean, self.generator, (self.count, len(own)))
             order = (self.count, *places, len(own)) if func in LINEAR else (*noise.shape, *places)
             mean = mean + noise.reshape(order)
         return mean
@@ -294,12 +293,12 @@ class NoisyPass(_Seeing):
         mean = F.linear(inputs, weight, bias)
         if wide is None:
             assert high is not None
-            return mean + self.spread.deviation(high) * self._normal(mean, mean.shape)
+            return mean + self.spread.deviation(high) * normal_like(mean, self.generator)
         squares = None if high is None else self.spread.variance(high)
         variance = F.linear(inputs.square(), self.spread.variance(wide), squares)
         # At inputs of zero a root of zero would have an infinite derivative, and infinity times zero is NaN.
         deviation = variance.add_(torch.finfo(variance.dtype).tiny).sqrt_()
-        return torch.addcmul(mean, deviation, self._normal(mean, mean.shape))
+        return torch.addcmul(mean, deviation, normal_like(mean, self.generator))
 
     def _own(self, value: Tensor) -> tuple[Tensor, str | None]:
         """The mean and the name of a parameter with noise per point, or a draw and None."""
@@ -309,12 +308,9 @@ class NoisyPass(_Seeing):
         if name not in self.uses.once:
             return self.drawn(name), None
         if name not in self.left:
-            raise RuntimeError(_unlike(name))
+            raise NetworkError(_unlike(name))
         self.left.discard(name)
         return value, name
-
-    def _normal(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=self.generator, device=like.device, dtype=like.dtype)
 
     def _signs(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         kind: Any = {"generator": self.generator, "device": like.device, "dtype": like.dtype}
