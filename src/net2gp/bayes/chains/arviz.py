@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from net2gp.bayes.chains.diagnostics import chain_values
-from net2gp.bayes.model.model import Model
+from net2gp.bayes.model.model import Model, checked_data
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import InputError
-from net2gp.inputs import describe, gather
+from net2gp.inputs import describe
 from net2gp.linear.forward.kinds import check_kind
 from net2gp.linear.linearized import linearize
 from net2gp.posteriors.posterior import Posterior
@@ -94,7 +94,7 @@ def from_arviz(
     try:
         group = tree["posterior"]
         found = {str(name): value for name, value in group.data_vars.items() if str(name) in known}
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, IndexError):
         raise InputError(
             'tree must be a DataTree of ArviZ with a group "posterior", but is '
             f"{describe(tree)}. Pass what to_arviz or arviz.from_dict returned."
@@ -122,7 +122,7 @@ def from_arviz(
         chains,
         statistics,
     )
-    pair = gather(data, model.architecture.example)
+    pair = checked_data(model, data)
     members = Members(model.architecture, values)
     return drawn_posterior(members, likelihood, pair, prior=model.prior, recipe=recipe)
 
