@@ -541,7 +541,8 @@ def test_a_module_that_is_used_twice_keeps_its_parameters(name):
     network = nn.Sequential(nn.Linear(1, 3), layer, nn.Tanh(), layer, nn.Linear(3, 1)).eval()
     before = {n: v.clone() for n, v in network.state_dict().items()}
     options = {"map_estimate": {}, "ensemble": {}, "mean_field": {"num_steps": 2}}
-    chain = {"num_draws": 2, "warmup": 40, "num_chains": 2}
+    chain = {"num_draws": 2, "warmup": 0, "num_chains": 2, "step_size": 0.05}
+    options["microcanonical"] = {**chain, "length": 1.0}
     if name in ("map_estimate", "ensemble"):
         options[name] = {"training": bayes.Training(num_steps=2)}
     getattr(bayes, name)(network, (x, x), n2g.Gaussian(1.0), **options.get(name, chain))
