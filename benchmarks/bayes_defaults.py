@@ -2,8 +2,8 @@
 
     python benchmarks/bayes_defaults.py [--quick]
 
-fits 40 points of a sine with noise 0.1 by a perceptron of 20 tanh units. It prints CPU seconds of one core and
-the median ratio of the standard deviations of f to those of NUTS, between the data (|x| ≤ 2) and outside.
+fits 40 points of a sine with noise 0.1 by a perceptron of 20 tanh units. It prints CPU seconds of one core,
+the median ratio of the standard deviations of f to those of NUTS, between the data and outside, and R̂ of f.
 """
 
 from __future__ import annotations
@@ -51,13 +51,23 @@ def ways(network: nn.Module, data: Any, quick: bool) -> dict[str, Callable[[], A
         "mean_field": lambda: bayes.mean_field(*given),
         "laplace around map_estimate": lambda: n2g.laplace(trained(), data, NOISE, prior_var=1.0),
         "microcanonical from an ensemble": lambda: bayes.microcanonical(*given, start=start()),
+        "microcanonical, thin=10": lambda: bayes.microcanonical(*given, start=start(), thin=10),
         "sghmc from an ensemble": lambda: bayes.sghmc(*given, start=start()),
+        "sghmc, thin=20": lambda: bayes.sghmc(*given, start=start(), thin=20),
         "sgld from an ensemble": lambda: bayes.sgld(*given, start=start()),
     }
     if not quick:
         found["nuts"] = lambda: bayes.nuts(*given)
         found["hmc"] = lambda: bayes.hmc(*given)
     return found
+
+
+def mixed(posterior: Any, x: torch.Tensor) -> str:
+    try:
+        found = bayes.diagnose(posterior, x[::6])
+    except n2g.errors.NotAvailable:
+        return ""
+    return f"{found.worst_r_hat:.3f} ({found.least_ess:.0f} effective draws)"
 
 
 def main() -> None:
@@ -70,7 +80,7 @@ def main() -> None:
     grid = torch.linspace(-3, 3, 61)[:, None]
     inside = (grid.abs() <= 2).flatten()
     reference = None
-    print("| method | CPU seconds | width between the data | outside |\n|---|---|---|---|")
+    print("| method | CPU seconds | width between the data | outside | R̂ |\n|---|---|---|---|---|")
     for name, way in ways(*problem(), quick).items():
         start = time.process_time()
         posterior = way()
@@ -79,7 +89,7 @@ def main() -> None:
         reference = deviations if reference is None else reference
         ratio = deviations / reference
         widths = f"{float(ratio[inside].median()):.2f} | {float(ratio[~inside].median()):.2f}"
-        print(f"| {name} | {seconds:.1f} | {widths} |", flush=True)
+        print(f"| {name} | {seconds:.1f} | {widths} | {mixed(posterior, grid)} |", flush=True)
 
 
 if __name__ == "__main__":
