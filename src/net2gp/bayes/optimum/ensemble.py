@@ -56,7 +56,7 @@ def ensemble(
 
     Independent optima are no draws from the posterior. With few data they agree more than the posterior
     does: on 40 points and 20 tanh units, 5 members have 0.06 of the standard deviations of NUTS between the
-    data and 0.15 outside. `randomized=True` gives the spread of a Gaussian process (0.93 and 0.81 there, with 20).
+    data and 0.15 outside. `randomized=True` gives the spread of a Gaussian process (0.93 and 0.81 there).
 
     Every member maximizes the log joint as in `map_estimate`, on batches of its own. Members share vectorized
     passes, which are many times faster for small perceptrons, unless batch norm or the like forbids it, or

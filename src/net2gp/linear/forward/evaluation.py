@@ -324,6 +324,6 @@ def accepts(x: Inputs) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise NetworkError(
-            f"the code of the network raised {type(error).__name__}: {error}, for x, {describe(x)}. Call "
+            f"the code of the network raised {type(error).__name__} for x, {describe(x)}: {error}. Call "
             "network(x) by itself to find the place."
         ) from error
