@@ -1,8 +1,8 @@
 """The methods of `fidelity_cifar.py`: how K networks are trained or sampled, and what they predict.
 
-The prior of the reference is N(0, 1/5) for every parameter. Chains are net2gp's own dynamics (SGLD, SGHMC,
-microcanonical) with their gradients from the CUDA graph of `Copies`; step sizes are given as SGD's learning
-rate for the mean loss, which is N times the learning rate for the energy.
+The prior of the reference is N(0, 1/5) for every parameter. Chains move by the steps of `net2gp.bayes`, with
+gradients from the CUDA graph of `Copies`. Their step sizes are given as SGD's learning rate for the mean
+loss, which is N times the learning rate for the negative log joint.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import net2gp as n2g
-from cifar_networks import Copies, ResNet20
-from net2gp.bayes.chains.langevin.isokinetic import Integrator, Particle, refresh
-from net2gp.bayes.chains.langevin.sghmc import SGHMC
-from net2gp.bayes.chains.langevin.sgld import SGLD
-from net2gp.bayes.chains.langevin.stochastic import Tuned
-from net2gp.bayes.chains.langevin.targets import Target
-from net2gp.bayes.chains.langevin.walks import Plan as Steps
-from net2gp.bayes.chains.langevin.walks import Setup, Walk
+from cifar_networks import Copies
+from net2gp import bayes
 
 PRIOR_VAR = 0.2
 NUM_DRAWS, NUM_PASSES, RANK = 10, 30, 10
@@ -159,44 +153,23 @@ def at_optimum(copies: Copies, images: Tensor) -> dict[str, Tensor]:
     return found | {"laplace": last_layers(copies, images)}
 
 
-@dataclass(frozen=True, eq=False)
-class Recorded(Target):
-    """net2gp's target of chains, with the gradients of the likelihood from `copies`."""
-
-    copies: Copies | None = None
-
-    def gradient(self, position: Tensor, index: Tensor | None = None) -> Tensor:
-        return self.both(position, index)[1]
-
-    def both(self, position: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        copies = self.copies
-        assert copies is not None
-        assert index is not None
-        if position is not copies.values:
-            copies.values.copy_(position)
-        value, slope = self._prior(position)
-        slope = slope.sub_(copies.gradient(index), alpha=self.num_data)
-        return value - self.num_data * copies.losses, slope
+def rate_at(plan: Plan, epoch: float) -> float:
+    """The learning rate of chains: cycles, or a cosine down to `last` at the end of burn-in."""
+    if plan.cycle:
+        return warm(epoch) * max(cosine(plan.rate, epoch % plan.cycle / plan.cycle), 1e-6)
+    return plan.last + cosine(plan.rate - plan.last, epoch / max(1, plan.burn_in)) * warm(epoch)
 
 
-@dataclass(frozen=True)
-class Schedule(Steps):
-    """The learning rate of each step of a chain, beside the largest one."""
+def is_quiet(plan: Plan, epoch: float) -> bool:
+    """Whether there is no noise: the first part of a cycle looks for a mode."""
+    return bool(plan.cycle) and epoch % plan.cycle < 0.8 * plan.cycle
 
-    plan: Plan = field(default_factory=lambda: PLANS["sghmc"])
-    steps: int = 1
-    """Steps of an epoch."""
 
-    def scale(self, step: int) -> float:
-        epoch, plan = step / self.steps, self.plan
-        if plan.cycle:
-            return warm(epoch) * max(cosine(1.0, epoch % plan.cycle / plan.cycle), 1e-6)
-        low = plan.last / plan.rate
-        return low + cosine(1 - low, epoch / max(1, plan.burn_in)) * warm(epoch)
-
-    def quiet(self, step: int) -> bool:
-        """The first part of a cycle looks for a mode without noise."""
-        return bool(self.plan.cycle) and step / self.steps % self.plan.cycle < 0.8 * self.plan.cycle
+def slope_of(copies: Copies, chosen: Tensor) -> Tensor:
+    """Gradients of the log joint, (K, P), estimated on minibatches."""
+    return torch.add(
+        -copies.gradient(chosen) * len(copies.labels), copies.values, alpha=-1 / PRIOR_VAR
+    )
 
 
 def scales(copies: Copies) -> Tensor:
@@ -223,20 +196,6 @@ def lengthen(copies: Copies) -> None:
                 parts[name.replace("weight", "bias")].mul_(factor)
 
 
-def chains(plan: Plan, copies: Copies, seed: int) -> tuple[Setup, Walk]:
-    """Chains of net2gp at the present values of the copies, which their steps change in place."""
-    model = n2g.bayes.Model.of(
-        ResNet20().to(copies.device).eval(), n2g.Categorical(), prior=PRIOR_VAR
-    )
-    target = Recorded(model, (copies.images, copies.labels), vectorized=False, copies=copies)
-    steps = len(copies.labels) // copies.batch
-    schedule = Schedule(num_draws=1, warmup=0, thin=1, plan=plan, steps=steps)
-    setup = Setup(plan.kind, target, copies.values, schedule, seed)
-    walk = setup.walk(copies.batch)
-    walk.state["position"] = copies.values
-    return setup, walk
-
-
 class Average:
     """The predictions of a chain, averaged over the epochs that the plan collects."""
 
@@ -259,23 +218,21 @@ class Average:
 
 def langevin(plan: Plan, copies: Copies, images: Tensor, seed: int) -> dict[str, Tensor]:
     """SGHMC, or SGLD without momentum, at temperature 1."""
+    values, scale = copies.values, torch.ones((), device=copies.device)
     if not plan.cycle:
         lengthen(copies)
-    setup, walk = chains(plan, copies, seed)
-    rate, one = plan.rate / len(copies.labels), copies.values.new_ones(len(copies), 1)
-    learned = Tuned(setup, False, False)
-    dynamics: SGHMC | SGLD = SGLD(setup, 2 * rate * one, learned)
-    if plan.momentum:
-        dynamics = SGHMC(setup, rate**0.5 * one, learned, plan.momentum)
-    dynamics.begin(walk)
-    if plan.momentum:
-        walk.state["momentum"].zero_()
-    if not plan.cycle:
-        walk.state["scale"] = scales(copies)
-    average, steps = Average(plan, copies, images), len(copies.labels) // copies.batch
+        scale = scales(copies)
+    momentum, average = torch.zeros_like(values), Average(plan, copies, images)
     for epoch in range(plan.epochs):
-        for step in range(epoch * steps, (epoch + 1) * steps):
-            dynamics.step(walk, step)
+        for part, chosen in batches(copies):
+            rate = rate_at(plan, epoch + part) / len(copies.labels)
+            slope = slope_of(copies, chosen)
+            noise = None if is_quiet(plan, epoch + part) else torch.randn_like(values)
+            if plan.momentum:
+                size = (rate * scale).sqrt()
+                bayes.sghmc_step(values, momentum, slope, size, plan.momentum, noise)
+            else:
+                bayes.sgld_step(values, slope, 2 * rate * scale, noise)
         average.see(epoch)
     return average.result()
 
@@ -283,24 +240,22 @@ def langevin(plan: Plan, copies: Copies, images: Tensor, seed: int) -> dict[str,
 def microcanonical(plan: Plan, copies: Copies, images: Tensor, seed: int) -> dict[str, Tensor]:
     """Microcanonical Langevin dynamics on minibatches, with steps as long as those of SGHMC."""
     lengthen(copies)
-    setup, walk = chains(plan, copies, seed)
-    density = lambda position: setup.target.both(position, walk.batches.draw())
-    integrator, scale = (
-        Integrator(density, "leapfrog"),
-        scales(copies).sqrt().expand_as(copies.values),
-    )
-    position = copies.values.clone()
-    walk.state["position"] = position
-    particle = Particle(position, F.normalize(walk.noise(), dim=1), *density(position))
-    average, steps = Average(plan, copies, images), len(copies.labels) // copies.batch
-    dimensions, one = position.shape[1], position.new_ones(len(copies), 1)
+    values, size = copies.values, len(copies.labels)
+    scale, one = scales(copies).sqrt().expand_as(values), values.new_ones(len(copies), 1)
+    direction = F.normalize(torch.randn_like(values), dim=1)
+    _, first = next(batches(copies))
+    state = values.clone(), direction, slope_of(copies, first)
+    average = Average(plan, copies, images)
     for epoch in range(plan.epochs):
-        for step in range(epoch * steps, (epoch + 1) * steps):
-            rate = plan.rate * setup.plan.scale(step) / len(copies.labels)
-            size = math.sqrt(rate * dimensions) * one
-            particle, _ = integrator(particle, size, scale)
-            turned = refresh(particle.direction, size, plan.options["length"] * size, walk.noise())
-            particle = particle._replace(direction=turned)
+        for part, chosen in batches(copies):
+
+            def gradient(position: Tensor, chosen: Tensor = chosen) -> Tensor:
+                copies.values.copy_(position)
+                return slope_of(copies, chosen)
+
+            step = math.sqrt(rate_at(plan, epoch + part) / size * values.shape[1]) * one
+            length, noise = plan.options["length"] * step, torch.randn_like(values)
+            state = bayes.microcanonical_step(gradient, state, step, length, noise, scale=scale)
         average.see(epoch)
     return average.result()
 

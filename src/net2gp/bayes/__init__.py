@@ -9,6 +9,7 @@ from net2gp.bayes.chains.hmc import hmc
 from net2gp.bayes.chains.langevin.mclmc import microcanonical
 from net2gp.bayes.chains.langevin.sghmc import sghmc
 from net2gp.bayes.chains.langevin.sgld import sgld
+from net2gp.bayes.chains.langevin.steps import microcanonical_step, sghmc_step, sgld_step
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.options import Options as ChainOptions
 from net2gp.bayes.landscape.alignment import kernel_alignment
@@ -109,6 +110,7 @@ __all__ = [
     "mc_dropout",
     "mean_field",
     "microcanonical",
+    "microcanonical_step",
     "mixture",
     "module_of",
     "module_with",
@@ -121,7 +123,9 @@ __all__ = [
     "r_hat",
     "scale_units",
     "sghmc",
+    "sghmc_step",
     "sgld",
+    "sgld_step",
     "straight_line",
     "tail_ess",
     "to_arviz",

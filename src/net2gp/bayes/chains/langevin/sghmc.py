@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from net2gp.bayes.chains.langevin.steps import sghmc_step
 from net2gp.bayes.chains.langevin.stochastic import (
     STOCHASTIC,
     StochasticOptions,
@@ -64,18 +65,14 @@ class SGHMC:
         size = self.step_size * plan.scale(step) ** 0.5
         if "scale" in state:
             size = size * state["scale"].sqrt()
-        momentum, position = state["momentum"], state["position"]
-        momentum.addcmul_(slope, size)
-        position.addcmul_(momentum, size, value=0.5)
-        momentum.mul_(kept)
-        if not plan.quiet(step):
-            if self.tuned.gradient_noise:
-                wanted = size.new_full((), 1 - kept**2)
-                variance = self.tuned.remaining(walk, wanted, size.square())
-                momentum.addcmul_(walk.noise(), variance.sqrt())
-            else:
-                momentum.add_(walk.noise(), alpha=(1 - kept**2) ** 0.5)
-        position.addcmul_(momentum, size, value=0.5)
+        moving = state["position"], state["momentum"], slope, size, kept
+        if plan.quiet(step):
+            sghmc_step(*moving, None)
+            return
+        left = None
+        if self.tuned.gradient_noise:
+            left = self.tuned.remaining(walk, size.new_full((), 1 - kept**2), size.square())
+        sghmc_step(*moving, walk.noise(), noise_var=left)
 
     def statistics(self, state: State) -> dict[str, Tensor]:
         """The step size of each chain."""

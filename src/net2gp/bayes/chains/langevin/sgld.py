@@ -7,6 +7,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
+from net2gp.bayes.chains.langevin.steps import sgld_step
 from net2gp.bayes.chains.langevin.stochastic import (
     STOCHASTIC,
     StochasticOptions,
@@ -51,10 +52,11 @@ class SGLD:
         size = self.step_size * plan.scale(step)
         if "scale" in state:
             size = size * state["scale"]
-        state["position"].addcmul_(slope, size, value=0.5)
-        if not plan.quiet(step):
-            variance = self.tuned.remaining(walk, size, size.square() / 4)
-            state["position"].addcmul_(walk.noise(), variance.sqrt())
+        if plan.quiet(step):
+            sgld_step(state["position"], slope, size, None)
+            return
+        left = self.tuned.remaining(walk, size, size.square() / 4)
+        sgld_step(state["position"], slope, size, walk.noise(), noise_var=left)
 
     def statistics(self, state: State) -> dict[str, Tensor]:
         """The step size of each chain."""
