@@ -6,7 +6,7 @@ The problems are a linear model of 5 weights and perceptrons with one hidden lay
 Both sample in float64 on one thread from the same log joint, with the same numbers of chains, warmup and
 draws, a diagonal mass matrix and a target acceptance of 0.8. Chains start at draws from the prior, and
 NumPyro vectorizes them. "first" is its first run, "again" is a second one, which traces and compiles most of
-the program again, and "steady" is the time of a gradient alone, from other runs of twice the draws (– if the
+the program again, and "steady" is the time of a gradient alone, from other runs of more draws (– if the
 difference is lost in the noise).
 Effective samples are the smallest bulk ESS of f(x) over 5 points, by one formula for both. CPU seconds are
 those of the process with all its threads, warmup included. NumPyro has an environment of its own
@@ -128,7 +128,9 @@ def theirs(task: Problem, chains: int, draws: int, warmup: int) -> Outcome:
     size = sum(p.numel() for p in task.network().parameters())
     start = jax.random.normal(jax.random.PRNGKey(7), (chains, size))
     seconds, steps, kept = [], [], []
-    for count in (draws, 2 * draws):
+    # with few chains the compilation takes so long that its noise would hide the time of a gradient
+    longer = 2 if chains > 4 else 8
+    for count in (draws, longer * draws):
         mcmc = MCMC(
             NUTS(potential_fn=energy, target_accept_prob=0.8), num_warmup=warmup, num_samples=count,
             num_chains=chains, chain_method="vectorized", progress_bar=False,
