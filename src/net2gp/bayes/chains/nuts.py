@@ -85,7 +85,7 @@ def _stride(leaves: float, look: float, most: int) -> int:
         One of `STRIDES`.
 
     >>> _stride(7, 4.0, 16), _stride(300, 4.0, 16), _stride(300, 0.0, 16)
-    (4, 16, 1)
+    (2, 16, 1)
     """
     sizes = [2**k for k in range(max(1, round(math.log2(leaves + 1))))]
     cost = {m: sum(-(-size // m) for size in sizes) * (m + look) for m in STRIDES if m <= most}
