@@ -1,12 +1,12 @@
 """NUTS of net2gp beside NumPyro's: the same posteriors, moments, and effective samples per CPU second.
 
-    python benchmarks/nuts.py [--quick]
+    python benchmarks/nuts.py [--quick] [--json]
 
 The problems are a linear model of 5 weights and perceptrons with one hidden layer of 10 and 50 tanh units.
 Both sample in float64 on one thread from the same log joint, with the same numbers of chains, warmup and
 draws, a diagonal mass matrix and a target acceptance of 0.8. Chains start at draws from the prior, and
 NumPyro vectorizes them. "first" is its first run, "again" is a second one, which traces and compiles most of
-the program again, and "steady" is the time of a gradient alone, from other runs of twice the draws (– if the
+the program again, and "steady" is the time of a gradient alone, from other runs of more draws (– if the
 difference is lost in the noise).
 Effective samples are the smallest bulk ESS of f(x) over 5 points, by one formula for both. CPU seconds are
 those of the process with all its threads, warmup included. NumPyro has an environment of its own
@@ -14,13 +14,15 @@ those of the process with all its threads, warmup included. NumPyro has an envir
 
 Claims: the means of both agree within 4.5 Monte Carlo standard errors, and so do their variances. The exit
 status says whether that holds. "ratio" compares effective samples per CPU second with NumPyro's second run,
-and "steady ratio" with what NumPyro would need without any compilation. Writes `results/nuts.md`.
+and "steady ratio" with what NumPyro would need without any compilation. Writes `results/nuts.md`; with
+`--json`, prints an object per row instead, for `bayes_speed.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -28,6 +30,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault(
@@ -125,7 +128,9 @@ def theirs(task: Problem, chains: int, draws: int, warmup: int) -> Outcome:
     size = sum(p.numel() for p in task.network().parameters())
     start = jax.random.normal(jax.random.PRNGKey(7), (chains, size))
     seconds, steps, kept = [], [], []
-    for count in (draws, 2 * draws):
+    # with few chains the compilation takes so long that its noise would hide the time of a gradient
+    longer = 2 if chains > 4 else 8
+    for count in (draws, longer * draws):
         mcmc = MCMC(
             NUTS(potential_fn=energy, target_accept_prob=0.8), num_warmup=warmup, num_samples=count,
             num_chains=chains, chain_method="vectorized", progress_bar=False,
@@ -170,46 +175,71 @@ def beside_numpyro() -> int:
     return subprocess.run([str(python), *sys.argv], env={**os.environ, **source}).returncode
 
 
+def chosen(quick: bool) -> list[tuple[Problem, int, int, int]]:
+    """Problems with their numbers of chains, draws and warmup."""
+    linear, narrow = problem("linear, 5 weights", None, 50, 4), problem("width 10", 10, 50, 2)
+    wide = problem("width 50", 50, 100, 5)
+    if quick:
+        return [(linear, 16, 200, 200), (narrow, 32, 25, 60)]
+    linears = ((linear, k, 1000, 500) for k in (4, 64))
+    return [*linears, (narrow, 4, 100, 100), (narrow, 64, 50, 100), (wide, 16, 50, 100)]
+
+
+def compare(task: Problem, chains: int, draws: int, warmup: int) -> dict[str, Any]:
+    """Both samplers on one problem; the second run of each counts."""
+    first = ours(task, chains, draws, warmup)
+    other = theirs(task, chains, draws, warmup)
+    one = ours(task, chains, draws, warmup)
+    mean, spread = moments_agree(one, other)
+    rates = [o.ess / o.seconds for o in (one, other)]
+    per_ess = [o.steady * o.gradients * (1 + warmup / draws) / o.ess for o in (one, other)]
+    return {
+        "problem": task.name, "chains": chains, "mean": mean, "spread": spread,
+        "ess": [one.ess, other.ess], "rates": rates, "seconds": [one.seconds, other.seconds],
+        "first": [first.seconds, other.first], "ratio": rates[0] / rates[1],
+        "gradient_us": [1e6 * o.steady / chains for o in (one, other)],
+        "steady": per_ess[1] / per_ess[0] if other.steady else None,
+    }  # fmt: skip
+
+
+def cells(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    costs = [f"{cost:.1f}" if cost else "–" for cost in row["gradient_us"]]
+    steady = "–" if row["steady"] is None else f"{row['steady']:.2f}"
+    return (
+        f"| {row['problem']} | {row['chains']} | {row['ess'][0]:.0f} | {row['seconds'][0]:.2f} "
+        f"| {row['rates'][0]:.0f} | {costs[0]} | {row['ess'][1]:.0f} | {row['first'][1]:.2f} "
+        f"| {row['seconds'][1]:.2f} | {row['rates'][1]:.0f} | {costs[1]} | {row['mean']:.1f} s.e. "
+        f"| {row['spread']:.1f} s.e. | {row['ratio']:.2f} | {steady} |"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two short problems, writes nothing")
-    quick = parser.parse_args().quick
+    parser.add_argument("--json", action="store_true", help="print objects, write nothing")
+    options = parser.parse_args()
     if importlib.util.find_spec("numpyro") is None:
         return beside_numpyro()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    linear, narrow = problem("linear, 5 weights", None, 50, 4), problem("width 10", 10, 50, 2)
-    wide = problem("width 50", 50, 100, 5)
-    runs = [(linear, 16, 200, 200), (narrow, 32, 25, 60)] if quick else []
-    runs = runs or [
-        *((linear, k, 1000, 500) for k in (4, 64)),
-        (narrow, 4, 100, 100),
-        (narrow, 64, 50, 100),
-        (wide, 16, 50, 100),
-    ]
     lines = [
         "| problem | chains | ESS | CPU s | ESS/s | µs/gradient | NumPyro ESS | first s | again s | ESS/s "
         "| steady µs/gradient | means differ by | variances by | ratio | steady ratio |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    good, ahead = True, True
-    print("\n".join(lines))
-    for task, chains, draws, warmup in runs:
-        one, other = ours(task, chains, draws, warmup), theirs(task, chains, draws, warmup)
-        mean, spread = moments_agree(one, other)
-        rates = [o.ess / o.seconds for o in (one, other)]
-        costs = [f"{1e6 * o.steady / chains:.1f}" if o.steady else "–" for o in (one, other)]
-        per_ess = [o.steady * o.gradients * (1 + warmup / draws) / o.ess for o in (one, other)]
-        good, ahead = good and mean < 4.5 and spread < 4.5, ahead and rates[0] > rates[1]
-        lines.append(
-            f"| {task.name} | {chains} | {one.ess:.0f} | {one.seconds:.2f} | {rates[0]:.0f} | {costs[0]} "
-            f"| {other.ess:.0f} | {other.first:.2f} | {other.seconds:.2f} | {rates[1]:.0f} | {costs[1]} "
-            f"| {mean:.1f} s.e. | {spread:.1f} s.e. | {rates[0] / rates[1]:.2f} "
-            f"| {f'{per_ess[1] / per_ess[0]:.2f}' if other.steady else '–'} |"
-        )
-        print(lines[-1], flush=True)
-    print(f"moments agree: {good}; net2gp is ahead in every row: {ahead}")
-    if not quick:
+    if not options.json:
+        print("\n".join(lines))
+    rows = []
+    for run in chosen(options.quick):
+        rows.append(compare(*run))
+        lines.append(cells(rows[-1]))
+        print(json.dumps(rows[-1]) if options.json else lines[-1], flush=True)
+    good = all(max(row["mean"], row["spread"]) < 4.5 for row in rows)
+    if not options.json:
+        ahead = all(row["ratio"] > 1 for row in rows)
+        print(f"moments agree: {good}; net2gp is ahead in every row: {ahead}")
+    if not (options.quick or options.json):
         RESULTS.write_text("# NUTS beside NumPyro\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
     return 0 if good else 1
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from worker_bayes_peers import without_torchvision
+from worker_bayes_peers import without_unused
 
 Runner = Callable[[int], object]
 NUM_MEMBERS, NUM_CHAINS = 10, 4
@@ -63,7 +63,7 @@ def our_ensemble(batch: int | None) -> Runner:
 
 
 def their_ensemble(batch: int | None) -> Runner:
-    without_torchvision()
+    without_unused()
     from torch_uncertainty.methods.deep_ensembles import deep_ensembles
 
     make = lambda: deep_ensembles(

@@ -152,11 +152,22 @@ class Run:
             "theta": theta,
             "root": np.diag(root) if setup.mass == "dense" else root,
             "acceptance": np.zeros(len(theta)),
+            "look": np.array([self._look()]),
             "draws": np.zeros(shape, dtype=np.float64 if self.precise else np.float32),
         }
         for name in ("count", "divergences", "gradients"):
             state[name] = np.zeros(len(theta), dtype=np.int64)
         return state
+
+    def _look(self) -> float:
+        """About how many gradients take as long as to look at all chains once, from sizes alone.
+
+        The microseconds were measured for small perceptrons; a clock would make draws depend on the machine.
+        """
+        chains, rows = self.settings.num_chains, len(self.flat.data[1])
+        numbers = chains * self.flat.num_params
+        gradient = (20.0 if self.arrays is not None else 200.0) + 1e-3 * rows * numbers
+        return (100.0 + 0.05 * numbers) / gradient
 
     def _density(self, theta: Array) -> tuple[Array, Array]:
         """The log joint and its gradient, with arrays in and out."""

@@ -65,7 +65,10 @@ class Target:
     def ready(self) -> Iterator[None]:
         """Keep the network in eval mode, on kernels that can be differentiated and vectorized."""
         network = self.model.architecture
-        with in_eval_mode(network, self.data[0]), differentiable(network.network):
+        # a perceptron has its gradient in closed form, and the context would slow down each operation
+        closed = self.stacked is not None
+        plain = contextlib.nullcontext() if closed else differentiable(network.network)
+        with in_eval_mode(network, self.data[0]), plain:
             yield
 
     def checked(self, position: Tensor) -> Target:
