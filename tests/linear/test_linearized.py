@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 from torch.utils.checkpoint import checkpoint
 
 from architectures import ARCHITECTURES, Apply, points
@@ -67,9 +68,41 @@ class Cosine(nn.Module):
         return nn.functional.cosine_similarity(x, self.center.expand_as(x), eps=1e-8)[:, None]
 
 
+class ImportedCosine(Cosine):
+    """The same by a name of this file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cosine_similarity(x, self.center.expand_as(x), eps=1e-8)[:, None]
+
+
+class HeldCosine(Cosine):
+    """The same by a function that the module holds."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__(length)
+        self.measure = nn.functional.cosine_similarity
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.measure(x, self.center.expand_as(x), eps=1e-8)[:, None]
+
+
+class Wrapped(nn.Module):
+    """The same as a layer of another module."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__()
+        self.center, self.layer = Cosine(length).center, nn.CosineSimilarity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.center.expand_as(x))[:, None]
+
+
+@pytest.mark.parametrize("kind", [Cosine, ImportedCosine, HeldCosine, Wrapped])
 @pytest.mark.parametrize("length", [1e-9, 0.0])
-def test_a_cosine_with_a_short_vector_has_the_gradient_of_its_formula(length: float) -> None:
-    x, network = points(3), Cosine(length).eval()
+def test_a_cosine_with_a_short_vector_has_the_gradient_of_its_formula(
+    length: float, kind: type[nn.Module]
+) -> None:
+    x, network = points(3), kind(length).eval()
     linearized = linearize(network)
     J = x / x.norm(dim=1, keepdim=True) / 1e-8
     step, u = {"center": torch.tensor([0.7, 0.1, -0.4]).double()}, points(1)[: len(x)]
@@ -77,6 +110,7 @@ def test_a_cosine_with_a_short_vector_has_the_gradient_of_its_formula(length: fl
     torch.testing.assert_close(linearized.jvp(x, step)[:, 0], J @ step["center"])
     torch.testing.assert_close(linearized.vjp(x, u)["center"], J.T @ u[:, 0])
     torch.testing.assert_close(linearized.kernel()(x), J @ J.T)
+    assert torch.cosine_similarity is nn.functional.cosine_similarity is cosine_similarity
 
 
 def test_a_network_that_is_linear_in_its_parameters_has_no_error() -> None:

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from net2gp.calling import functional_call
 from net2gp.errors import Net2GPError, NetworkError
 from net2gp.inputs import describe
-from net2gp.linear.forward.plain import Plain
+from net2gp.linear.forward.plain import PlainNorms, plain_cosines
 from net2gp.types import Inputs, Params
 
 LOCK = threading.RLock()
@@ -70,7 +70,9 @@ def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None
         stack.enter_context(_plain_recurrence(network))
         stack.enter_context(without_checkpoints())
         stack.enter_context(_full_precision())
-        stack.enter_context(Plain(norms=follow))
+        if follow:
+            stack.enter_context(PlainNorms())
+        stack.enter_context(plain_cosines(network))
         for module in network.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 stack.enter_context(_plain_lookup(module))

@@ -7,30 +7,70 @@ does not see it, so that rows of J for vectors shorter than eps are off while fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+COSINE = torch.cosine_similarity
+"""torch's own function, which is also the one of torch.nn.functional."""
 
-class Plain(TorchFunctionMode):
-    """A context in which cosine similarities, and with `norms` also norms, are sums, products and roots.
 
-    Norms have the right first derivatives as they are, and run several times faster fused.
-    """
-
-    def __init__(self, *, norms: bool) -> None:
-        super().__init__()
-        self.plain = _NORMS | _COSINE if norms else _COSINE
+class PlainNorms(TorchFunctionMode):
+    """A context in which layer, group, instance and RMS norms are sums, products and roots."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call the plain form of a function if it has one, and every other function unchanged."""
-        return self.plain.get(func, func)(*args, **(kwargs or {}))
+        """Call the plain form of a norm, and every other function unchanged."""
+        return _NORMS.get(func, func)(*args, **(kwargs or {}))
+
+
+class PlainCosines(TorchFunctionMode):
+    """A context in which cosine similarities are sums, products and roots, however they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran = self.used = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the plain form of a cosine, and every other function unchanged."""
+        self.ran, self.used = True, self.used or func is COSINE
+        return (_cosine_similarity if func is COSINE else func)(*args, **(kwargs or {}))
+
+
+_HOLDS_COSINE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Whether a network called torch's own function in a pass in which torch's names had the plain one."""
+
+
+@contextlib.contextmanager
+def plain_cosines(network: nn.Module) -> Iterator[None]:
+    """Run cosine similarities of a network in plain arithmetic.
+
+    Most networks look the function up by its name in torch, where the plain one stands within this context;
+    it has the same values, so that other threads may see it. Some hold the function itself, in a closure,
+    an attribute or a name of their file. These need a mode, which slows down every operation: it is on in the
+    first pass of every network, and in later ones if it found such a call.
+    """
+    module: Any
+    with contextlib.ExitStack() as stack:
+        for module in (torch, F):
+            stack.callback(setattr, module, "cosine_similarity", module.cosine_similarity)
+            module.cosine_similarity = _cosine_similarity
+        if not _HOLDS_COSINE.get(network, True):
+            yield
+            return
+        mode = stack.enter_context(PlainCosines())
+        yield
+        if mode.ran:
+            _HOLDS_COSINE[network] = mode.used
 
 
 def _normalized(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
@@ -117,7 +157,7 @@ def _functional_batch_norm(
 
 def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     if not (x1.is_floating_point() and x2.is_floating_point()):
-        return F.cosine_similarity(x1, x2, dim, eps)
+        return COSINE(x1, x2, dim, eps)
     x1, x2 = torch.broadcast_tensors(x1, x2)
     return (_directed(x1, dim, eps) * _directed(x2, dim, eps)).sum(dim)
 
@@ -136,4 +176,3 @@ _NORMS: dict[Any, Callable[..., Tensor]] = {
     F.instance_norm: _functional_instance_norm,
     F.batch_norm: _functional_batch_norm,
 }
-_COSINE: dict[Any, Callable[..., Tensor]] = {torch.cosine_similarity: _cosine_similarity}

@@ -65,7 +65,7 @@ class Target:
     def ready(self) -> Iterator[None]:
         """Keep the network in eval mode, on kernels that can be differentiated and vectorized."""
         network = self.model.architecture
-        # a perceptron has its gradient in closed form, and the context would slow down each operation
+        # a perceptron has its gradient in closed form, which needs no such kernels
         closed = self.stacked is not None
         plain = contextlib.nullcontext() if closed else differentiable(network.network)
         with in_eval_mode(network, self.data[0]), plain:
