@@ -21,7 +21,8 @@ from __future__ import annotations
 import warnings
 
 import torch
-from common import Claim, Study, Topic, at_most, panels, run, tidy
+from common import WIDTH, Claim, Study, Topic, at_most, panels, run, tidy
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import net2gp as n2g
@@ -63,9 +64,8 @@ def error_of(draws: Tensor, K: Tensor) -> float:
 def gp_to_network(quick: bool) -> Study:
     """Draws of processes beside draws of the networks that were found for them."""
     count, width = (2000, 512) if quick else (10_000, 1024)
-    x = torch.linspace(-2, 2, 41, dtype=torch.float64)[:, None]
-    figure, axes = panels(3, 5.6)
-    figure.clear()
+    x = torch.linspace(-2, 2, 81, dtype=torch.float64)[:, None]
+    figure = Figure(figsize=(3 * WIDTH, 5.6), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True)
     made: list[Claim] = []
     for column, (name, (kernel, family)) in enumerate(targets().items()):
@@ -89,7 +89,6 @@ def gp_to_network(quick: bool) -> Study:
         made.append(at_most(f"{name}: distance of the limit's kernel", match.distance, 1e-4))
         ratio = error_of(rows["network"], K) / error_of(rows["process"], K)
         made.append(at_most(f"{name}: error of {count} networks beside {count} functions", ratio, 1.5))
-    del axes
     return Study(
         "gp_to_network",
         "From a Gaussian process to a network",
@@ -117,11 +116,9 @@ def there_and_back(quick: bool) -> Study:
             match.module, (x, y), NOISE, prior=match.prior, num_draws=draws, num_chains=16, warmup=warmup
         )
     law = posterior.marginal(at)
-    near = bayes.module_of(bayes.map_estimate(match.module, (x, y), NOISE, prior=match.prior))
-    around = n2g.laplace(near, (x, y), NOISE, prior_var=match.prior.variance)
-    weights = around.sample_weights(5, generator=torch.Generator().manual_seed(3))
-    modules = [bayes.module_with(near, weights, index) for index in range(5)]
-    values = around.sample(at, 5, generator=torch.Generator().manual_seed(3), linear=False)[..., 0]
+    weights = posterior.sample_weights(5, generator=torch.Generator().manual_seed(3))
+    modules = [bayes.module_with(match.module, weights, index) for index in range(5)]
+    values = posterior.sample(at, 5, generator=torch.Generator().manual_seed(3))[..., 0]
     again = torch.stack([module(at).detach()[:, 0] for module in modules])
     figure, axes = panels(2)
     for mean, variance, color, name in (
@@ -137,7 +134,7 @@ def there_and_back(quick: bool) -> Study:
         axes[1].plot(at[:, 0], module, color=COLORS[1], linewidth=1)
     axes[0].legend(frameon=False, labelcolor=INK, fontsize=8, loc="upper left")
     axes[0].set(title="Posterior of both", xlabel="x", ylim=(-3, 4))
-    axes[1].set(title="Draws (grey), and modules with their weights", xlabel="x")
+    axes[1].set(title="Draws (grey) and modules of their weights", xlabel="x")
     for ax in axes:
         ax.plot(x, y, "o", color=INK, ms=4)
         tidy(ax)
@@ -146,7 +143,7 @@ def there_and_back(quick: bool) -> Study:
         "there_and_back",
         "A prior of functions, given to a network, and back",
         """Left: the posterior of an RBF process given eight points, and of a network of 64 units with the prior that was found
-for it, by Hamiltonian chains. Right: weights drawn from a Laplace posterior of that network, and modules that hold them
+for it, by Hamiltonian chains. Right: weights that the chains drew, and modules that hold them
 (`bayes.module_with`): the same functions.""",
         figure,
         (
