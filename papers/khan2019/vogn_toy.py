@@ -1,18 +1,22 @@
-"""The prior precision by the evidence of networks that VOGN trained, beside Laplace and the stored results.
+"""The prior precision by the evidence of networks that VOGN trained, beside Laplace and the stored
+results.
 
     python papers/khan2019/vogn_toy.py --out figures [--quick]
 
-The toy regression at many prior precisions δ, trained by `net2gp.training.VOGN` itself: the optimizer takes the squares of
-gradients for the curvature, as it is defined. The stored runs counted these squares N = 100 times too often (`run.py`
-repeats that), so single numbers differ. Stated before the run, by the stored results on the same data sets:
+The toy regression at many prior precisions δ, trained by `net2gp.training.VOGN` itself: the optimizer
+takes the squares of gradients for the curvature, as it is defined. The stored runs counted these
+squares N = 100 times too often (`run.py` repeats that), so single numbers differ. Stated before the
+run, by the stored results on the same data sets:
 
-- the δ of the largest evidence is within a decade of the stored one, and −log evidence there within 3 of the stored one;
+- the δ of the largest evidence is within a decade of the stored one, and −log evidence there within 3
+  of the stored one;
 - the δ of the least test loss is within a decade of the stored one;
 - at the δ that the evidence chooses, the test loss is at most 1.25 times the least one;
-- evidences by VOGN and by Laplace rank δ alike: the mean over data sets of Spearman's rank correlation is at least 0.7.
+- evidences by VOGN and by Laplace rank δ alike: the mean over data sets of Spearman's rank correlation
+  is at least 0.7.
 
-Khan, Immer, Abedi and Korzepa (2019), "Approximate inference turns deep networks into Gaussian processes", figure 4. Needs the
-folder `reference` beside the data.
+Khan, Immer, Abedi and Korzepa (2019), "Approximate inference turns deep networks into Gaussian
+processes", figure 4. Needs the folder `reference` beside the data.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ sys.path.append(str(Path(__file__).parent))
 import claims
 import toy
 from claims import Claim, at_most
+
 from run import as_stored, draw_sweeps
 
 
@@ -113,10 +118,18 @@ def claims_of(found: Selection, stored: Selection, laplace: Selection) -> list[C
     chosen = float(losses[found.best_index(EVIDENCE)] / losses.min())
     return [
         at_most("decades between the δ of the evidence and the stored one", decades(EVIDENCE), 1.0),
-        at_most("least −log evidence less the stored one, either way", abs(lowest[0] - lowest[1]), 3.0),
-        at_most("decades between the δ of the test loss and the stored one", decades("test loss"), 1.0),
+        at_most(
+            "least −log evidence less the stored one, either way", abs(lowest[0] - lowest[1]), 3.0
+        ),
+        at_most(
+            "decades between the δ of the test loss and the stored one", decades("test loss"), 1.0
+        ),
         at_most("test loss at the evidence's δ beside the least", chosen, 1.25),
-        at_most("0.7 less the rank correlation of both evidences", 0.7 - ranks(found.evidence, laplace.evidence), 0.0),
+        at_most(
+            "0.7 less the rank correlation of both evidences",
+            0.7 - ranks(found.evidence, laplace.evidence),
+            0.0,
+        ),
     ]
 
 
@@ -140,14 +153,19 @@ def main(arguments: list[str] | None = None) -> int:
         "VI by VOGN, here": found,
     }
     draw_sweeps(tables, options.out, "khan2019_toy_vogn.png")
-    print(f"{'δ':>9}" + "".join(f"{title:>22}" for title in tables) + "   (−log evidence, test loss)")
+    print(
+        f"{'δ':>9}" + "".join(f"{title:>22}" for title in tables) + "   (−log evidence, test loss)"
+    )
     for row, delta in enumerate(deltas):
         cells = (
-            f"{-float(t.evidence[row].mean()):>13.3f}{float(t.mean('test loss')[row]):>9.4f}" for t in tables.values()
+            f"{-float(t.evidence[row].mean()):>13.3f}{float(t.mean('test loss')[row]):>9.4f}"
+            for t in tables.values()
         )
         print(f"{delta:>9.4g}" + "".join(cells))
     for title, table in tables.items():
-        print(f"{title}: best δ {table.best():.3g} by evidence, {table.best('test loss'):.3g} by test loss")
+        print(
+            f"{title}: best δ {table.best():.3g} by evidence, {table.best('test loss'):.3g} by test loss"
+        )
     return 0 if claims.judge(claims_of(found, theirs, laplace)) else 1
 
 

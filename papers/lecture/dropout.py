@@ -4,11 +4,14 @@
 
 With a keep probability 1 − p and masks z ~ Bernoulli(1 − p), stated before the run:
 
-- E[z ∘ h] = (1 − p) h, so that outputs are multiplied by 1 − p at test time, or divided by it in training;
-- masking the inputs of W x + b drops columns of W, and masking its outputs drops rows of W and entries of b;
+- E[z ∘ h] = (1 − p) h, so that outputs are multiplied by 1 − p at test time, or divided by it in
+  training;
+- masking the inputs of W x + b drops columns of W, and masking its outputs drops rows of W and entries
+  of b;
 - predictions that keep the masks spread more away from the data than at the data;
-- dropout's law of a weight, q = (1 − p) N(m, σ²) + p N(0, σ²), has a divergence from the prior without a closed
-  form; for p = 0.3, m = 1.2, σ = 0.5 and N(0, 1) it is 0.454667439 by quadrature, and draws agree;
+- dropout's law of a weight, q = (1 − p) N(m, σ²) + p N(0, σ²), has a divergence from the prior without
+  a closed form; for p = 0.3, m = 1.2, σ = 0.5 and N(0, 1) it is 0.454667439 by quadrature, and draws
+  agree;
 - the bound E_q log p(y | θ) − KL(q ‖ p) of a linear model is below its log evidence at every p.
 
 Srivastava et al. (2014), "Dropout"; Gal and Ghahramani (2016), "Dropout as a Bayesian approximation".
@@ -37,7 +40,9 @@ def double(*shape: int, seed: int) -> Tensor:
 def masks(quick: bool) -> Study:
     """Means over masks, and the same masks as dropped columns and rows of weights."""
     count = 20_000 if quick else 200_000
-    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(DROP), nn.Linear(8, 8)).double().eval()
+    network = (
+        nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(DROP), nn.Linear(8, 8)).double().eval()
+    )
     x = double(1, 3, seed=0)
     drawn = bayes.draw_masks(n2g.linearize(network), x, count).values["dropout 0"].double()
     hidden = network[1](network[0](x)).detach()[0]
@@ -54,7 +59,9 @@ def masks(quick: bool) -> Study:
     axes[0].imshow(drawn[:8], cmap="Greys", vmin=0, vmax=1)
     axes[0].set(xlabel="hidden unit", ylabel="draw", title="Masks (white: dropped)")
     axes[1].bar(range(8), (1 - DROP) * hidden, color=FAINT, label=r"$(1-p)\,h$")
-    axes[1].errorbar(range(8), mean, 4 * error, fmt="o", color=COLORS[0], ms=4, label="mean of masked units")
+    axes[1].errorbar(
+        range(8), mean, 4 * error, fmt="o", color=COLORS[0], ms=4, label="mean of masked units"
+    )
     axes[1].set(xlabel="hidden unit", title=f"Means over {count:,} masks")
     axes[1].legend(frameon=False, labelcolor=INK, fontsize=8)
     tidy(axes[1])
@@ -63,15 +70,23 @@ def masks(quick: bool) -> Study:
     return Study(
         "masks",
         "Dropout masks",
-        f"""Each unit is kept with probability {1 - DROP:g} (`bayes.draw_masks`). A mask of the inputs of a layer
-does what zeros in the columns of its weight do, and a mask of its outputs what zeros in its rows and biases
-do (`bayes.drop_units`).""",
+        f"""Each unit is kept with probability {1 - DROP:g} (`bayes.draw_masks`). A mask of the inputs
+of a layer does what zeros in the columns of its weight do, and a mask of its outputs what zeros in its
+rows and biases do (`bayes.drop_units`).""",
         figure,
         (
-            at_most("errors of the mean of masked units from (1 − p) h, worst unit", float(apart.max()), 4),
+            at_most(
+                "errors of the mean of masked units from (1 − p) h, worst unit",
+                float(apart.max()),
+                4,
+            ),
             at_most("masked inputs less dropped columns", columns, 1e-14),
             at_most("masked outputs less dropped rows", rows, 1e-14),
-            at_most("columns that are not dropped as the mask says", float(((inside.weight == 0).all(0) != (z == 0)).sum()), 0),
+            at_most(
+                "columns that are not dropped as the mask says",
+                float(((inside.weight == 0).all(0) != (z == 0)).sum()),
+                0,
+            ),
         ),
     )
 
@@ -89,7 +104,14 @@ def fitted(seed: int, steps: int) -> n2g.Posterior:
     points = toy(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = [nn.Linear(1, 100), nn.ReLU(), nn.Dropout(0.1), nn.Linear(100, 100), nn.ReLU(), nn.Dropout(0.1)]
+        layers = [
+            nn.Linear(1, 100),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(100, 100),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+        ]
         network = nn.Sequential(*layers, nn.Linear(100, 1)).train()
     training = bayes.Training(num_steps=steps, learning_rate=5e-3, batch_size=None, seed=seed)
     noise = n2g.Gaussian(noise_var=0.01)
@@ -108,7 +130,9 @@ def mc_dropout(quick: bool) -> Study:
     figure, axes = panels(2)
     posterior, (x, y) = posteriors[0], toy(0)
     mean, spread = posterior.marginal(at).mean[:, 0], spreads[0]
-    axes[0].fill_between(at[:, 0], mean - 2 * spread, mean + 2 * spread, color=COLORS[0], alpha=0.25, linewidth=0)
+    axes[0].fill_between(
+        at[:, 0], mean - 2 * spread, mean + 2 * spread, color=COLORS[0], alpha=0.25, linewidth=0
+    )
     for one in posterior.sample_functions(5)(at)[:, :, 0]:
         axes[0].plot(at[:, 0], one, color=COLORS[0], linewidth=0.7, alpha=0.7)
     axes[0].plot(at[:, 0], mean, color=COLORS[0], label="mean ± 2 standard deviations, five masks")
@@ -123,19 +147,28 @@ def mc_dropout(quick: bool) -> Study:
     for ax in axes:
         tidy(ax)
     ratios = spreads[:, away].mean(1) / spreads[:, inside].mean(1)
-    slope = spreads[:, at[:, 0].abs() > 4.8].mean(1) / spreads[:, (at[:, 0].abs() - 3).abs() < 0.2].mean(1)
+    slope = spreads[:, at[:, 0].abs() > 4.8].mean(1) / spreads[
+        :, (at[:, 0].abs() - 3).abs() < 0.2
+    ].mean(1)
     gap = spreads[:, at[:, 0].abs() < 0.2].mean(1) / spreads[:, inside].mean(1)
     return Study(
         "mc_dropout",
         "Monte Carlo dropout",
-        f"""A network of two hidden layers trained with dropout, and 200 draws of its masks (`bayes.mc_dropout`).
-Its spread grows away from the data, here by {float(ratios.mean()):.1f} times beyond |x| = 3.5, since ReLU
-functions go on as straight lines whose slopes depend on the mask. In the gap between the clusters, where
-functions are pinned at both sides, it is {float(gap.mean()):.1f} times the spread at the data.""",
+        f"""A network of two hidden layers trained with dropout, and 200 draws of its masks
+(`bayes.mc_dropout`). Its spread grows away from the data, here by {float(ratios.mean()):.1f} times
+beyond |x| = 3.5, since ReLU functions go on as straight lines whose slopes depend on the mask. In the
+gap between the clusters, where functions are pinned at both sides, it is {float(gap.mean()):.1f} times
+the spread at the data.""",
         figure,
         (
-            at_least("spread away from the data beside spread at the data, smallest of all sets", float(ratios.min()), 1.5),
-            at_least("spread at |x| = 5 beside |x| = 3, smallest of all sets", float(slope.min()), 1.2),
+            at_least(
+                "spread away from the data beside spread at the data, smallest of all sets",
+                float(ratios.min()),
+                1.5,
+            ),
+            at_least(
+                "spread at |x| = 5 beside |x| = 3, smallest of all sets", float(slope.min()), 1.2
+            ),
         ),
     )
 
@@ -145,12 +178,19 @@ def dropout_bound(quick: bool) -> Study:
     one = bayes.DropoutMixture(torch.tensor([1.2], dtype=torch.float64), variance=0.25, drop=DROP)
     exact = float(one.divergence(1.0))
     counts = [100, 1000, 10_000, 100_000]
-    drawn = [one.drawn_divergence(1.0, num_samples=n, generator=torch.Generator().manual_seed(n)) for n in counts]
+    drawn = [
+        one.drawn_divergence(1.0, num_samples=n, generator=torch.Generator().manual_seed(n))
+        for n in counts
+    ]
     x = double(20, 5, seed=0)
     y = x @ double(5, 1, seed=1) + 0.5 * double(20, 1, seed=2)
     linear = nn.Linear(5, 1, bias=False).double().eval()
     model = bayes.Model.of(linear, n2g.Gaussian(0.25), 1.0)
-    evidence = float(n2g.condition(n2g.linearize(linear).kernel(1.0), (x, y), n2g.Gaussian(0.25)).log_marginal_likelihood())
+    evidence = float(
+        n2g.condition(
+            n2g.linearize(linear).kernel(1.0), (x, y), n2g.Gaussian(0.25)
+        ).log_marginal_likelihood()
+    )
     precision = x.T @ x / 0.25 + torch.eye(5, dtype=torch.float64)
     best = torch.linalg.solve(precision, x.T @ y / 0.25).T
     drops = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5]
@@ -158,12 +198,16 @@ def dropout_bound(quick: bool) -> Study:
     for drop in drops:
         q = bayes.DropoutMixture(best, float(1 / precision.diagonal().mean()), drop, axis=1)
         generator = torch.Generator().manual_seed(0)
-        found = bayes.dropout_elbo({"weight": q}, model, (x, y), num_samples=2000, generator=generator)
+        found = bayes.dropout_elbo(
+            {"weight": q}, model, (x, y), num_samples=2000, generator=generator
+        )
         bounds.append((float(found.value), float(found.error)))
     figure, axes = panels(2)
     axes[0].axhline(exact, color=INK, linewidth=1, label="quadrature")
     values, errors = ([float(d.value) for d in drawn], [2 * float(d.error) for d in drawn])
-    axes[0].errorbar(counts, values, errors, fmt="o", color=COLORS[0], ms=4, label="draws, ± 2 errors")
+    axes[0].errorbar(
+        counts, values, errors, fmt="o", color=COLORS[0], ms=4, label="draws, ± 2 errors"
+    )
     axes[0].set(xscale="log", xlabel="draws", title="Divergence of dropout's law from the prior")
     axes[1].axhline(evidence, color=INK, linewidth=1, label="log evidence")
     axes[1].plot(drops, [v for v, _ in bounds], "o-", color=COLORS[1], label="bound")
@@ -176,10 +220,10 @@ def dropout_bound(quick: bool) -> Study:
     return Study(
         "dropout_bound",
         "Dropout as variational inference",
-        f"""Training with dropout maximizes a bound on the evidence with the law
-q = (1 − p) N(m, σ²) + p N(0, σ²) of each weight (`bayes.DropoutMixture`, `bayes.dropout_elbo`). The bound of a
-linear model of five weights is {evidence - bounds[0][0]:.1f} below its log evidence without dropout, and lower
-the more is dropped: here every weight matters.""",
+        f"""Training with dropout maximizes a bound on the evidence with the law q = (1 − p) N(m, σ²) +
+p N(0, σ²) of each weight (`bayes.DropoutMixture`, `bayes.dropout_elbo`). The bound of a linear model of
+five weights is {evidence - bounds[0][0]:.1f} below its log evidence without dropout, and lower the more
+is dropped: here every weight matters.""",
         figure,
         (
             at_most("divergence by quadrature less 0.454667439", abs(exact - EXACT), 1e-8),

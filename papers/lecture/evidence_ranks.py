@@ -2,23 +2,25 @@
 
     python papers/lecture/evidence_ranks.py --out figures [--quick]
 
-Networks of 20 tanh units on new data of the toy regression of Khan et al. (2019), at many prior precisions
-δ, with noise of variance 1 in the model. The data have less noise than that, as in the paper, or about as
-much ("noisier"), or the very noise of the model ("as modeled"). On every data set Spearman's rank correlations
-are taken over δ, and then averaged over data sets. Stated, for each kind of data, as the paper and its readers say:
+Networks of 20 tanh units on new data of the toy regression of Khan et al. (2019), at many prior
+precisions δ, with noise of variance 1 in the model. The data have less noise than that, as in the
+paper, or about as much ("noisier"), or the very noise of the model ("as modeled"). On every data set
+Spearman's rank correlations are taken over δ, and then averaged over data sets. Stated, for each kind
+of data, as the paper and its readers say:
 
-- the evidence follows the test loss, by Laplace and by variational inference: the mean rank correlation of
-  −evidence and test loss is above zero by more than two standard errors. The evidence is a sum of predictive log
-  densities under the model, so it should do so the better, the more the model's noise is the data's;
+- the evidence follows the test loss, by Laplace and by variational inference: the mean rank correlation
+  of −evidence and test loss is above zero by more than two standard errors. The evidence is a sum of
+  predictive log densities under the model, so it should do so the better, the more the model's noise is
+  the data's;
 - the evidences are alike: the mean rank correlation of the two is at least 0.7;
-- the optima are not equal: the δ of the largest evidence is the δ of the least test loss on fewer than half
-  of the data sets.
+- the optima are not equal: the δ of the largest evidence is the δ of the least test loss on fewer than
+  half of the data sets.
 
-`EXCEPTIONS` has what did not hold, with the reason. The authors' stored results say the same of variational
-inference (−0.25 ± 0.13, where Laplace has 0.34 ± 0.10); they are printed if they are there.
+`EXCEPTIONS` has what did not hold, with the reason. The authors' stored results say the same of
+variational inference (−0.25 ± 0.13, where Laplace has 0.34 ± 0.10); they are printed if they are there.
 
-Khan, Immer, Abedi and Korzepa (2019), "Approximate inference turns deep networks into Gaussian processes",
-figure 4; papers/khan2019 has that figure itself.
+Khan, Immer, Abedi and Korzepa (2019), "Approximate inference turns deep networks into Gaussian
+processes", figure 4; papers/khan2019 has that figure itself.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ KINDS = {
 """Data by the variances of their noise."""
 
 EXCEPTIONS = {
-    ("as in the paper", "variational"): "mean-field predictions average over draws and hardly overfit at small δ",
+    (
+        "as in the paper",
+        "variational",
+    ): "mean-field predictions average over draws and hardly overfit at small δ",
 }
 """Where the evidence does not follow the test loss, and why."""
 
@@ -151,7 +156,9 @@ def draw(found: dict[str, Found]) -> Figure:
         for kind, one in found.items()
         for way, selection in (("Laplace", one.laplace), ("variational", one.variational))
     ]
-    for ax, (title, deltas, selection) in zip(figure.subplots(len(found), 2).flat, rows, strict=True):
+    for ax, (title, deltas, selection) in zip(
+        figure.subplots(len(found), 2).flat, rows, strict=True
+    ):
         twin = ax.twinx()
         curves = (
             (ax, -selection.scores[EVIDENCE], COLORS[0], "−log evidence"),

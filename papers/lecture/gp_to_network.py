@@ -2,18 +2,20 @@
 
     python papers/lecture/gp_to_network.py --out figures [--quick]
 
-`bayes.network_like` finds depth, activation and variances of a network whose infinitely wide limit is a given Gaussian
-process. Stated before the run:
+`bayes.network_like` finds depth, activation and variances of a network whose infinitely wide limit is a
+given Gaussian process. Stated before the run:
 
-- an RBF process, a periodic one with a trend, and the NNGP of a ReLU network are met: the limit's kernel is within 1e-4
-  of the target's in relative Frobenius norm;
-- draws of the finite network have the covariance of the process: the error of S draws is that of S draws from the
-  process itself, times at most 1.5;
-- given data, the network with that prior has the posterior of the process: the mean of Hamiltonian chains of a network of
-  64 units is within 0.15 standard deviations of the prior;
-- and back: weights drawn from a posterior, put into modules, are the functions that the posterior draws.
+- an RBF process, a periodic one with a trend, and the NNGP of a ReLU network are met: the limit's
+  kernel is within 1e-4 of the target's in relative Frobenius norm;
+- draws of the finite network have the covariance of the process: the error of S draws is that of S
+  draws from the process itself, times at most 1.5;
+- given data, the network with that prior has the posterior of the process: the mean of Hamiltonian
+  chains of a network of 64 units is within 0.15 standard deviations of the prior;
+- and back: weights drawn from a posterior, put into modules, are the functions that the posterior
+  draws.
 
-Williams (1997), "Computing with infinite networks"; Pearce et al. (2019), "Expressive priors in Bayesian neural networks".
+Williams (1997), "Computing with infinite networks"; Pearce et al. (2019), "Expressive priors in
+Bayesian neural networks".
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def targets() -> dict[str, tuple[Kernel, bayes.Family | None]]:
     periodic = bayes.Family(("rbf",), depths=(1,), trends=(True,), period=1.0)
     return {
         "RBF, length scale 0.5": (RBF(lengthscale=0.5, output_var=1.0), None),
-        "period 1 with a trend": (Periodic(period=1.0, lengthscale=1.0) + Linear(weight_var=0.5), periodic),
+        "period 1 with a trend": (
+            Periodic(period=1.0, lengthscale=1.0) + Linear(weight_var=0.5),
+            periodic,
+        ),
         "NNGP of a ReLU layer": (
             n2g.nngp(relu, weight_var=2.0, bias_var=0.5),
             bayes.Family(("relu",), depths=(1,), trends=(False,)),
@@ -53,7 +58,10 @@ def draws_of(kernel: Kernel, x: Tensor, count: int) -> Tensor:
     K = kernel(x)
     values, vectors = torch.linalg.eigh(K)
     root = vectors * values.clamp(min=0).sqrt()
-    return torch.randn(count, len(x), generator=torch.Generator().manual_seed(5), dtype=torch.float64) @ root.T
+    return (
+        torch.randn(count, len(x), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        @ root.T
+    )
 
 
 def error_of(draws: Tensor, K: Tensor) -> float:
@@ -88,13 +96,15 @@ def gp_to_network(quick: bool) -> Study:
             tidy(ax)
         made.append(at_most(f"{name}: distance of the limit's kernel", match.distance, 1e-4))
         ratio = error_of(rows["network"], K) / error_of(rows["process"], K)
-        made.append(at_most(f"{name}: error of {count} networks beside {count} functions", ratio, 1.5))
+        made.append(
+            at_most(f"{name}: error of {count} networks beside {count} functions", ratio, 1.5)
+        )
     return Study(
         "gp_to_network",
         "From a Gaussian process to a network",
-        f"""Above: functions of Gaussian processes. Below: networks of width {width}, whose depth, activation and variances
-`bayes.network_like` has found for these processes, with weights drawn from the prior that it returns. Bands: ±2 standard
-deviations of the process.""",
+        f"""Above: functions of Gaussian processes. Below: networks of width {width}, whose depth,
+activation and variances `bayes.network_like` has found for these processes, with weights drawn from the
+prior that it returns. Bands: ±2 standard deviations of the process.""",
         figure,
         tuple(made),
     )
@@ -113,7 +123,13 @@ def there_and_back(quick: bool) -> Study:
         warnings.simplefilter("ignore", n2g.errors.Divergences)
         draws, warmup = (100, 200) if quick else (500, 500)
         posterior = bayes.hmc(
-            match.module, (x, y), NOISE, prior=match.prior, num_draws=draws, num_chains=16, warmup=warmup
+            match.module,
+            (x, y),
+            NOISE,
+            prior=match.prior,
+            num_draws=draws,
+            num_chains=16,
+            warmup=warmup,
         )
     law = posterior.marginal(at)
     weights = posterior.sample_weights(5, generator=torch.Generator().manual_seed(3))
@@ -142,13 +158,17 @@ def there_and_back(quick: bool) -> Study:
     return Study(
         "there_and_back",
         "A prior of functions, given to a network, and back",
-        """Left: the posterior of an RBF process given eight points, and of a network of 64 units with the prior that was found
-for it, by Hamiltonian chains. Right: weights that the chains drew, and modules that hold them
-(`bayes.module_with`): the same functions.""",
+        """Left: the posterior of an RBF process given eight points, and of a network of 64 units with
+the prior that was found for it, by Hamiltonian chains. Right: weights that the chains drew, and modules
+that hold them (`bayes.module_with`): the same functions.""",
         figure,
         (
             at_most("distance of the posterior means, in deviations of the prior", apart, 0.15),
-            at_most("modules less the functions that were drawn", float((again - values).detach().abs().max()), 1e-12),
+            at_most(
+                "modules less the functions that were drawn",
+                float((again - values).detach().abs().max()),
+                1e-12,
+            ),
         ),
     )
 

@@ -4,17 +4,21 @@
 
 Stated before the run:
 
-- the trained CIFAR LeNets have the published test accuracies, 68.09 % (Adam) and 67.20 % (VOGN). Their tangent kernels
-  find images of one class more alike than images of two, but by less than LeNets on MNIST do;
-- the full Gauss–Newton matrix of LeNet-5 has P² entries, which do not fit into memory; diagonal, Kronecker factors, last
-  layer and function space hold at most a hundredth of them. A step of VOGGN, which needs the Gauss–Newton matrix, takes
-  at least twice the time of a step of VOGN, which needs squares of gradients: 1 + C backward passes in place of one;
-- on a quadratic loss, SWAG has the stationary covariance of stochastic gradient descent, within four standard errors;
-- on the trained ResNet-20 the average of networks drawn by SWAG has an NLL and a calibration error on test images that are
-  no worse than the network's.
+- the trained CIFAR LeNets have the published test accuracies, 68.09 % (Adam) and 67.20 % (VOGN). Their
+  tangent kernels find images of one class more alike than images of two, but by less than LeNets on
+  MNIST do;
+- the full Gauss–Newton matrix of LeNet-5 has P² entries, which do not fit into memory; diagonal,
+  Kronecker factors, last layer and function space hold at most a hundredth of them. A step of VOGGN,
+  which needs the Gauss–Newton matrix, takes at least twice the time of a step of VOGN, which needs
+  squares of gradients: 1 + C backward passes in place of one;
+- on a quadratic loss, SWAG has the stationary covariance of stochastic gradient descent, within four
+  standard errors;
+- on the trained ResNet-20 the average of networks drawn by SWAG has an NLL and a calibration error on
+  test images that are no worse than the network's.
 
-Khan et al. (2019), "Approximate inference turns deep networks into Gaussian processes"; Maddox et al. (2019), "A simple
-baseline for Bayesian uncertainty in deep learning". Needs cifar10.npz, mnist.npz and nets/ (see net2gp.data).
+Khan et al. (2019), "Approximate inference turns deep networks into Gaussian processes"; Maddox et al.
+(2019), "A simple baseline for Bayesian uncertainty in deep learning". Needs cifar10.npz, mnist.npz and
+nets/ (see net2gp.data).
 """
 
 from __future__ import annotations
@@ -24,14 +28,13 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from common import Claim, Study, Topic, at_least, at_most, panels, run, tidy
+from common import Claim, Study, Topic, at_least, at_most, panels, run, tidy, with_files
 from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp import data, metrics
 from net2gp.data import LeNet5, pretrained
-from net2gp.errors import InputError
 from net2gp.explain import similarity
 from net2gp.links import WeightSamples
 from net2gp.plots import COLORS, INK, plot_class_kernel
@@ -40,7 +43,10 @@ from net2gp.training import VOGGN, VOGN, Swag
 
 Images = tuple[Tensor, Tensor]
 ACCURACIES = {"cifar_lenet_adam": 0.6809, "cifar_lenet_vogn": 0.6720}
-DIGITS = {"cifar_lenet_adam": "full_mnist_lenet_adaml2", "cifar_lenet_vogn": "full_mnist_lenet_vogn"}
+DIGITS = {
+    "cifar_lenet_adam": "full_mnist_lenet_adaml2",
+    "cifar_lenet_vogn": "full_mnist_lenet_vogn",
+}
 
 
 def first_of_each(x: Tensor, y: Tensor, count: int) -> Images:
@@ -65,7 +71,7 @@ def cifar_kernels(quick: bool) -> Study:
     figure, axes = panels(2, 4.0)
     figure.set_figwidth(9)
     made: list[Claim] = []
-    print(f"{'network':<28}{'within':>9}{'between':>9}{'difference':>12}{'accuracy':>10}")
+    lines = [f"{'network':<28}{'within':>9}{'between':>9}{'difference':>12}{'accuracy':>10}"]
     for ax, (name, published) in zip(axes, ACCURACIES.items(), strict=True):
         network = pretrained(name)
         K = similarity(n2g.linearize(network).kernel(), some[0]).double()
@@ -75,10 +81,15 @@ def cifar_kernels(quick: bool) -> Study:
         with torch.no_grad():
             parts = [network(data.CIFAR10(part)) for part in test[0].split(1000)]
         accuracy = float((torch.cat(parts).argmax(1) == test[1]).double().mean())
-        print(f"{name:<28}{within:>9.3f}{between:>9.3f}{within - between:>12.3f}{accuracy:>10.4f}")
-        print(f"{DIGITS[name]:<28}{known[0]:>9.3f}{known[1]:>9.3f}{known[0] - known[1]:>12.3f}")
+        lines += [
+            f"{name:<28}{within:>9.3f}{between:>9.3f}{within - between:>12.3f}{accuracy:>10.4f}",
+            f"{DIGITS[name]:<28}{known[0]:>9.3f}{known[1]:>9.3f}{known[0] - known[1]:>12.3f}",
+        ]
         plot_class_kernel(ax, K, some[1])
-        ax.set_title(f"{'Adam' if 'adam' in name else 'VOGN'}: within {within:.2f}, between {between:.2f}", fontsize=10)
+        ax.set_title(
+            f"{'Adam' if 'adam' in name else 'VOGN'}: within {within:.2f}, between {between:.2f}",
+            fontsize=10,
+        )
         made += [
             at_most(f"{name}: accuracy less {published}", abs(accuracy - published), 5e-4),
             at_least(f"{name}: similarity within less between classes", within - between, 0.02),
@@ -91,11 +102,13 @@ def cifar_kernels(quick: bool) -> Study:
     return Study(
         "cifar_kernels",
         "Kernels of networks on more difficult data",
-        f"""The normalized tangent kernels of two LeNets trained on CIFAR-10, at {10 * count} training images sorted by class
-(0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck). Blocks on the diagonal are classes. They stand out
-less than on MNIST, as the networks are right on 68 % and 67 % of test images only.""",
+        f"""The normalized tangent kernels of two LeNets trained on CIFAR-10, at {10 * count} training
+images sorted by class (0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship,
+9 truck). Blocks on the diagonal are classes. They stand out less than on MNIST, as the networks are
+right on 68 % and 67 % of test images only.""",
         figure,
         tuple(made),
+        "\n".join(lines),
     )
 
 
@@ -152,13 +165,14 @@ def curvature_costs(quick: bool) -> Study:
         optimizer = kind(LeNet5().eval(), n2g.Categorical(), num_data=60_000, learning_rate=1e-4)
         steps[kind.__name__] = cpu_seconds(lambda o=optimizer: o.step(x[:64], y[:64]))
     numbers = stored(network, 10 * count)
-    print(f"{'LeNet-5, ' + str(count) + ' digits':<24}{'CPU seconds':>12}{'numbers held':>16}")
+    lines = [f"{'LeNet-5, ' + str(count) + ' digits':<24}{'CPU seconds':>12}{'numbers held':>16}"]
     for name in ("gradient", *numbers):
         held = sum(p.numel() for p in network.parameters()) if name == "gradient" else numbers[name]
         cost = f"{seconds[name]:>12.4f}" if name in seconds else f"{'not run':>12}"
-        print(f"{name:<24}{cost}{held:>16,}")
-    for name, value in steps.items():
-        print(f"{'step of ' + name:<24}{value:>12.4f}   (64 digits)")
+        lines.append(f"{name:<24}{cost}{held:>16,}")
+    lines += [
+        f"{'step of ' + name:<24}{value:>12.4f}   (64 digits)" for name, value in steps.items()
+    ]
     figure, axes = panels(2)
     axes[0].barh(list(numbers), list(numbers.values()), color=[COLORS[1], *[COLORS[0]] * 4])
     axes[0].set(xscale="log", xlabel="numbers held", title=f"LeNet-5, {count} digits")
@@ -172,10 +186,11 @@ def curvature_costs(quick: bool) -> Study:
     return Study(
         "curvature_costs",
         "What the Gauss–Newton matrix costs",
-        f"""The full Gauss–Newton matrix of LeNet-5 has {numbers["full"] / 1e9:.1f}·10⁹ entries, {8 * numbers["full"] / 2**30:.0f} GiB. Its
-diagonal, Kronecker factors, the last layer and function space (`structure=` of `laplace`) are small, but the exact
-Gauss–Newton matrix needs a backward pass for each class: a step of VOGGN takes {steps["VOGGN"] / steps["VOGN"]:.1f} times as long as
-a step of VOGN, which squares gradients.""",
+        f"""The full Gauss–Newton matrix of LeNet-5 has {numbers["full"] / 1e9:.1f}·10⁹ entries,
+{8 * numbers["full"] / 2**30:.0f} GiB. Its diagonal, Kronecker factors, the last layer and function
+space (`structure=` of `laplace`) are small, but the exact Gauss–Newton matrix needs a backward pass for
+each class: a step of VOGGN takes {steps["VOGGN"] / steps["VOGN"]:.1f} times as long as a step of VOGN,
+which squares gradients.""",
         figure,
         (
             at_least("entries of the full matrix, in GiB", 8 * numbers["full"] / 2**30, 10),
@@ -183,6 +198,7 @@ a step of VOGN, which squares gradients.""",
             at_least("step of VOGGN beside a step of VOGN", steps["VOGGN"] / steps["VOGN"], 2),
             at_least("diagonal beside one gradient", seconds["diagonal"] / seconds["gradient"], 2),
         ),
+        "\n".join(lines),
     )
 
 
@@ -193,8 +209,14 @@ def wandering(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     root = torch.tensor([[0.8, 0.0], [-0.5, 0.6]], dtype=torch.float64)
     rate = 0.5
     keep = torch.eye(2, dtype=torch.float64) - rate * A
-    exact = torch.from_numpy(solve_discrete_lyapunov(keep.numpy(), (rate**2 * root @ root.T).numpy()))
-    theta, network, swag = torch.zeros(2, dtype=torch.float64), nn.Linear(2, 1, bias=False).double(), Swag(rank=count)
+    exact = torch.from_numpy(
+        solve_discrete_lyapunov(keep.numpy(), (rate**2 * root @ root.T).numpy())
+    )
+    theta, network, swag = (
+        torch.zeros(2, dtype=torch.float64),
+        nn.Linear(2, 1, bias=False).double(),
+        Swag(rank=count),
+    )
     weights = []
     for _ in range(count):
         for step in torch.randn(25, 2, generator=generator, dtype=torch.float64) @ root.T:
@@ -211,7 +233,7 @@ def wandering(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def wander(network: nn.Module, train: Images, epochs: int) -> Swag:
-    """SWAG of stochastic gradient descent from a trained network, with mirrored images; batch norm stays frozen."""
+    """SWAG of descent from a trained network, with mirrored images; batch norm stays frozen."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     generator, swag = torch.Generator().manual_seed(0), Swag(rank=20)
     for _ in range(epochs):
@@ -219,7 +241,9 @@ def wander(network: nn.Module, train: Images, epochs: int) -> Swag:
             x = train[0][index]
             turned = torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(torch.where(turned, x.flip(3), x)), train[1][index]).backward()
+            nn.functional.cross_entropy(
+                network(torch.where(turned, x.flip(3), x)), train[1][index]
+            ).backward()
             optimizer.step()
         swag = swag.collect(network)
     return swag
@@ -237,7 +261,10 @@ def swag(quick: bool) -> Study:
     collected = wander(network, train, epochs)
     posterior = collected.posterior(network, train, n2g.Categorical())
     with torch.no_grad():
-        parts = [posterior.predict(part, samples=WeightSamples(draws)).probs for part in test_x.split(500)]
+        parts = [
+            posterior.predict(part, samples=WeightSamples(draws)).probs
+            for part in test_x.split(500)
+        ]
         network.load_state_dict({k: v.float() for k, v in collected.mean.items()}, strict=False)
         middle = torch.cat([network(part) for part in test_x.split(500)]).double().softmax(1)
     laws = {"network": bare, "mean of the path": middle, "SWAG": torch.cat(parts).double()}
@@ -249,19 +276,25 @@ def swag(quick: bool) -> Study:
         )
         for name, p in laws.items()
     }
-    print(f"{'ResNet-20, ' + str(tested) + ' images':<26}{'accuracy':>10}{'NLL':>9}{'ECE':>9}")
+    lines = [f"{'ResNet-20, ' + str(tested) + ' images':<26}{'accuracy':>10}{'NLL':>9}{'ECE':>9}"]
     for name, values in scores.items():
-        print(f"{name:<26}{values[0]:>10.4f}{values[1]:>9.4f}{values[2]:>9.4f}")
+        lines.append(f"{name:<26}{values[0]:>10.4f}{values[1]:>9.4f}{values[2]:>9.4f}")
     low_rank, exact, error, weights = wandering(1000 if quick else 4000)
     figure, axes = panels(3)
     axes[0].plot(*weights.T, ".", color=COLORS[0], ms=1.5)
     angle = torch.linspace(0, 2 * torch.pi, 200, dtype=torch.float64)
     circle = torch.stack([angle.cos(), angle.sin()])
-    for K, color, style, name in ((exact, INK, "-", "stationary"), (low_rank, COLORS[1], "--", "SWAG")):
+    for K, color, style, name in (
+        (exact, INK, "-", "stationary"),
+        (low_rank, COLORS[1], "--", "SWAG"),
+    ):
         axes[0].plot(*(2 * torch.linalg.cholesky(K) @ circle), style, color=color, label=name)
     axes[0].set_title("A quadratic loss: two deviations", fontsize=10)
     axes[0].legend(frameon=False, labelcolor=INK, fontsize=8)
-    for ax, place, title in ((axes[1], 1, "NLL of test images"), (axes[2], 2, "expected calibration error")):
+    for ax, place, title in (
+        (axes[1], 1, "NLL of test images"),
+        (axes[2], 2, "expected calibration error"),
+    ):
         ax.bar(list(scores), [v[place] for v in scores.values()], color=COLORS[:3], width=0.6)
         ax.set_title(f"ResNet-20: {title}", fontsize=10)
     for ax in axes:
@@ -269,30 +302,40 @@ def swag(quick: bool) -> Study:
     return Study(
         "swag",
         "SWAG for deep networks",
-        f"""Left: the weights of stochastic gradient descent on a quadratic loss, their stationary covariance and SWAG's. Middle and
-right: the trained ResNet-20 (269,722 parameters) goes on for {epochs} epochs over {images} images with a constant learning
-rate; `training.Swag` collects its weights, and {draws} networks drawn from its Gaussian are averaged.""",
+        f"""Left: the weights of stochastic gradient descent on a quadratic loss, their stationary
+covariance and SWAG's. Middle and right: the trained ResNet-20 (269,722 parameters) goes on for {epochs}
+epochs over {images} images with a constant learning rate; `training.Swag` collects its weights, and
+{draws} networks drawn from its Gaussian are averaged.""",
         figure,
         (
-            at_most("quadratic: errors of the covariance", float(((low_rank - exact).abs() / error).max()), 4),
-            at_most("ResNet-20: NLL of SWAG beside the network's", scores["SWAG"][1] / scores["network"][1], 1.0),
-            at_most("ResNet-20: ECE of SWAG less the network's", scores["SWAG"][2] - scores["network"][2], 0.0),
-            at_most("ResNet-20: accuracy of the network less SWAG's", scores["network"][0] - scores["SWAG"][0], 0.02),
+            at_most(
+                "quadratic: errors of the covariance",
+                float(((low_rank - exact).abs() / error).max()),
+                4,
+            ),
+            at_most(
+                "ResNet-20: NLL of SWAG beside the network's",
+                scores["SWAG"][1] / scores["network"][1],
+                1.0,
+            ),
+            at_most(
+                "ResNet-20: ECE of SWAG less the network's",
+                scores["SWAG"][2] - scores["network"][2],
+                0.0,
+            ),
+            at_most(
+                "ResNet-20: accuracy of the network less SWAG's",
+                scores["network"][0] - scores["SWAG"][0],
+                0.02,
+            ),
         ),
+        "\n".join(lines),
     )
 
 
-def topics() -> list[Topic]:
-    """The topics, or none without the files."""
-    try:
-        data.data_folder()
-        pretrained("resnet20_cifar10")
-        data.mnist("test")
-    except (InputError, OSError) as error:
-        print(f"harder_data.py is left out: {error}")
-        return []
-    return [cifar_kernels, curvature_costs, swag]
-
+TOPICS: list[Topic] = with_files(
+    [cifar_kernels, curvature_costs, swag], "cifar10.npz", "mnist.npz", "nets"
+)
 
 if __name__ == "__main__":
-    raise SystemExit(run(topics(), __doc__))
+    raise SystemExit(run(TOPICS, __doc__))

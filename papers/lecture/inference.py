@@ -2,20 +2,21 @@
 
     python papers/lecture/inference.py --out figures [--quick]
 
-Markov chains, variational inference and Laplace's approximation for two models. Of a linear model of two weights
-the posterior is known. Stated before the run:
+Markov chains, variational inference and Laplace's approximation for two models. Of a linear model of
+two weights the posterior is known. Stated before the run:
 
-- log p(θ, y) = log p(θ) + log p(y | θ), and the posterior of the linear model is what Gaussian algebra gives;
-- Laplace's approximation of the linear model is exact, NUTS has its mean within four Monte Carlo errors and its
-  covariance within 5 %, with R̂ < 1.01 and more than 400 effective draws;
-- mean-field inference finds the mean, and 1/diag(precision) for the variances, which is too little: it leaves out the
-  correlation;
-- for a network of ten tanh units, variational inference spreads less than the chains do away from the data, since
-  KL(q ‖ p) punishes mass where p has none, and every method is less sure away from the data than at the data. This
-  did not hold for mean field in the first run, and is an exception.
+- log p(θ, y) = log p(θ) + log p(y | θ), and the posterior of the linear model is what Gaussian algebra
+  gives;
+- Laplace's approximation of the linear model is exact, NUTS has its mean within four Monte Carlo errors
+  and its covariance within 5 %, with R̂ < 1.01 and more than 400 effective draws;
+- mean-field inference finds the mean, and 1/diag(precision) for the variances, which is too little: it
+  leaves out the correlation;
+- for a network of ten tanh units, variational inference spreads less than the chains do away from the
+  data, since KL(q ‖ p) punishes mass where p has none, and every method is less sure away from the data
+  than at the data. This did not hold for mean field in the first run, and is an exception.
 
-MacKay (1992), "A practical Bayesian framework for backpropagation networks"; Neal (1996), "Bayesian learning for
-neural networks"; Blundell et al. (2015), "Weight uncertainty in neural networks".
+MacKay (1992), "A practical Bayesian framework for backpropagation networks"; Neal (1996), "Bayesian
+learning for neural networks"; Blundell et al. (2015), "Weight uncertainty in neural networks".
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def recipe(quick: bool) -> Study:
     given = Linear.problem()
     exact = given.precision.inverse()
     chains, draws = 16, (1000 if quick else 2000)
-    sampled = bayes.nuts(given.network, given.points, NOISE, num_draws=draws, num_chains=chains, warmup=500)
+    sampled = bayes.nuts(
+        given.network, given.points, NOISE, num_draws=draws, num_chains=chains, warmup=500
+    )
     found = bayes.diagnose(sampled, given.points[0])
     w = sampled.process.members.values["weight"].double().reshape(chains, -1, 2)
     means = w.mean(1)
@@ -85,7 +88,8 @@ def recipe(quick: bool) -> Study:
     sample = torch.cov(w.flatten(0, 1).T)
     factorized = bayes.mean_field(given.network, given.points, NOISE, num_steps=8000, num_samples=8)
     q_mean, q_var = (
-        getattr(factorized.recipe.weights, key)["weight"].detach().double()[0] for key in ("mean", "variance")
+        getattr(factorized.recipe.weights, key)["weight"].detach().double()[0]
+        for key in ("mean", "variance")
     )
     around = n2g.laplace(given.network, given.points, NOISE, prior_var=1.0)
     covariance = around.joint(torch.eye(2, dtype=torch.float64)).covariance_matrix
@@ -106,21 +110,49 @@ def recipe(quick: bool) -> Study:
     return Study(
         "recipe",
         "Prior times likelihood",
-        """A linear model of two inputs that go together, so that data say more about the sum of its weights than about
-each of them. `bayes.nuts` draws from the posterior, `laplace` is exact for a linear model, and `bayes.mean_field`
-has the right mean, but an upright ellipse that is too small.""",
+        """A linear model of two inputs that go together, so that data say more about the sum of its
+weights than about each of them. `bayes.nuts` draws from the posterior, `laplace` is exact for a linear
+model, and `bayes.mean_field` has the right mean, but an upright ellipse that is too small.""",
         figure,
         (
-            at_most("log joint less log prior and log likelihood", float((model.log_joint(some, given.points) - parts).abs()), 1e-12),
-            at_most("curvature of the log joint beside the precision", float((hessian / given.precision - 1).abs().max()), 1e-10),
-            at_most("Laplace: covariance beside the closed form", float((covariance / exact - 1).abs().max()), 1e-8),
+            at_most(
+                "log joint less log prior and log likelihood",
+                float((model.log_joint(some, given.points) - parts).abs()),
+                1e-12,
+            ),
+            at_most(
+                "curvature of the log joint beside the precision",
+                float((hessian / given.precision - 1).abs().max()),
+                1e-10,
+            ),
+            at_most(
+                "Laplace: covariance beside the closed form",
+                float((covariance / exact - 1).abs().max()),
+                1e-8,
+            ),
             at_most("NUTS: errors of the mean", float(apart.max()), 4),
-            at_most("NUTS: covariance beside the closed form", float((sample - exact).norm() / exact.norm()), 0.05),
+            at_most(
+                "NUTS: covariance beside the closed form",
+                float((sample - exact).norm() / exact.norm()),
+                0.05,
+            ),
             at_most("NUTS: largest R̂", found.worst_r_hat, 1.01),
             at_least("NUTS: smallest effective sample size", found.least_ess, 400),
-            at_most("mean field: mean, in standard deviations", float(((q_mean - given.mean) / exact.diagonal().sqrt()).abs().max()), 0.05),
-            at_most("mean field: variances beside 1/diag(precision)", float((q_var * given.precision.diagonal() - 1).abs().max()), 0.02),
-            at_most("mean field: variances beside the marginal ones", float((q_var / exact.diagonal()).max()), 0.9),
+            at_most(
+                "mean field: mean, in standard deviations",
+                float(((q_mean - given.mean) / exact.diagonal().sqrt()).abs().max()),
+                0.05,
+            ),
+            at_most(
+                "mean field: variances beside 1/diag(precision)",
+                float((q_var * given.precision.diagonal() - 1).abs().max()),
+                0.02,
+            ),
+            at_most(
+                "mean field: variances beside the marginal ones",
+                float((q_var / exact.diagonal()).max()),
+                0.9,
+            ),
         ),
     )
 
@@ -140,7 +172,9 @@ def methods(quick: bool) -> dict[str, Callable[[Points], n2g.Posterior]]:
 
     def chains(points: Points) -> n2g.Posterior:
         draws, warmup = (100, 200) if quick else (500, 800)
-        return bayes.nuts(network, points, SMALL_NOISE, prior=prior, num_draws=draws, num_chains=8, warmup=warmup)
+        return bayes.nuts(
+            network, points, SMALL_NOISE, prior=prior, num_draws=draws, num_chains=8, warmup=warmup
+        )
 
     def best(points: Points) -> n2g.Posterior:
         return bayes.map_estimate(network, points, SMALL_NOISE, prior=prior, training=steps)
@@ -151,7 +185,9 @@ def methods(quick: bool) -> dict[str, Callable[[Points], n2g.Posterior]]:
 
     def factorized(points: Points) -> n2g.Posterior:
         start = bayes.module_of(best(points))
-        return bayes.mean_field(start, points, SMALL_NOISE, prior=prior, num_steps=4000 if quick else 10_000)
+        return bayes.mean_field(
+            start, points, SMALL_NOISE, prior=prior, num_steps=4000 if quick else 10_000
+        )
 
     return {"NUTS": chains, "Laplace": around, "mean field": factorized}
 
@@ -183,7 +219,9 @@ def network_posteriors(quick: bool) -> Study:
         law = posterior.marginal(at)
         mean, sd = law.mean[:, 0].detach(), law.variance[:, 0].detach().sqrt()
         spreads[name] = sd
-        ax.fill_between(at[:, 0], mean - 2 * sd, mean + 2 * sd, color=color, alpha=0.25, linewidth=0)
+        ax.fill_between(
+            at[:, 0], mean - 2 * sd, mean + 2 * sd, color=color, alpha=0.25, linewidth=0
+        )
         ax.plot(at[:, 0], mean, color=color)
         ax.plot(*points, ".", color=INK)
         ax.set(title=name, xlabel="x", ylim=(-6, 6))
@@ -193,12 +231,16 @@ def network_posteriors(quick: bool) -> Study:
     return Study(
         "network_posteriors",
         "Three approximations of a network's posterior",
-        """A network of ten tanh units and 24 points. Chains are the reference: they draw from the posterior itself.
-Laplace's Gaussian around the most probable weights, with the network linearized there, and mean-field inference are
-fast, and see one mode. Bands: mean ± 2 standard deviations of f.""",
+        """A network of ten tanh units and 24 points. Chains are the reference: they draw from the
+posterior itself. Laplace's Gaussian around the most probable weights, with the network linearized
+there, and mean-field inference are fast, and see one mode. Bands: mean ± 2 standard deviations of f.""",
         figure,
         (
-            at_most("mean field: spread away from the data beside NUTS", beyond["mean field"] / beyond["NUTS"], 1.0),
+            at_most(
+                "mean field: spread away from the data beside NUTS",
+                beyond["mean field"] / beyond["NUTS"],
+                1.0,
+            ),
             *(grows(name, beyond[name] / at_data[name]) for name in spreads),
         ),
     )

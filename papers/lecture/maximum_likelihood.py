@@ -19,6 +19,8 @@ residual learning"; Loshchilov and Hutter (2019), "Decoupled weight decay regula
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from common import Study, Topic, at_least, at_most, digits, mlp, panels, run, tidy
 from matplotlib.ticker import MaxNLocator
@@ -49,9 +51,7 @@ def widths_of(network: nn.Module, x: Tensor) -> list[tuple[str, int, int]]:
         if own and isinstance(module, nn.Linear | nn.Conv2d):
             handles.append(
                 module.register_forward_hook(
-                    lambda _, __, out, name=name, own=own: found.append(
-                        (name, out[0].numel(), own)
-                    )
+                    lambda _, __, out, name=name, own=own: found.append((name, out[0].numel(), own))
                 )
             )
     with torch.no_grad():
@@ -82,14 +82,21 @@ def architectures(quick: bool) -> Study:
         places = torch.arange(1, len(layers) + 1)
         ax.bar(places - 0.2, [n for _, n, _ in layers], 0.4, color=COLORS[0], label="outputs")
         ax.bar(places + 0.2, [p for _, _, p in layers], 0.4, color=COLORS[1], label="parameters")
-        ax.set(yscale="log", ylim=(1, 1e5), xlabel="layer", title=f"{name}: P = {parameters_of(network):,}")
+        ax.set(
+            yscale="log",
+            ylim=(1, 1e5),
+            xlabel="layer",
+            title=f"{name}: P = {parameters_of(network):,}",
+        )
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         tidy(ax)
     axes[0].legend(frameon=False, labelcolor=INK, fontsize=8)
     plain = mlp(*SIZES).double()
     x = digits("test", 50)[0].double()
-    counted = sum((a + 1) * b for a, b in zip(SIZES[:-1], SIZES[1:], strict=True))
-    shapes = [network(x.expand(3, *x.shape[1:])).shape == (3, 10) for network, x in networks.values()]
+    counted = sum((a + 1) * b for a, b in pairwise(SIZES))
+    shapes = [
+        network(x.expand(3, *x.shape[1:])).shape == (3, 10) for network, x in networks.values()
+    ]
     return Study(
         "architectures",
         "Networks are compositions of simple functions",
@@ -98,10 +105,18 @@ weights at every place of an image, and residual blocks add their input to their
 numbers that leave each layer for one input, and the parameters of the layer.""",
         figure,
         (
-            at_most("perceptron: difference from a(Wx + b), composed", composition_error(plain, x), 1e-12),
-            at_most("perceptron: parameters less Σ (in + 1) out", abs(parameters_of(plain) - counted), 0),
+            at_most(
+                "perceptron: difference from a(Wx + b), composed",
+                composition_error(plain, x),
+                1e-12,
+            ),
+            at_most(
+                "perceptron: parameters less Σ (in + 1) out", abs(parameters_of(plain) - counted), 0
+            ),
             at_most("LeNet-5: parameters less 44,426", abs(parameters_of(LeNet5()) - 44_426), 0),
-            at_most("ResNet-20: parameters less 269,722", abs(parameters_of(ResNet20()) - 269_722), 0),
+            at_most(
+                "ResNet-20: parameters less 269,722", abs(parameters_of(ResNet20()) - 269_722), 0
+            ),
             at_least("networks that map 3 inputs to (3, 10)", sum(shapes), 3),
         ),
     )
@@ -120,7 +135,9 @@ def gradient_errors(network: nn.Sequential, points: tuple[Tensor, Tensor]) -> tu
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
     for _ in range(20):
-        way = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in slope.items()}
+        way = {
+            n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in slope.items()
+        }
         ahead, behind = (
             likelihood({n: v + step * way[n] for n, v in model.params.items()})
             for step in (1e-5, -1e-5)
@@ -131,12 +148,16 @@ def gradient_errors(network: nn.Sequential, points: tuple[Tensor, Tensor]) -> tu
     hidden = network[1](network[0](x)).detach()
     rest = lambda h: n2g.Categorical().log_prob(network[2:](h), y).sum()
     layer = lambda weight: network[1](x @ weight.T + network[0].bias)
-    chain = torch.einsum("nh,nhij->ij", grad(rest)(hidden), jacrev(layer)(network[0].weight.detach()))
+    chain = torch.einsum(
+        "nh,nhij->ij", grad(rest)(hidden), jacrev(layer)(network[0].weight.detach())
+    )
     apart = (chain - slope["0.weight"]).norm() / slope["0.weight"].norm()
     return worst, float(apart.detach())
 
 
-def torch_path(network: nn.Module, points: tuple[Tensor, Tensor], steps: int, **options: float) -> list[Path]:
+def torch_path(
+    network: nn.Module, points: tuple[Tensor, Tensor], steps: int, **options: float
+) -> list[Path]:
     """Parameters along torch's SGD on the sum of negative log-likelihoods."""
     x, y = points
     optimizer = torch.optim.SGD(network.parameters(), **options)
@@ -150,7 +171,11 @@ def torch_path(network: nn.Module, points: tuple[Tensor, Tensor], steps: int, **
 
 
 def ascent(
-    network: nn.Module, points: tuple[Tensor, Tensor], steps: int, variance: float, momentum: float = 0.0
+    network: nn.Module,
+    points: tuple[Tensor, Tensor],
+    steps: int,
+    variance: float,
+    momentum: float = 0.0,
 ) -> list[Path]:
     """Parameters along gradient steps on the log joint, written out."""
     model = model_of(network, variance)
@@ -191,12 +216,16 @@ def most_probable(points: tuple[Tensor, Tensor], steps: int) -> dict[str, float]
         ends[name] = torch.cat([p.detach().flatten() for p in network.parameters()])
     training = bayes.Training(
         num_steps=60,
-        optimizer=lambda p: torch.optim.LBFGS(p, line_search_fn="strong_wolfe", tolerance_grad=1e-12),
+        optimizer=lambda p: torch.optim.LBFGS(
+            p, line_search_fn="strong_wolfe", tolerance_grad=1e-12
+        ),
         schedule="constant",
         batch_size=None,
     )
     best = bayes.module_of(
-        bayes.map_estimate(mlp(64, 10).double(), points, n2g.Categorical(), prior=variance, training=training)
+        bayes.map_estimate(
+            mlp(64, 10).double(), points, n2g.Categorical(), prior=variance, training=training
+        )
     )
     there = torch.cat([p.detach().flatten() for p in best.parameters()])
     return {name: float((end - there).norm() / there.norm()) for name, end in ends.items()}
@@ -218,11 +247,16 @@ def weight_decay(quick: bool) -> Study:
     ends = most_probable(points, 4000)
     figure, axes = panels(2)
     at = range(1, steps + 1)
-    for path, color, name in ((right, COLORS[0], r"$\eta/\lambda$"), (wrong, COLORS[1], r"$\eta/2\lambda$")):
+    for path, color, name in (
+        (right, COLORS[0], r"$\eta/\lambda$"),
+        (wrong, COLORS[1], r"$\eta/2\lambda$"),
+    ):
         distances = [max(gap(a, b), 1e-17) for a, b in zip(decayed, path, strict=True)]
         axes[0].plot(at, distances, color=color, label=f"prior variance {name}")
     axes[0].axhline(1e-12, color=FAINT, linewidth=1, linestyle=":")
-    axes[0].set(yscale="log", xscale="log", xlabel="steps", ylabel="largest difference of a parameter")
+    axes[0].set(
+        yscale="log", xscale="log", xlabel="steps", ylabel="largest difference of a parameter"
+    )
     axes[0].set_title("SGD with weight decay beside ascent of the log joint", fontsize=10)
     axes[0].legend(frameon=False, labelcolor=INK, fontsize=8)
     axes[1].bar(list(ends), list(ends.values()), color=COLORS[2], width=0.5)
@@ -242,9 +276,21 @@ probable weights are unique.""",
         (
             at_most("backpropagation beside finite differences, relative", differences, 1e-6),
             at_most("backpropagation beside the product of derivatives", chain, 1e-12),
-            at_most("two steps with momentum and decay, beside torch's", gap(moving[-1], written[-1]) / scale, 1e-14),
-            at_most("1000 steps with variance η/λ: largest difference", gap(decayed[-1], right[-1]), 1e-12),
-            at_least("1000 steps with variance η/2λ: largest difference", gap(decayed[-1], wrong[-1]), 1e-3),
+            at_most(
+                "two steps with momentum and decay, beside torch's",
+                gap(moving[-1], written[-1]) / scale,
+                1e-14,
+            ),
+            at_most(
+                "1000 steps with variance η/λ: largest difference",
+                gap(decayed[-1], right[-1]),
+                1e-12,
+            ),
+            at_least(
+                "1000 steps with variance η/2λ: largest difference",
+                gap(decayed[-1], wrong[-1]),
+                1e-3,
+            ),
             at_most("Adam: distance from the most probable weights", ends["Adam"], 1e-2),
             at_least("AdamW: distance from the most probable weights", ends["AdamW"], 1e-1),
         ),

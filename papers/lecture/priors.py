@@ -4,22 +4,24 @@
 
 Stated before the run:
 
-- a Gaussian whose variance is random has a closed form: variances from IG(5/2, 5/2) give Student's law with
-  five degrees of freedom, 0.219679797 at 1, variances from Exp(1/2) Laplace's law with b = 1, and so
-  e^−1/2 = 0.183939721, and variances from Gamma(2, 1) the density 0.207513113;
+- a Gaussian whose variance is random has a closed form: variances from IG(5/2, 5/2) give Student's law
+  with five degrees of freedom, 0.219679797 at 1, variances from Exp(1/2) Laplace's law with b = 1, and
+  so e^−1/2 = 0.183939721, and variances from Gamma(2, 1) the density 0.207513113;
 - draws have the variances and kurtoses of their laws;
-- the most probable weights are sparser under Laplace's prior than under a Gaussian one of the same variance;
-- functions of a network with one hidden layer and independent Gaussian weights have the variance of the NNGP,
-  whatever the width; at width 100 they are nearly Gaussian;
-- Cauchy weights in the last layer have no central limit, so functions far beyond six standard deviations
-  stay common. Student's weights with three degrees of freedom have a variance, and a hundred of them are close
-  to a Gaussian: about 4.55 % of functions are beyond two standard deviations, and by the tail of one unit about
-  0.02 % beyond six;
-- one variance v ~ IG(3/2, 1/2) for the last layer makes f(x) a Student-t variable with three degrees of freedom,
-  which is beyond six standard deviations of the Gaussian in 0.19 % of draws, and makes functions large or
-  small as a whole: |f(x)| and |f(x')| are correlated.
+- the most probable weights are sparser under Laplace's prior than under a Gaussian one of the same
+  variance;
+- functions of a network with one hidden layer and independent Gaussian weights have the variance of the
+  NNGP, whatever the width; at width 100 they are nearly Gaussian;
+- Cauchy weights in the last layer have no central limit, so functions far beyond six standard
+  deviations stay common. Student's weights with three degrees of freedom have a variance, and a hundred
+  of them are close to a Gaussian: about 4.55 % of functions are beyond two standard deviations, and by
+  the tail of one unit about 0.02 % beyond six;
+- one variance v ~ IG(3/2, 1/2) for the last layer makes f(x) a Student-t variable with three degrees of
+  freedom, which is beyond six standard deviations of the Gaussian in 0.19 % of draws, and makes
+  functions large or small as a whole: |f(x)| and |f(x')| are correlated.
 
-Neal (1996), "Bayesian learning for neural networks"; Fortuin (2022), "Priors in Bayesian deep learning".
+Neal (1996), "Bayesian learning for neural networks"; Fortuin (2022), "Priors in Bayesian deep
+learning".
 """
 
 from __future__ import annotations
@@ -64,12 +66,21 @@ def small_weights(count: int) -> dict[str, Tensor]:
     """The most probable weights of a linear model of 20 inputs, of which two matter."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 20, generator=generator, dtype=torch.float64)
-    y = x[:, :1] - 2 * x[:, 1:2] + 0.5 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    y = (
+        x[:, :1]
+        - 2 * x[:, 1:2]
+        + 0.5 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    )
     found = {}
-    for name, prior in (("Gaussian", bayes.NormalPrior(0.01)), ("Laplace", bayes.LaplacePrior(0.01))):
+    for name, prior in (
+        ("Gaussian", bayes.NormalPrior(0.01)),
+        ("Laplace", bayes.LaplacePrior(0.01)),
+    ):
         training = bayes.Training(num_steps=count, learning_rate=0.02, batch_size=None)
         linear = nn.Linear(20, 1, bias=False).double()
-        best = bayes.map_estimate(linear, (x, y), n2g.Gaussian(0.25), prior=prior, training=training)
+        best = bayes.map_estimate(
+            linear, (x, y), n2g.Gaussian(0.25), prior=prior, training=training
+        )
         found[name] = bayes.module_of(best).weight.detach()[0]
     return found
 
@@ -90,7 +101,9 @@ def scale_mixtures(quick: bool) -> Study:
         axes[0].plot(at, density(prior, at), color=color, label=name)
         found = float(density(prior, torch.ones(1, dtype=torch.float64)))
         made.append(at_most(f"{name}: density at 1 less {value:.9f}", abs(found - value), 1e-8))
-    axes[0].set(yscale="log", ylim=(1e-6, 1), xlabel="weight", ylabel="density", title="Random variances")
+    axes[0].set(
+        yscale="log", ylim=(1e-6, 1), xlabel="weight", ylabel="density", title="Random variances"
+    )
     axes[0].legend(frameon=False, labelcolor=INK, fontsize=7, loc="lower center")
     laws = {
         "Gaussian": (bayes.NormalPrior(2.0), 2.0, 3.0),
@@ -99,8 +112,14 @@ def scale_mixtures(quick: bool) -> Study:
     }
     for name, (prior, variance, kurtosis) in laws.items():
         mean, error, fourth = moments(prior, 200_000)
-        made.append(at_most(f"{name}: errors of the variance of draws", abs(mean - variance) / error, 4))
-        made.append(at_most(f"{name}: kurtosis of draws beside {kurtosis:g}", abs(fourth / kurtosis - 1), 0.05))
+        made.append(
+            at_most(f"{name}: errors of the variance of draws", abs(mean - variance) / error, 4)
+        )
+        made.append(
+            at_most(
+                f"{name}: kurtosis of draws beside {kurtosis:g}", abs(fourth / kurtosis - 1), 0.05
+            )
+        )
     weights = small_weights(2000 if quick else 6000)
     for place, (name, values) in enumerate(weights.items()):
         axes[1].plot(range(1, 21), values, "o", color=COLORS[place], ms=4, label=name)
@@ -110,7 +129,13 @@ def scale_mixtures(quick: bool) -> Study:
     for ax in axes:
         tidy(ax)
     shares = {name: share_near_zero(values) for name, values in weights.items()}
-    made.append(at_least("share of weights near zero, Laplace less Gaussian", shares["Laplace"] - shares["Gaussian"], 0.25))
+    made.append(
+        at_least(
+            "share of weights near zero, Laplace less Gaussian",
+            shares["Laplace"] - shares["Gaussian"],
+            0.25,
+        )
+    )
     return Study(
         "scale_mixtures",
         "Priors of weights: Gaussian, sparse and heavy-tailed",
@@ -130,8 +155,12 @@ def laws_of_functions(network: nn.Module) -> dict[str, bayes.WeightPrior]:
     last = {name: v for name, v in scales.items() if name.startswith("2")}
     return {
         "Gaussian": normal,
-        "Laplace in the last layer": bayes.PriorByName({"*": normal, "2.*": bayes.LaplacePrior(last)}),
-        "Student's t, ν = 3, all layers": bayes.StudentTPrior({n: v / 3 for n, v in scales.items()}, 3.0),
+        "Laplace in the last layer": bayes.PriorByName(
+            {"*": normal, "2.*": bayes.LaplacePrior(last)}
+        ),
+        "Student's t, ν = 3, all layers": bayes.StudentTPrior(
+            {n: v / 3 for n, v in scales.items()}, 3.0
+        ),
         "Cauchy in the last layer": bayes.PriorByName(
             {"*": normal, "2.*": bayes.StudentTPrior({"*": 1e-4, "*.bias": 0.1}, 1.0)}
         ),
@@ -155,7 +184,9 @@ def prior_functions(quick: bool) -> Study:
     spread = limit.diag(x).sqrt()
     figure = Figure(figsize=(12.6, 6.2), layout="constrained")
     drawn: dict[str, Tensor] = {}
-    for ax, (name, prior) in zip(figure.subplots(2, 3).flat, laws_of_functions(network).items(), strict=True):
+    for ax, (name, prior) in zip(
+        figure.subplots(2, 3).flat, laws_of_functions(network).items(), strict=True
+    ):
         generator = torch.Generator().manual_seed(1)
         f = bayes.prior_functions(network, prior, count, generator=generator)(x)[:, :, 0].detach()
         drawn[name] = f / spread
@@ -180,16 +211,24 @@ def prior_functions(quick: bool) -> Study:
     return Study(
         "prior_functions",
         "Functions before data",
-        f"""What a prior of weights means is seen in its functions (`bayes.prior_functions`): seven draws of a
-network with {WIDTH} tanh units under each prior. The grey band is ±2 standard deviations of the NNGP, the limit
-of the Gaussian prior. With heavy-tailed weights some functions jump at a single unit, and with one variance per
-layer whole functions are large or small.""",
+        f"""What a prior of weights means is seen in its functions (`bayes.prior_functions`): seven
+draws of a network with {WIDTH} tanh units under each prior. The grey band is ±2 standard deviations of
+the NNGP, the limit of the Gaussian prior. With heavy-tailed weights some functions jump at a single
+unit, and with one variance per layer whole functions are large or small.""",
         figure,
         (
-            at_most("Gaussian: errors of the variance from the NNGP's, worst of 121 points", float(errors.max()), 4.5),
+            at_most(
+                "Gaussian: errors of the variance from the NNGP's, worst of 121 points",
+                float(errors.max()),
+                4.5,
+            ),
             at_most("Gaussian: share beyond 2 deviations less 4.55 %", abs(tail - 0.0455), 0.015),
             at_most("Gaussian: share beyond 6 deviations", beyond["Gaussian"], 1e-3),
-            at_most("Student's t: share beyond 2 deviations less 4.55 %", abs(float((student > 2).double().mean()) - 0.0455), 0.02),
+            at_most(
+                "Student's t: share beyond 2 deviations less 4.55 %",
+                abs(float((student > 2).double().mean()) - 0.0455),
+                0.02,
+            ),
             at_least("Cauchy: share beyond 6 deviations", beyond["Cauchy in the last layer"], 1e-2),
             at_most(
                 f"one variance per layer: errors of the share beyond 6 from {expected:.2%}",
