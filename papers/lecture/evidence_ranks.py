@@ -108,20 +108,24 @@ def correlations(found: Found) -> dict[str, tuple[float, float]]:
     }
 
 
-def print_stored() -> None:
-    """The rank correlations of the authors' stored results, if the folder `reference` is there."""
+def of_stored() -> list[str]:
+    """Lines with the rank correlations of the authors' stored results, if `reference` is there."""
     try:
         kept = {k: torch.from_numpy(v) for k, v in stored("dnn2gp_toy_delta_original").items()}
     except (InputError, OSError):
-        return
-    print("stored results of the paper")
+        return []
     pairs = {
         "Laplace: −evidence and test loss": (-kept["mlh"], kept["test_loss_map"]),
         "variational: −evidence and test loss": (-kept["convimlh"], kept["test_loss_vi"]),
         "evidences of both": (kept["mlh"], kept["convimlh"]),
     }
-    for name, (mean, error) in ((name, ranks(*pair)) for name, pair in pairs.items()):
-        print(f"  {name:<38}{mean:>8.3f}{error:>8.3f}")
+    values = {name: ranks(*pair) for name, pair in pairs.items()}
+    return ["stored results of the paper", *(line(*item) for item in values.items())]
+
+
+def line(name: str, value: tuple[float, float]) -> str:
+    """A mean and its standard error."""
+    return f"  {name:<38}{value[0]:>8.3f}{value[1]:>8.3f}"
 
 
 def equal_optima(selection: Selection) -> float:
@@ -183,19 +187,17 @@ def draw(found: dict[str, Found]) -> Figure:
 def evidence_ranks(quick: bool) -> Study:
     """Evidence and test loss over the prior precision."""
     found = measure(quick)
-    print(f"{'rank correlation over δ':<40}{'mean':>8}{'error':>8}")
+    lines = [f"{'rank correlation over δ':<40}{'mean':>8}{'error':>8}"]
     for kind, one in found.items():
-        print(f"data {kind}")
-        for name, (mean, error) in correlations(one).items():
-            print(f"  {name:<38}{mean:>8.3f}{error:>8.3f}")
-    print_stored()
+        lines += [f"data {kind}", *(line(*item) for item in correlations(one).items())]
+    lines += of_stored()
     text = (
         "The evidence is found from the training data alone. Laplace's approximation and variational "
         "inference agree on it, and its optimum is near the optimum of the test loss, but not at it. How "
         "well it ranks priors depends on the noise: where little can be overfitted, it is too strict."
     )
     title = "Evidence and test loss over the prior"
-    return Study("evidence_ranks", title, text, draw(found), tuple(claims(found)))
+    return Study("evidence_ranks", title, text, draw(found), tuple(claims(found)), "\n".join(lines))
 
 
 TOPICS: list[Topic] = [evidence_ranks]
