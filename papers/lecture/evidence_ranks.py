@@ -58,11 +58,14 @@ KINDS = {
 }
 """Data by the variances of their noise."""
 
+MEAN_FIELD = "mean-field predictions average over draws and hardly overfit at small δ"
 EXCEPTIONS = {
     (
         "as in the paper",
-        "variational",
-    ): "mean-field predictions average over draws and hardly overfit at small δ",
+        "Laplace",
+    ): "the model's noise has 100 times the variance of most data's, and small "
+    "δ costs evidence but hardly test loss",
+    **{(kind, "variational"): MEAN_FIELD for kind in KINDS},
 }
 """Where the evidence does not follow the test loss, and why."""
 
@@ -134,8 +137,8 @@ def equal_optima(selection: Selection) -> float:
     return float((best == selection.scores["test loss"].argmin(0)).double().mean())
 
 
-def claims(found: dict[str, Found]) -> list[Claim]:
-    """What was stated."""
+def claims(found: dict[str, Found], quick: bool) -> list[Claim]:
+    """What was stated; a quick run has too few data sets for errors, and only looks at signs."""
     made = []
     for kind, one in found.items():
         values = correlations(one)
@@ -143,7 +146,8 @@ def claims(found: dict[str, Found]) -> list[Claim]:
             mean, error = values[name]
             text = f"{kind}, {name}: rank correlation above 2 errors"
             excuse, shown = EXCEPTIONS.get((kind, way), ""), f"{mean:+.3f} ± {2 * error:.3f}"
-            made.append(Claim(text, shown, mean > 2 * error, excuse, stale=mean > 2 * error))
+            above = mean > (0 if quick else 2 * error)
+            made.append(Claim(text, shown, above, excuse, stale=above and not quick))
         alike = values["evidences of both"][0]
         made.append(at_most(f"{kind}: 0.7 less the evidences' rank correlation", 0.7 - alike, 0))
         for way, selection in (("Laplace", one.laplace), ("variational", one.variational)):
@@ -193,11 +197,14 @@ def evidence_ranks(quick: bool) -> Study:
     lines += of_stored()
     text = (
         "The evidence is found from the training data alone. Laplace's approximation and variational "
-        "inference agree on it, and its optimum is near the optimum of the test loss, but not at it. How "
-        "well it ranks priors depends on the noise: where little can be overfitted, it is too strict."
+        "inference agree on it, and its optimum is near the optimum of Laplace's test loss, but not at it. Over "
+        "all priors it ranks as this test loss does where the model has the noise of the data. The test loss "
+        "of mean-field inference hardly rises for wide priors, so that no evidence that punishes them follows it."
     )
     title = "Evidence and test loss over the prior"
-    return Study("evidence_ranks", title, text, draw(found), tuple(claims(found)), "\n".join(lines))
+    return Study(
+        "evidence_ranks", title, text, draw(found), tuple(claims(found, quick)), "\n".join(lines)
+    )
 
 
 TOPICS: list[Topic] = [evidence_ranks]
