@@ -197,9 +197,10 @@ def evidence_ranks(quick: bool) -> Study:
     lines += of_stored()
     text = (
         "The evidence is found from the training data alone. Laplace's approximation and variational "
-        "inference agree on it, and its optimum is near the optimum of Laplace's test loss, but not at it. Over "
-        "all priors it ranks as this test loss does where the model has the noise of the data. The test loss "
-        "of mean-field inference hardly rises for wide priors, so that no evidence that punishes them follows it."
+        "inference agree on it, and its optimum is near the optimum of Laplace's test loss, but not at it. "
+        "Over all priors it ranks as this test loss does where the model has the noise of the data. The test "
+        "loss of mean-field inference hardly rises for wide priors, so that no evidence that punishes them "
+        "follows it."
     )
     title = "Evidence and test loss over the prior"
     return Study(

@@ -29,14 +29,13 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp import bayes
-from net2gp.kernels import RBF, Linear, Periodic
+from net2gp.kernels import RBF, BaseKernel, Linear, Periodic
 from net2gp.plots import COLORS, FAINT, INK
-from net2gp.types import Kernel
 
 NOISE = n2g.Gaussian(noise_var=0.01)
 
 
-def targets() -> dict[str, tuple[Kernel, bayes.Family | None]]:
+def targets() -> dict[str, tuple[BaseKernel, bayes.Family | None]]:
     """Processes by name, each with the shapes to search; None searches all."""
     relu = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)).double()
     periodic = bayes.Family(("rbf",), depths=(1,), trends=(True,), period=1.0)
@@ -53,7 +52,7 @@ def targets() -> dict[str, tuple[Kernel, bayes.Family | None]]:
     }
 
 
-def draws_of(kernel: Kernel, x: Tensor, count: int) -> Tensor:
+def draws_of(kernel: BaseKernel, x: Tensor, count: int) -> Tensor:
     """Functions of the Gaussian process at the points: (S, N)."""
     K = kernel(x)
     values, vectors = torch.linalg.eigh(K)
