@@ -279,7 +279,7 @@ def draw(found: dict[str, Tensor], sizes: Sizes) -> Figure:
             )
         ax.set(xscale="log", yscale="log", xlabel="training digits N", title=title)
         ax.set_xticks(sizes.counts, [str(count) for count in sizes.counts])
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.minorticks_off()
     axes[0].legend(frameon=False, fontsize=8)

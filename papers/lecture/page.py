@@ -83,8 +83,8 @@ footer { border-top: 1px solid #dfe3e7; padding-top: 1rem; color: #5b6670; font-
 """
 
 
-def section(study: Study, picture: Path) -> str:
-    """The HTML of one topic, with its picture inside."""
+def section(study: Study, picture: Path, topic: str) -> str:
+    """The HTML of one topic, with its picture inside and the command that made it."""
     image = base64.b64encode(picture.read_bytes()).decode()
     width = int(100 * study.figure.get_figwidth())
     rows = "".join(
@@ -98,6 +98,7 @@ def section(study: Study, picture: Path) -> str:
     )
     return (
         f'<section id="{study.name}"><h2>{escape(study.title)}</h2><p>{text}</p>'
+        f"<p><code>python papers/lecture/page.py --only {topic}</code></p>"
         f'<img width="{width}" alt="{escape(study.title)}" src="data:image/png;base64,{image}">'
         f"{f'<pre>{escape(study.table)}</pre>' if study.table else ''}"
         f"<table><tr><th>claim</th><th>found</th><th>holds</th></tr>{rows}</table></section>"
@@ -145,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{picture} ({perf_counter() - began:.0f} s)")
         good = claims.judge(study.claims) and good
         print(flush=True)
-        sections.append((study, section(study, picture)))
+        sections.append((study, section(study, picture, topic.__name__)))
     path = options.out / "index.html"
     path.write_text(html(sections, perf_counter() - start), encoding="utf-8")
     print(path)

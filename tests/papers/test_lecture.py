@@ -54,6 +54,7 @@ def test_the_page_has_every_topic_and_says_whether_claims_hold(
     assert "<h2>A &amp; B</h2>" in html
     assert "<code>bayes.hmc</code>" in html
     assert "<pre>N &lt; 3</pre>" in html
+    assert "page.py --only small</code>" in html
     assert f"<td>{'yes' if holds else 'NO'}</td>" in html
     assert "a number: at most 2" in capsys.readouterr().out
 
