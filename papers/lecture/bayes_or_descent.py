@@ -65,7 +65,7 @@ class Size:
     @staticmethod
     def of(quick: bool) -> Size:
         """Minutes, or a minute."""
-        return Size(100, 2, 500, 256, 4, 300) if quick else Size(500, 4, 2000, 512, 10, 1500)
+        return Size(100, 2, 500, 256, 4, 300) if quick else Size(500, 3, 2000, 512, 5, 1000)
 
 
 def standardized(images: Tensor) -> Tensor:

@@ -251,7 +251,7 @@ def wander(network: nn.Module, train: Images, epochs: int) -> Swag:
 
 def swag(quick: bool) -> Study:
     """SWAG on a quadratic loss and on a trained ResNet-20."""
-    images, epochs, tested, draws = (512, 6, 1000, 10) if quick else (10_000, 20, 10_000, 30)
+    images, epochs, tested, draws = (512, 6, 1000, 10) if quick else (4000, 15, 4000, 20)
     x, y = (part[:images] for part in data.cifar10("train"))
     test_x, test_y = (part[:tested] for part in data.cifar10("test"))
     train, test_x = (data.IMAGENET(x), y), data.IMAGENET(test_x)
