@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp import data
+from net2gp.errors import InputError
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
@@ -43,6 +44,8 @@ class Study:
     text: str
     figure: Figure
     claims: tuple[Claim, ...]
+    table: str = ""
+    """Numbers in columns, for the terminal and the page."""
 
 
 Topic = Callable[[bool], Study]
@@ -158,6 +161,18 @@ class Training:
         return network.eval()
 
 
+def with_files(topics: Sequence[Topic], *names: str) -> list[Topic]:
+    """The topics, or none with a line that says so, if a file is missing in the folder NET2GP_DATA."""
+    try:
+        missing = [name for name in names if not (data.data_folder() / name).exists()]
+    except InputError as error:
+        missing = [str(error)]
+    if missing:
+        print(f"{', '.join(t.__name__ for t in topics)}: left out, without {', '.join(missing)}")
+        return []
+    return list(topics)
+
+
 def error_rate(network: Callable[[Tensor], Tensor], points: Images) -> float:
     """The share of pictures that are put into a wrong class."""
     with torch.no_grad():
@@ -165,7 +180,9 @@ def error_rate(network: Callable[[Tensor], Tensor], points: Images) -> float:
 
 
 def write(study: Study, out: Path) -> Path:
-    """Write the figure of a study."""
+    """Write the figure of a study, and print its table."""
+    if study.table:
+        print(study.table)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"lecture_{study.name}.png"
     study.figure.savefig(path, dpi=160)

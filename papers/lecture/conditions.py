@@ -259,19 +259,17 @@ def _curve(
 def conditions(quick: bool) -> Study:
     """Independent Gaussians, a shared scale and Cauchy weights over the width."""
     found = measure(quick)
-    print(f"{'width':>6}{'Gaussian':>12}{'shared':>12}{'tail index':>12}{'largest share':>15}")
+    lines = [f"{'width':>6}{'Gaussian':>12}{'shared':>12}{'tail index':>12}{'largest share':>15}"]
     for i, width in enumerate(found.widths):
-        print(
-            f"{width:>6}{found.gaussian[i][0]:>12.4f}{found.shared[i][0]:>12.4f}"
-            f"{found.tails[i][0]:>12.3f}{found.shares[i]:>15.3f}"
-        )
+        kurtoses = f"{found.gaussian[i][0]:>12.4f}{found.shared[i][0]:>12.4f}"
+        lines.append(f"{width:>6}{kurtoses}{found.tails[i][0]:>12.3f}{found.shares[i]:>15.3f}")
     text = (
         "A wide network is a Gaussian process if its weights are independent and have a finite variance: the "
         "excess kurtosis of f then falls as 1/width. With Cauchy weights the tails of f stay as heavy at "
         "every width, and with one random scale for all weights f becomes a Student-t process."
     )
     title = "When there is no Gaussian limit"
-    return Study("conditions", title, text, draw(found), tuple(claims(found)))
+    return Study("conditions", title, text, draw(found), tuple(claims(found)), "\n".join(lines))
 
 
 TOPICS: list[Topic] = [conditions]

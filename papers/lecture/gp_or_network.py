@@ -35,12 +35,11 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp import bayes, metrics
-from net2gp.errors import InputError
 from net2gp.plots import COLORS
 
 sys.path.append(str(Path(__file__).parents[1]))
 from claims import Claim, at_most, claims_of, compared
-from common import Study, Topic, run, write
+from common import Study, Topic, run, with_files, write
 from studies import Slope
 
 WEIGHT_VAR, BIAS_VAR, WIDTH, MEMBERS = 1.6, 0.1, 200, 5
@@ -239,27 +238,31 @@ def claims(found: dict[str, Tensor], sizes: Sizes, quick: bool) -> list[Claim]:
     return made
 
 
-def print_tables(found: dict[str, Tensor], widths: dict[int, Tensor], sizes: Sizes) -> None:
-    """Means over the repetitions."""
+def tables(found: dict[str, Tensor], widths: dict[int, Tensor], sizes: Sizes) -> str:
+    """Means over the repetitions: over N, over the width, and how stable and how parallel the methods are."""
     head = "".join(f"{name:>10}" for name in MEASURES)
-    print(f"{'N':>6}  {'method':<10}{head}")
+    lines = [f"{'N':>6}  {'method':<10}{head}"]
     for index, count in enumerate(sizes.counts):
         for name, values in found.items():
-            row = values[index].mean(0)
-            print(f"{count:>6}  {name:<10}" + "".join(f"{value:>10.4f}" for value in row.tolist()))
-    print(f"\n{'width':>6}  parameters{head}   (MAP, N = {sizes.counts[2]})")
+            cells = "".join(f"{value:>10.4f}" for value in values[index].mean(0).tolist())
+            lines.append(f"{count:>6}  {name:<10}{cells}")
+    lines += ["", f"{'width':>6}  parameters{head}   (MAP, N = {sizes.counts[2]})"]
     for width, values in widths.items():
         number = sum(p.numel() for p in network(width).parameters())
         cells = "".join(f"{value:>10.4f}" for value in values.mean(0).tolist())
-        print(f"{width:>6}  {number:>10}{cells}")
+        lines.append(f"{width:>6}  {number:>10}{cells}")
     best = found["NNGP"][2].mean(0)
-    print(f"{'∞':>6}  {'N² numbers':>10}" + "".join(f"{v:>10.4f}" for v in best.tolist()))
-    print(f"\n{'N':>6}{'condition of the NNGP matrix':>32}{'of the NTK matrix':>20}")
+    lines.append(f"{'∞':>6}  {'N² numbers':>10}" + "".join(f"{v:>10.4f}" for v in best.tolist()))
+    lines += ["", f"{'N':>6}{'condition of the NNGP matrix':>32}{'of the NTK matrix':>20}"]
     for count, (one, other) in zip(sizes.counts, conditions(sizes), strict=True):
-        print(f"{count:>6}{one:>32.3g}{other:>20.3g}")
+        lines.append(f"{count:>6}{one:>32.3g}{other:>20.3g}")
     place = MEASURES.index("fit")
     ratio = found["ensemble"][..., place].mean() / found["SGD"][..., place].mean()
-    print(f"\n{MEMBERS} networks in vectorized passes take {float(ratio):.2g} times as long as one")
+    lines += [
+        "",
+        f"{MEMBERS} networks in vectorized passes take {float(ratio):.2g} times as long as one",
+    ]
+    return "\n".join(lines)
 
 
 def draw(found: dict[str, Tensor], sizes: Sizes) -> Figure:
@@ -276,7 +279,7 @@ def draw(found: dict[str, Tensor], sizes: Sizes) -> Figure:
             )
         ax.set(xscale="log", yscale="log", xlabel="training digits N", title=title)
         ax.set_xticks(sizes.counts, [str(count) for count in sizes.counts])
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.minorticks_off()
     axes[0].legend(frameon=False, fontsize=8)
@@ -287,7 +290,7 @@ def gp_or_network(quick: bool) -> Study:
     """All methods over the number of data, and the network over its width."""
     sizes = Sizes.of(quick)
     found = measure(sizes)
-    print_tables(found, over_width(sizes), sizes)
+    numbers = tables(found, over_width(sizes), sizes)
     text = (
         "The Gaussian process of an infinitely wide network and of its tangent kernel need no training, and "
         "are better calibrated than networks of finite width on up to 1000 digits of MNIST. Their time is "
@@ -295,23 +298,16 @@ def gp_or_network(quick: bool) -> Study:
     )
     title = "A Gaussian process or a network"
     made = tuple(claims(found, sizes, quick))
-    return Study("gp_or_network", title, text, draw(found, sizes), made)
+    return Study("gp_or_network", title, text, draw(found, sizes), made, numbers)
 
 
-def topics() -> list[Topic]:
-    """The topic, or none without mnist.npz."""
-    try:
-        n2g.data.mnist("test")
-    except InputError as error:
-        print(f"gp_or_network.py is left out: {error}")
-        return []
-    return [gp_or_network]
+TOPICS: list[Topic] = with_files([gp_or_network], "mnist.npz")
 
 
 def figures(out: Path, quick: bool) -> list[Path]:
     """Write the figure; none without mnist.npz."""
-    return [write(topic(quick), out) for topic in topics()]
+    return [write(topic(quick), out) for topic in TOPICS]
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(topics(), __doc__))
+    raise SystemExit(run(TOPICS, __doc__))

@@ -1,6 +1,6 @@
 """The figures of the lecture on Bayesian networks as one page.
 
-    python papers/lecture/page.py --out DIR [--quick]
+    python papers/lecture/page.py --out DIR [--quick] [--only TOPIC ...] [--list]
 
 Runs every topic, writes its figure and one HTML page with all of them into the folder, prints the claims, and
 exits with 0 if all of them hold. To add a figure, write a function from `quick` to a `Study` and put it into
@@ -15,27 +15,46 @@ from html import escape
 from pathlib import Path
 from time import perf_counter
 
+import bayes_or_descent
 import capacity
 import claims
 import conditions
 import double_descent
+import dropout
 import evidence_ranks
 import features
+import finite_width
 import gp_or_network
+import gp_to_network
+import harder_data
+import inference
+import maximum_likelihood
 import minima
 import ntk_depth
+import priors
 import torch
 from common import Study, Topic, write
 
+import ensembles
+
 TOPICS: list[Topic] = [
+    *maximum_likelihood.TOPICS,
     *minima.TOPICS,
-    *double_descent.TOPICS,
     *capacity.TOPICS,
-    *features.TOPICS,
+    *double_descent.TOPICS,
+    *inference.TOPICS,
+    *priors.TOPICS,
+    *dropout.TOPICS,
+    *ensembles.TOPICS,
     *conditions.TOPICS,
+    *finite_width.TOPICS,
+    *gp_to_network.TOPICS,
+    *features.TOPICS,
     *ntk_depth.TOPICS,
+    *bayes_or_descent.TOPICS,
+    *gp_or_network.TOPICS,
     *evidence_ranks.TOPICS,
-    *gp_or_network.topics(),
+    *harder_data.TOPICS,
 ]
 
 TITLE = "Bayesian networks, in figures"
@@ -59,12 +78,13 @@ table { border-collapse: collapse; font-size: 0.92rem; margin-top: 0.8rem; }
 th, td { text-align: left; padding: 0.3rem 1.2rem 0.3rem 0; border-bottom: 1px solid #dfe3e7; }
 td:nth-child(2) { font-variant-numeric: tabular-nums; }
 code { background: #f4f6f8; padding: 0.1em 0.3em; border-radius: 4px; font-size: 0.88em; }
+pre { font-size: 0.82rem; line-height: 1.35; overflow-x: auto; }
 footer { border-top: 1px solid #dfe3e7; padding-top: 1rem; color: #5b6670; font-size: 0.9rem; }
 """
 
 
-def section(study: Study, picture: Path) -> str:
-    """The HTML of one topic, with its picture inside."""
+def section(study: Study, picture: Path, topic: str) -> str:
+    """The HTML of one topic, with its picture inside and the command that made it."""
     image = base64.b64encode(picture.read_bytes()).decode()
     width = int(100 * study.figure.get_figwidth())
     rows = "".join(
@@ -78,7 +98,9 @@ def section(study: Study, picture: Path) -> str:
     )
     return (
         f'<section id="{study.name}"><h2>{escape(study.title)}</h2><p>{text}</p>'
+        f"<p><code>python papers/lecture/page.py --only {topic}</code></p>"
         f'<img width="{width}" alt="{escape(study.title)}" src="data:image/png;base64,{image}">'
+        f"{f'<pre>{escape(study.table)}</pre>' if study.table else ''}"
         f"<table><tr><th>claim</th><th>found</th><th>holds</th></tr>{rows}</table></section>"
     )
 
@@ -102,8 +124,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder of the page")
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
     parser.add_argument("--only", nargs="*", help="names of topics, such as descent")
+    parser.add_argument(
+        "--list", action="store_true", help="print the names of the topics, and end"
+    )
     options = parser.parse_args(arguments)
     names = {topic.__name__ for topic in TOPICS}
+    if options.list:
+        for topic in TOPICS:
+            print(f"{topic.__name__:<20}{(topic.__doc__ or '').splitlines()[0]}")
+        return 0
     unknown = set(options.only or ()) - names
     if unknown:
         parser.error(f"there is no topic {sorted(unknown)}: choose from {sorted(names)}")
@@ -111,11 +140,13 @@ def main(arguments: list[str] | None = None) -> int:
     for topic in TOPICS:
         if options.only and topic.__name__ not in options.only:
             continue
+        began = perf_counter()
         study = topic(options.quick)
         picture = write(study, options.out)
-        print(picture)
+        print(f"{picture} ({perf_counter() - began:.0f} s)")
         good = claims.judge(study.claims) and good
-        sections.append((study, section(study, picture)))
+        print(flush=True)
+        sections.append((study, section(study, picture, topic.__name__)))
     path = options.out / "index.html"
     path.write_text(html(sections, perf_counter() - start), encoding="utf-8")
     print(path)
