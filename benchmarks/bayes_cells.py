@@ -75,8 +75,9 @@ class Job:
         return self.folder / f"{self.data}_{self.split}_{what}".replace(" ", "-")
 
     def missing(self) -> Job:
-        """The same for the methods that are not stored yet."""
-        left = (m for m in self.methods if not self.stored_at(f"{m}.json").is_file())
+        """The same for the methods that are not stored yet, or failed."""
+        found = {method: self.read(method) for method in self.methods}
+        left = (m for m, row in found.items() if row is None or row["failed"])
         return replace(self, methods=tuple(left))
 
     def read(self, method: str) -> Row | None:

@@ -33,13 +33,13 @@ DROPOUT = 0.05
 class Sizes:
     """How long methods run: steps of optimizers, and draws of each of some chains after a warm-up."""
 
-    steps: int = 3000
+    steps: int = 2000
     rate: float = 0.01
     chains: int = 4
-    draws: int = 250
+    draws: int = 100
     thin: int = 10
-    warmup: int = 2000
-    nuts_draws: int = 2000
+    warmup: int = 1000
+    nuts_draws: int = 1000
     nuts_warmup: int = 500
 
 
@@ -199,7 +199,7 @@ def sghmc(p: Problem) -> Any:
 def cyclical(p: Problem) -> Any:
     """SGHMC in cosine cycles: four for each chain."""
     sizes = p.sizes
-    own = {"num_cycles": 4, "warmup": sizes.warmup // 4}
+    own = {"num_cycles": 4, "warmup": sizes.warmup // 4, "num_draws": sizes.draws // 4 * 4}
     return bayes.sghmc(p.fresh(), p.data, p.likelihood, **stochastic(p, **own))
 
 
@@ -239,7 +239,7 @@ def vogn(p: Problem) -> Any:
         len(x),
         prior_var=p.prior_var,
         learning_rate=0.02,
-        num_samples=2,
+        num_samples=1,
         initial_var=first_var(p),
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, p.sizes.steps)
@@ -303,9 +303,16 @@ def mixture_of_laplace(p: Problem) -> Any:
     )
 
 
+def some(p: Problem, count: int) -> tuple[Tensor, Tensor]:
+    """Random training points."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(p.data[0]), generator=generator)[:count]
+    return p.data[0][chosen], p.data[1][chosen]
+
+
 def rbf(p: Problem) -> Any:
     """A GP with one length scale for each input, tuned on 300 points at most; its noise is its own."""
-    few = (p.data[0][:300], p.data[1][:300])
+    few = some(p, 300)
     build = lambda lengthscale, output_var, noise_var: n2g.condition(
         n2g.RBF(lengthscale, output_var), few, n2g.Gaussian(noise_var)
     )
@@ -316,13 +323,13 @@ def rbf(p: Problem) -> Any:
 
 def nngp(p: Problem) -> Any:
     """The infinitely wide network; its weight and bias variances and its noise are its own."""
-    few = (p.data[0][:300], p.data[1][:300])
+    few = some(p, 300)
     build = lambda weight_var, bias_var, noise_var: n2g.condition(
         n2g.nngp(p.fresh(), weight_var=weight_var, bias_var=bias_var),
         few,
         n2g.Gaussian(noise_var),
     )
-    tuned = n2g.tune(build, weight_var=1.0, bias_var=0.5, noise_var=0.1, max_iterations=40)
+    tuned = n2g.tune(build, weight_var=1.0, bias_var=0.5, noise_var=0.1, max_iterations=20)
     return n2g.condition(tuned.kernel, p.data, tuned.likelihood)
 
 

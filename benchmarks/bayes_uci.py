@@ -252,8 +252,9 @@ def report(rows: Sequence[Row], options: argparse.Namespace, console: Console) -
         show(console, title, turned[0], turned[1:])
         lines += ["", f"## {title}", "", *markdown(turned[0], turned[1:])]
         lines += ["", *winners(rows)] if key == "nll" else []
-    show(console, "Beside other libraries", names, body)
-    lines += ["", "## Beside other libraries", "", *markdown(names, body)]
+    if body:
+        show(console, "Beside other libraries", names, body)
+        lines += ["", "## Beside other libraries", "", *markdown(names, body)]
     said = [f"- {line}" for line in broken] or ["Everything that is claimed holds."]
     lines += ["", "## Claims", "", (__doc__ or "").split("\n\n")[-1].strip(), "", *said]
     console.print("\n".join(said), highlight=False)

@@ -57,8 +57,11 @@ def report(rows: Sequence[Row], options: argparse.Namespace, console: Console) -
     lines = ["# Fidelity to the posterior on regression tables", "", head(made), ""]
     lines += [EXPLANATION.format(**sizes), "", "## The reference", ""]
     chains = [r for r in rows if r["method"] == TRUTH and not r["failed"]]
-    body = [[r["data"], *(f"{r[key]:.4g}" for key in CHAIN_COLUMNS)] for r in chains]
-    lines += markdown(["table", *CHAIN_COLUMNS.values()], body)
+    body = [
+        [r["data"], *(f"{r[key]:.4g}" for key in CHAIN_COLUMNS), " and ".join(r["processors"])]
+        for r in chains
+    ]
+    lines += markdown(["table", *CHAIN_COLUMNS.values(), "chains ran on"], body)
     for data in dict.fromkeys(row["data"] for row in rows):
         table = Table(title=data, title_justify="left")
         for name in ("method", *COLUMNS):
@@ -74,7 +77,7 @@ def report(rows: Sequence[Row], options: argparse.Namespace, console: Console) -
     if drawn(rows, stem.with_suffix(".png")):
         lines += ["", f"![total variation beside seconds]({stem.name}.png)"]
     said = [f"- {line}" for line in broken] or ["Everything that is claimed holds."]
-    lines += ["", "## Claims", "", *said]
+    lines += ["", "## Claims", "", options.claims, "", *said]
     console.print("\n".join(said), highlight=False)
     stem.with_suffix(".json").write_text(json.dumps({"machine": made, "rows": rows}) + "\n")
     stem.with_suffix(".md").write_text("\n".join(lines) + "\n")

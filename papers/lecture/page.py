@@ -21,6 +21,7 @@ import claims
 import conditions
 import double_descent
 import dropout
+import ensembles
 import evidence_ranks
 import features
 import finite_width
@@ -34,8 +35,6 @@ import ntk_depth
 import priors
 import torch
 from common import Study, Topic, write
-
-import ensembles
 
 TOPICS: list[Topic] = [
     *maximum_likelihood.TOPICS,
