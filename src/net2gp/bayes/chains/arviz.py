@@ -112,7 +112,7 @@ def from_arviz(
     attributes = group.attrs
     chains = int(group.sizes["chain"])
     statistics = {
-        name: torch.as_tensor(value)
+        str(name): torch.as_tensor(value)
         for name, value in attributes.items()
         if getattr(value, "shape", None) == (chains,)
     }
