@@ -132,7 +132,10 @@ def test_an_iterator_is_refused_since_it_can_be_read_only_once() -> None:
             r"must be a pair \(x, y\) or a loader of such pairs",
         ),
         (DataLoader([{"x": 1.0, "y": 2.0}]), r"of such pairs, but has a dict of \{x: a tensor"),
-        (X, r"must be a pair \(x, y\) or a loader of such pairs, but has a tensor of shape \(2,\)"),
+        (
+            X,
+            r"must be a pair \(x, y\), a Dataset or a DataLoader, but is a tensor of shape \(10, 2\)",
+        ),
         ((X,), r"must be a pair \(x, y\)"),
         ((X, Y, Y), r"must be a pair \(x, y\)"),
         (3, r"must be a pair \(x, y\), a Dataset or a DataLoader, but is an object of type int"),
