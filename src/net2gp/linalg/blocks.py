@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from scipy.linalg import eigh
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from net2gp.errors import InputError, NotPositiveDefinite
+from net2gp.linalg.once import once
 
 
 def block_matmul(blocks: Tensor, v: Tensor) -> Tensor:
@@ -164,17 +164,18 @@ class _SymmetricRoot(torch.autograd.Function):
         values, V = torch.linalg.eigh(A)
         rounding = A.shape[-1] * torch.finfo(A.dtype).eps * values[..., -1:]
         roots = torch.where(values > rounding, values, 0.0).sqrt()
-        ctx.save_for_backward(roots, V)
+        ctx.save_for_backward(roots, V, A)
         return (V * roots[..., None, :]) @ V.mT
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        roots, V = ctx.saved_tensors
+        roots, V, A = ctx.saved_tensors
+        grad = grads[0].detach()
         sums = roots[..., :, None] + roots[..., None, :]
-        inner = V.mT @ (0.5 * (grads[0] + grads[0].mT)) @ V
+        inner = V.mT @ (0.5 * (grad + grad.mT)) @ V
         # Between two null directions, a semi-definite A of fixed rank does not change at first order.
-        return V @ torch.where(sums > 0, inner / sums.where(sums > 0, 1.0), 0.0) @ V.mT
+        found = V @ torch.where(sums > 0, inner / sums.where(sums > 0, 1.0), 0.0) @ V.mT
+        return once([found], [A, grads[0]], "a symmetric root")[0]
 
 
 def kron_identity(K: Tensor, C: int) -> Tensor:

@@ -9,7 +9,12 @@ from torch import Tensor
 
 
 def recording(*tensors: Tensor) -> bool:
-    """Whether autograd records what is done with `tensors`, so that buffers must not be reused."""
+    """Whether autograd follows what is done with `tensors`, so that buffers must not be reused.
+
+    Forward mode, within `torch.func.jvp` too, does not mark the tensors that it follows.
+    """
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return True
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 

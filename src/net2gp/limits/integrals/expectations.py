@@ -16,6 +16,7 @@ from net2gp.limits.integrals.hermite_series import series_means
 from net2gp.limits.integrals.high_correlation import Side, full_means, near_means
 from net2gp.limits.integrals.kinks import find_breaks, find_kinks
 from net2gp.limits.integrals.plane_quadrature import REACH, Cuts, line_means, plane_means
+from net2gp.linalg.once import once
 
 Term = tuple[int, int]
 """A factor of an integrand: (m, p) stands for u^p · φ^{(m)}(u)."""
@@ -56,23 +57,19 @@ class Expectation(torch.autograd.Function):
         return tuple(y.to(inputs[0].dtype).reshape(inputs[0].shape) for y in evaluate(*flat))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        """Return the derivatives of the results that were used."""
+        """Return the derivatives of the results that were used, which cannot be differentiated again."""
         inputs = ctx.saved_tensors
         flat = [x.detach().reshape(-1).double() for x in inputs]
         totals = [torch.zeros_like(x) for x in flat]
         needed = [i for i, grad in enumerate(grads) if grad is not None]
         for i, row in zip(needed, ctx.derive(needed, *flat), strict=True):
-            grad = cast(Tensor, grads[i]).reshape(-1).double()
+            grad = cast(Tensor, grads[i]).detach().reshape(-1).double()
             for total, entry in zip(totals, row, strict=True):
                 # infinite one-sided derivatives at |correlation| = 1 count as zero, as in `power_forms`
                 total += grad * entry.nan_to_num(0.0, 0.0, 0.0)
-        return (
-            None,
-            None,
-            *(t.to(x.dtype).reshape(x.shape) for t, x in zip(totals, inputs, strict=True)),
-        )
+        found = [t.to(x.dtype).reshape(x.shape) for t, x in zip(totals, inputs, strict=True)]
+        return None, None, *once(found, [*inputs, *grads], "a limit that is integrated numerically")
 
 
 def jet(function: Callable[[Tensor], Tensor], u: Tensor, order: int) -> list[Tensor]:
