@@ -1,5 +1,6 @@
 """Compositions of Gaussian processes: draws, moments, Jacobians, and the effect of depth."""
 
+from net2gp.deep.bottleneck import Activated, layers_of
 from net2gp.deep.composition import Composed, composed, increment_kurtosis
 from net2gp.deep.depth import (
     LogSlope,
@@ -14,6 +15,7 @@ from net2gp.deep.jacobians import JacobianDraws, draw_jacobians
 from net2gp.deep.layers import Layer
 
 __all__ = [
+    "Activated",
     "Composed",
     "Draws",
     "JacobianDraws",
@@ -26,6 +28,7 @@ __all__ = [
     "draw_jacobians",
     "effective_depth",
     "increment_kurtosis",
+    "layers_of",
     "log_distances",
     "log_slope",
     "mean_slope",

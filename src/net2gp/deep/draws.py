@@ -96,8 +96,8 @@ def draw(
     """
     stack = as_layers(layers)
     check_count(num_samples, "num_samples")
-    stack[0].kernel.check(x)
     again = inputs_again(x) if input_connected else None
+    stack[0].kernel.check(x)
     widest = max(layer.width for layer in stack)
     numbers = num_rows(x) ** 2 * (widest + (0 if again is None else again.shape[1]) + 2)
     normal = partial(random_normal, generator=generator, device=tensors(x)[0].device)

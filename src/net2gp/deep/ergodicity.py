@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from net2gp.deep.depth import checked, log_slope
+from net2gp.deep.depth import checked, collapse_threshold, log_slope, ratio
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.kernels import RBF
 
 STEP = 0.05
 """The size of a cell of log distances."""
 
-MOST_LAYERS = 100_000
-"""The depth at which the search for the effective depth ends."""
+LONGEST_TAIL = 18.0
+"""The longest tail of the law of log distances that a grid is made for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class _Chain:
     transition: Tensor
 
     @staticmethod
-    def of(layer: RBF, width: int, lowest: float) -> _Chain:
+    def of(layer: RBF, width: int, lowest: float, distance: float) -> _Chain:
         """Integrate the law of the next log distance over cells, from the middle of each cell.
 
         Given u = log d the next one is m(u) + ½ log χ²_H, with m(u) = ½ log 2σ²(1 − exp(−d²/2ℓ²)).
@@ -39,7 +39,7 @@ class _Chain:
         )
         # a χ² number exceeds its mean by more than 60 √(2H) + 60 with a probability below 1e-12
         top = 0.5 * math.log(2 * output_var * (width + 60 + 60 * (2 * width) ** 0.5))
-        count = int((top - lowest) / STEP) + 1
+        count = int((max(top, math.log(distance)) - lowest) / STEP) + 2
         edges = lowest + STEP * torch.arange(count + 1, dtype=torch.float64)
         z = (2 * (edges[:-1] + STEP / 2)).exp() / (2 * scale**2)
         center = 0.5 * (math.log(2 * output_var) + torch.log(-torch.expm1(-z)))
@@ -82,9 +82,9 @@ def distance_quantiles(
 ) -> Tensor:
     """Compute quantiles of log ‖f_l(x) − f_l(x')‖ for l = 1 … L, for two points at a given distance.
 
-    The log distance is a Markov chain (see `log_distances`), whose law is carried from layer to layer on a grid
-    of spacing 0.05. There is no sampling error. The grid ends at e^−60: a quantile below is −∞. The cost is
-    that of L products with a matrix of some thousand rows.
+    The log distance is a Markov chain (see `log_distances`), whose law is carried from layer to layer on a
+    grid of spacing 0.05. There is no sampling error. The grid ends at e^−60: a quantile below is −∞. The cost
+    is L products with a matrix of about a thousand rows.
 
     Args:
         layer: A kernel `RBF(lengthscale, output_var)` with a single length scale.
@@ -112,7 +112,7 @@ def distance_quantiles(
         raise InputError(
             f"levels must be probabilities between 0 and 1, such as (0.05, 0.5, 0.95), but are {levels}."
         )
-    chain = _Chain.of(layer, width, -60.0)
+    chain = _Chain.of(layer, width, -60.0, distance)
     wanted = torch.tensor(list(levels), dtype=torch.float64)
     laws = chain.laws(distance)
     next(laws)
@@ -153,28 +153,36 @@ def effective_depth(
         The depth.
 
     Raises:
-        InputError: If an argument is out of range, or 100000 layers are not enough.
+        InputError: If an argument is out of range, or the layer is within a tenth of
+            `collapse_threshold`, where the depth has no bound.
 
     >>> effective_depth(RBF(output_var=1.0)), effective_depth(RBF(output_var=8.0))
-    (17, 4)
+    (23, 8)
 
     Reference: Dunlop, Girolami, Stuart & Teckentrup, "How deep are deep Gaussian processes?", 2018.
     """
     checked(layer, width)
     for value, name in ((distance, "distance"), (resolution, "resolution")):
         check_positive(value, name)
-    if not 0 < tolerance < 1:
-        raise InputError(f"tolerance must be between 0 and 1, but is {tolerance}. Try 0.05.")
-    chain = _Chain.of(layer, width, min(math.log(resolution), math.log(distance)) - 30.0)
+    if not 1e-3 <= tolerance < 1:
+        raise InputError(f"tolerance must be from 0.001 to 1, but is {tolerance}. Try 0.05.")
+    # the law has a tail of about this length towards short distances, which the grid must hold
+    law = log_slope(layer, width=width)
+    tail = float(law.variance / (2 * law.mean.abs()))
+    if tail > LONGEST_TAIL:
+        raise InputError(
+            f"effective_depth needs output_var/lengthscale² away from collapse_threshold(width={width}) = "
+            f"{collapse_threshold(width=width):.4g}, where convergence takes forever, but it is "
+            f"{float(ratio(layer)):.4g}. Take a layer that differs from it by a tenth or more."
+        )
+    margin = max(30.0, 8 * tail)
+    lowest = min(math.log(resolution), math.log(distance)) - margin
+    chain = _Chain.of(layer, width, lowest, distance)
     seen = chain.edges[1:] >= math.log(resolution)
-    collapses = bool(log_slope(layer, width=width).mean <= 0)
-    limit = torch.ones(()) if collapses else chain.stationary().cumsum(0)[seen]
-    for depth, p in enumerate(chain.laws(distance)):
-        if float((p.cumsum(0)[seen] - limit).abs().max()) <= tolerance:
-            return depth
-        if depth >= MOST_LAYERS:
-            raise InputError(
-                f"the distance has not come to its limit after {MOST_LAYERS} layers: output_var/lengthscale² is "
-                f"too near to collapse_threshold(width={width}). Take another layer, or a larger tolerance."
-            )
-    raise AssertionError
+    limit = torch.ones(()) if law.mean < 0 else chain.stationary().cumsum(0)[seen]
+    laws = chain.laws(distance)
+    return next(
+        depth
+        for depth, p in enumerate(laws)
+        if float((p.cumsum(0)[seen] - limit).abs().max()) <= tolerance
+    )
