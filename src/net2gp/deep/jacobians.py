@@ -242,5 +242,5 @@ def _check_by_differences(kernel: Kernel, h: Tensor, covariance: Tensor, what: s
 def _no_slopes(what: str, reason: str) -> NotAvailable:
     return NotAvailable(
         f"Jacobians need second derivatives ∂∂'k, which {what} does not have here: {reason}. Use "
-        "n2g.RBF(...), or the limit of a network whose activation has a closed form, such as ReLU, GELU or erf."
+        "n2g.RBF(...), or the limit of a network with ReLU, GELU, erf or another closed form."
     )
