@@ -14,7 +14,10 @@ from net2gp.errors import InputError, check_count, check_positive
 from net2gp.kernels import RBF
 
 STEP = 0.05
-"""The size of a cell of log distances."""
+"""The smallest size of a cell of log distances."""
+
+MOST_CELLS = 2000
+"""The number of cells from which on they are made larger."""
 
 LONGEST_TAIL = 18.0
 """The longest tail of the law of log distances that a grid is made for."""
@@ -25,6 +28,7 @@ class _Chain:
     """The Markov chain of log distances on cells: p ← p T, where the lowest cell takes all that is below."""
 
     edges: Tensor
+    step: float
     transition: Tensor
 
     @staticmethod
@@ -39,19 +43,23 @@ class _Chain:
         )
         # a χ² number exceeds its mean by more than 60 √(2H) + 60 with a probability below 1e-12
         top = 0.5 * math.log(2 * output_var * (width + 60 + 60 * (2 * width) ** 0.5))
-        count = int((max(top, math.log(distance)) - lowest) / STEP) + 2
-        edges = lowest + STEP * torch.arange(count + 1, dtype=torch.float64)
-        z = (2 * (edges[:-1] + STEP / 2)).exp() / (2 * scale**2)
-        center = 0.5 * (math.log(2 * output_var) + torch.log(-torch.expm1(-z)))
+        reach = max(top, math.log(distance)) - lowest
+        step = max(STEP, reach / MOST_CELLS)
+        count = int(reach / step) + 2
+        edges = lowest + step * torch.arange(count + 1, dtype=torch.float64)
+        log_z = 2 * (edges[:-1] + step / 2) - math.log(2 * scale**2)
+        # log(1 − e^(−z)) is log z for small z, which may underflow
+        apart = torch.where(log_z > -30, torch.log(-torch.expm1(-log_z.exp())), log_z)
+        center = 0.5 * (math.log(2 * output_var) + apart)
         squares = (2 * (edges[None, 1:-1] - center[:, None])).clamp(max=700).exp()
         half = torch.tensor(width / 2, dtype=torch.float64)
         below = torch.special.gammainc(half, squares / 2)
         ones = torch.ones(count, 1, dtype=torch.float64)
-        return _Chain(edges, torch.cat([0 * ones, below, ones], 1).diff(dim=1))
+        return _Chain(edges, step, torch.cat([0 * ones, below, ones], 1).diff(dim=1))
 
     def laws(self, distance: float) -> Iterator[Tensor]:
         """Yield the probabilities of the cells after 0, 1, 2, … layers, for two points at this distance."""
-        place = (math.log(distance) - float(self.edges[0])) / STEP - 0.5
+        place = (math.log(distance) - float(self.edges[0])) / self.step - 0.5
         p = torch.zeros(len(self.transition), dtype=torch.float64)
         # shared between two cells such that the mean is right
         left = min(max(int(place), 0), len(p) - 2)
@@ -83,8 +91,8 @@ def distance_quantiles(
     """Compute quantiles of log ‖f_l(x) − f_l(x')‖ for l = 1 … L, for two points at a given distance.
 
     The log distance is a Markov chain (see `log_distances`), whose law is carried from layer to layer on a
-    grid of spacing 0.05. There is no sampling error. The grid ends at e^−60: a quantile below is −∞. The cost
-    is L products with a matrix of about a thousand rows.
+    grid of at most 2000 cells, which reaches as far down as distances fall. There is no sampling error. The
+    cost is L products with the matrix of the chain.
 
     Args:
         layer: A kernel `RBF(lengthscale, output_var)` with a single length scale.
@@ -112,7 +120,14 @@ def distance_quantiles(
         raise InputError(
             f"levels must be probabilities between 0 and 1, such as (0.05, 0.5, 0.95), but are {levels}."
         )
-    chain = _Chain.of(layer, width, -60.0, distance)
+    law = log_slope(layer, width=width)
+    mean, spread = float(law.mean), float(law.variance)
+    # eight standard deviations of a sum of log slopes, or what the limit's tail needs
+    fall = 8 * (num_layers * spread) ** 0.5
+    fall = min(fall, 30 + 4 * spread / mean) if mean > 0 else fall - num_layers * mean
+    typical = float(torch.as_tensor(layer.output_var)) ** 0.5
+    lowest = math.log(min(distance, typical)) - fall - 5
+    chain = _Chain.of(layer, width, lowest, distance)
     wanted = torch.tensor(list(levels), dtype=torch.float64)
     laws = chain.laws(distance)
     next(laws)
@@ -121,8 +136,7 @@ def distance_quantiles(
         total = p.cumsum(0)
         cell = torch.searchsorted(total, wanted).clamp(max=len(p) - 1)
         into = 1 - (total[cell] - wanted) / p[cell].clamp(min=1e-300)
-        inside = chain.edges[cell] + STEP * into
-        found.append(torch.where(cell == 0, -math.inf, inside))
+        found.append(chain.edges[cell] + chain.step * into)
     return torch.stack(found)
 
 
