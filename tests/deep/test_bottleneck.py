@@ -47,7 +47,7 @@ def test_a_narrow_layer_keeps_its_kurtosis():
     """GELU, units of variance one, eight of them: 3 (E φ⁴ / E[φ²]² − 1) / 8 = 2.331."""
     x = torch.ones(1, 2, dtype=torch.float64)
     layers = [Layer(nngp(nn.Linear(2, 8)), 8), layers_of(network(8, 1), narrow=8)[1]]
-    g = draw(layers[:1], x, 40_000, generator=generator()).outputs
+    g = draw(layers[:1], x, 20_000, generator=generator()).outputs
     # given g, f is Gaussian with this variance, which estimates with less noise than f itself
     variance = nn.functional.gelu(g).square().mean((1, 2)).reshape(40, -1)
     estimates = 3 * variance.square().mean(1) / variance.mean(1).square() - 3

@@ -125,7 +125,7 @@ def test_outputs_that_a_kernel_couples_are_drawn_together(place):
         network = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
     kernel, x = n2g.linearize(network).kernel(), normal(2, 2)
     layers = [Layer(RBF(), 2), Layer(kernel, 3)] if place else [Layer(kernel, 3)]
-    draws = draw(layers, x, 300, generator=generator())
+    draws = draw(layers, x, 120, generator=generator())
     f = draws.outputs.flatten(1)
     given = [kernel(h) for h in draws.values[0]] if place else [kernel(x)] * len(f)
     products = f[:, :, None] * f[:, None] - torch.stack(given)
@@ -153,6 +153,15 @@ def test_a_collapse_over_many_layers_stays_finite_and_its_points_become_one():
     spread = draws.offsets[-1].abs().amax(1).log()
     assert (spread.median() < math.log(1e-60)) & (spread.median() > -math.inf)
     assert (draws.outputs - draws.outputs[:, :1]).abs().max() == 0
+
+
+def test_one_point_and_many_columns_are_no_trouble():
+    x = normal(1, 3000)
+    assert draw([RBF(50.0), nngp(mlp(nn.ReLU(), 1)), RBF()], x, 4).outputs.shape == (4, 1, 1)
+    far, near = normal(40, 3000), normal(40, 3000, seed=1)
+    torch.testing.assert_close(
+        grams(RBF(50.0), far[None], near[None])[0], RBF(50.0)(far, near), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_offsets_are_differences_of_values_and_seeds_decide():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from net2gp.deep.grams import grams
+from net2gp.deep.grams import grams, squared_gaps
 from net2gp.deep.layers import Layer, Stack, as_layers, draw_blocks
 from net2gp.errors import InputError, check_count
 from net2gp.inputs import describe, num_rows, tensors
@@ -193,7 +193,7 @@ def _next_by_offsets(
         for value in (kernel.lengthscale, kernel.output_var)
     )
     scaled = offsets / scale
-    apart = -torch.expm1(-0.5 * (scaled[:, :, None] - scaled[:, None]).square().sum(-1))
+    apart = -torch.expm1(-0.5 * squared_gaps(scaled, scaled))
     near, far = apart[:, 0, 1:], apart[:, 1:, 1:]
     rest = near[:, :, None] + near[:, None] - far - near[:, :, None] * near[:, None]
     first = variance.sqrt() * normal((count, 1, width))

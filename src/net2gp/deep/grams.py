@@ -13,8 +13,21 @@ from net2gp.kernels import RBF, Linear, Periodic, Product, Scaled, Sum
 from net2gp.kernels.base import Precise
 from net2gp.kernels.periodic import circle
 
+NUMBERS = 2**23
+"""The most differences of coordinates that are held at once."""
+
 POINTS = 64
 """The number of points up to which sets are put into one call of a kernel that has no batched form."""
+
+
+def squared_gaps(a: Tensor, b: Tensor) -> Tensor:
+    """Compute ‖a_sn − b_sm‖² from differences, which keep their digits however near points are: (S, N, M)."""
+    pairs = max(1, len(a) * a.shape[1] * b.shape[1])
+    parts = zip(
+        *(one.split(max(1, NUMBERS // pairs), dim=-1) for one in (a, b)),
+        strict=True,
+    )
+    return reduce(add, ((u[:, :, None] - v[:, None]).square().sum(-1) for u, v in parts))
 
 
 @singledispatch
@@ -47,12 +60,11 @@ def grams(kernel: Any, a: Tensor, b: Tensor) -> Tensor:
 @grams.register
 def _(kernel: RBF, a: Tensor, b: Tensor) -> Tensor:
     kernel.check(a.flatten(0, 1))
-    scale = torch.as_tensor(kernel.lengthscale, dtype=a.dtype, device=a.device)
-    # differences of points keep their digits, however near the points are
-    apart = ((a[:, :, None] - b[:, None]) / scale).square().sum(-1)
-    return torch.as_tensor(kernel.output_var, dtype=a.dtype, device=a.device) * torch.exp(
-        -0.5 * apart
+    scale, variance = (
+        torch.as_tensor(value, dtype=a.dtype, device=a.device)
+        for value in (kernel.lengthscale, kernel.output_var)
     )
+    return variance * torch.exp(-0.5 * squared_gaps(a / scale, b / scale))
 
 
 @grams.register

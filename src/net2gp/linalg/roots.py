@@ -42,6 +42,8 @@ def covariance_roots(covariance: Tensor, *, what: str = "the covariance") -> Ten
             f"{what} must be finite, but has NaN or infinite entries. Look for an overflow in the kernel, or "
             "for variances that grow from layer to layer."
         )
+    if work.shape[-1] == 0:
+        return work
     root, info = torch.linalg.cholesky_ex(work)
     pivots = root.diagonal(dim1=-2, dim2=-1).square()
     # the comparison is false for NaN, so that failed factors count as failed
