@@ -26,7 +26,7 @@ law of functions a lot; many layers collapse all inputs into one, or forget them
 process deep is a narrow layer, and a connection to the inputs. Each figure comes from a program that
 checks what it claims."""
 
-PAGE = Page("When does depth help?", LEAD, "deep", "deep.html")
+PAGE = Page("When does depth help?", LEAD, "python papers/deep/page.py", "deep", "deep.html")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,6 +24,7 @@ import pages
 from claims import Claim
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pages import WIDTH as WIDTH
 from pages import Study as Study
 from pages import Topic as Topic
 from pages import at_least as at_least
