@@ -1,8 +1,7 @@
-"""What the programs of the lecture share: a small trainer, the form of a study, and the command line."""
+"""What the programs of the lecture share: a small trainer, data, and the command line."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,39 +20,20 @@ from net2gp.errors import InputError
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
+import pages
 from claims import Claim
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-WIDTH = 4.2
-"""Inches per panel of a figure."""
+from pages import WIDTH as WIDTH
+from pages import Study as Study
+from pages import Topic as Topic
+from pages import at_least as at_least
+from pages import panels as panels
+from pages import tidy as tidy
+from pages import within as within
 
 Images = tuple[Tensor, Tensor]
 """Flat pictures (N, 64) and labels (N,)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Study:
-    """A figure, what it shows, and the claims that were checked.
-
-    A topic is a function from `quick` to a study; `page.py` has the list of topics.
-    """
-
-    name: str
-    title: str
-    text: str
-    figure: Figure
-    claims: tuple[Claim, ...]
-    table: str = ""
-    """Numbers in columns, for the terminal and the page."""
-
-
-Topic = Callable[[bool], Study]
-
-
-def tidy(ax: Axes) -> None:
-    """Take away the frame's upper and right line."""
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def legend_above(figure: Figure, ax: Axes) -> None:
@@ -71,23 +51,6 @@ def ticks_at(ax: Axes, values: Sequence[int]) -> None:
 def at_most(name: str, found: float, bound: float) -> Claim:
     """That a number is not larger than a bound."""
     return claims.at_most(name, found, bound)
-
-
-def at_least(name: str, found: float, bound: float) -> Claim:
-    """That a number is not smaller than a bound."""
-    return Claim(f"{name}: at least {bound:g}", f"{found:.3g}", found >= bound)
-
-
-def within(name: str, found: float, low: float, high: float) -> Claim:
-    """That a number is between two others."""
-    return Claim(f"{name}: from {low:g} to {high:g}", f"{found:.3g}", low <= found <= high)
-
-
-def panels(count: int, height: float = 3.4) -> tuple[Figure, list]:
-    """A row of axes, apart from pyplot's global state."""
-    figure = Figure(figsize=(WIDTH * count, height), layout="constrained")
-    axes = figure.subplots(1, count, squeeze=False)[0]
-    return figure, list(axes)
 
 
 def digits(split: str, count: int | None = None) -> Images:
@@ -181,27 +144,11 @@ def error_rate(network: Callable[[Tensor], Tensor], points: Images) -> float:
 
 def write(study: Study, out: Path) -> Path:
     """Write the figure of a study, and print its table."""
-    if study.table:
-        print(study.table)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"lecture_{study.name}.png"
-    study.figure.savefig(path, dpi=160)
-    return path
+    return pages.write(study, out, "lecture")
 
 
 def run(
     topics: Sequence[Topic], description: str | None, arguments: list[str] | None = None
 ) -> int:
     """The command line of a program: figures, a table of claims, and 0 if all of them hold."""
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figures")
-    parser.add_argument(
-        "--quick", action="store_true", help="smaller sizes, seconds instead of minutes"
-    )
-    options = parser.parse_args(arguments)
-    good = True
-    for topic in topics:
-        study = topic(options.quick)
-        print(write(study, options.out))
-        good = claims.judge(study.claims) and good
-    return 0 if good else 1
+    return pages.run(topics, description, "lecture", arguments)

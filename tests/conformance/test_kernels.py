@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from contributing import example
 from net2gp import RBF, condition, infinite_width, kernels, linearize, load, nngp, ntk, tune
-from net2gp.deep import composed
+from net2gp.deep import composed, layers_of
 from net2gp.errors import InputError, NotAvailable
 from net2gp.kernels import BaseFeatureKernel, BaseKernel, IndependentOutputs, Product, Sum, savable
 from net2gp.likelihoods import Gaussian
@@ -72,6 +72,11 @@ def _head(dtype: torch.dtype) -> Kernel:
     return linearize(network(3, seed=3, dtype=dtype), only="2.*").kernel(2.0)
 
 
+def _behind(dtype: torch.dtype) -> Kernel:
+    narrow = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 1))
+    return layers_of(narrow, narrow=2, weight_var=1.5)[1].kernel
+
+
 KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
     "tangent": (3, lambda dtype: linearized(dtype).kernel(0.7)),
     "tangent, prior by pattern": (
@@ -99,6 +104,7 @@ KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
         1,
         lambda dtype: infinite_width(convolutional(dtype).network, weight_var=2.0).ntk.scaled(0.5),
     ),
+    "behind an activation": (1, lambda dtype: _behind(dtype)),
     "composed": (1, lambda dtype: composed(RBF(0.7, 1.5), RBF(0.8), width=2)),
     "independent rbf": (2, lambda dtype: IndependentOutputs(RBF(0.8, 1.5), 2)),
     "monte carlo": (
