@@ -1,4 +1,4 @@
-"""Compositions of Gaussian processes: their second and fourth moments, and the effect of depth."""
+"""Compositions of Gaussian processes: their moments, the effect of depth, and fits to data."""
 
 from net2gp.deep.composition import Composed, composed, increment_kurtosis
 from net2gp.deep.depth import (
@@ -8,12 +8,20 @@ from net2gp.deep.depth import (
     log_slope,
     mean_slope,
 )
+from net2gp.deep.inference.collapsed import collapsed_bound
+from net2gp.deep.inference.fit import fit
+from net2gp.deep.inference.layer import Layer
+from net2gp.deep.inference.settings import Ascent
 
 __all__ = [
+    "Ascent",
     "Composed",
+    "Layer",
     "LogSlope",
     "collapse_threshold",
+    "collapsed_bound",
     "composed",
+    "fit",
     "increment_kurtosis",
     "log_distances",
     "log_slope",
