@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import net2gp as n2g
 from net2gp import RBF, Gaussian
-from net2gp.deep import Ascent, Layer, collapsed_bound, fit
+from net2gp.deep import Ascent, SparseLayer, collapsed_bound, fit
 from net2gp.errors import InputError
 from shared_data import shared_data
 
 KERNEL, NOISE = RBF(0.6, 1.0), Gaussian(0.08)
 FIXED = Ascent(num_steps=2, natural_rate=1.0, tune=False, move_points=False, num_inducing=12)
-ZERO = [Layer(KERNEL, mean="zero")]
+ZERO = [SparseLayer(KERNEL, mean="zero")]
 
 
 def snelson() -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +95,7 @@ def test_training_finds_the_numbers_that_the_evidence_prefers():
         noise=0.1,
     )
     ascent = Ascent(num_steps=60, learning_rate=0.1, natural_rate=0.5, num_inducing=20)
-    posterior = fit([Layer(RBF(3.0, 0.2), mean="zero")], (x, y), Gaussian(), ascent=ascent)
+    posterior = fit([SparseLayer(RBF(3.0, 0.2), mean="zero")], (x, y), Gaussian(), ascent=ascent)
     found = float(posterior.log_marginal_likelihood())
     exact = float(best.log_marginal_likelihood())
     assert exact - 0.05 < found <= exact + 1e-6

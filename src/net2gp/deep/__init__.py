@@ -10,14 +10,14 @@ from net2gp.deep.depth import (
 )
 from net2gp.deep.inference.collapsed import collapsed_bound
 from net2gp.deep.inference.fit import fit
-from net2gp.deep.inference.layer import Layer
 from net2gp.deep.inference.settings import Ascent
+from net2gp.deep.inference.sparse_layer import SparseLayer
 
 __all__ = [
     "Ascent",
     "Composed",
-    "Layer",
     "LogSlope",
+    "SparseLayer",
     "collapse_threshold",
     "collapsed_bound",
     "composed",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.deep.inference.inducing import factor, project
-from net2gp.deep.inference.layer import AffineMean
+from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.errors import InputError, check_positive
 from net2gp.inputs import gather
 from net2gp.likelihoods.targets import shape_targets

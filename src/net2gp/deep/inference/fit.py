@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from net2gp.deep.inference.ascent import Found, climb_all
-from net2gp.deep.inference.layer import Layer
 from net2gp.deep.inference.problem import DeepProblem, make_problem
 from net2gp.deep.inference.process import Deep, draw_inner
 from net2gp.deep.inference.settings import Ascent
+from net2gp.deep.inference.sparse_layer import SparseLayer
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import batch_of
 from net2gp.errors import InputError, NotAvailable
@@ -62,7 +62,7 @@ class ByAscent(Recipe):
 
 
 def fit(
-    layers: int | Sequence[Layer | Kernel],
+    layers: int | Sequence[SparseLayer | Kernel],
     data: Data,
     likelihood: Observed,
     *,
@@ -81,7 +81,7 @@ def fit(
     step: B·S·M² per layer and output, for B rows, S draws and M inducing points, plus M³ per layer.
 
     Args:
-        layers: The number of squared-exponential layers, or a list of kernels or `Layer`s.
+        layers: The number of squared-exponential layers, or a list of kernels or `SparseLayer`s.
         data: The inputs (N, D) and targets.
         likelihood: How targets follow the last layer. `Gaussian()` learns the variance of the noise.
         ascent: Settings; None means `Ascent()`.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.layer import AffineMean
+from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.errors import InputError
 from net2gp.tags import savable
 from net2gp.types import Kernel

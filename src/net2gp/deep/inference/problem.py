@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.layer import Layer
 from net2gp.deep.inference.settings import Ascent
+from net2gp.deep.inference.sparse_layer import SparseLayer
 from net2gp.errors import InputError, check_count, check_finite
 from net2gp.inputs import check_made, copied, describe, gather
 from net2gp.kernels import RBF
@@ -38,7 +39,7 @@ class DeepProblem:
     x: Tensor
     y: Tensor
     likelihood: Likelihood
-    layers: tuple[Layer, ...]
+    layers: tuple[SparseLayer, ...]
     given: Tensor
 
     @property
@@ -79,7 +80,7 @@ class DeepProblem:
 
 
 def make_problem(
-    layers: int | Sequence[Layer | Kernel], data: Data, likelihood: Likelihood, ascent: Ascent
+    layers: int | Sequence[SparseLayer | Kernel], data: Data, likelihood: Likelihood, ascent: Ascent
 ) -> DeepProblem:
     """Gather and check everything; raise `InputError` that says what to change."""
     check_made(likelihood, "likelihood")
@@ -130,16 +131,27 @@ def _check_columns(x: Tensor) -> None:
         )
 
 
-def _listed(layers: int | Sequence[Layer | Kernel], x: Tensor, ascent: Ascent) -> list[Layer]:
+def _listed(
+    layers: int | Sequence[SparseLayer | Kernel], x: Tensor, ascent: Ascent
+) -> list[SparseLayer]:
     if isinstance(layers, int):
         check_count(layers, "layers")
-        return [Layer(_usual_kernel(x)) for _ in range(layers)]
+        return [SparseLayer(_usual_kernel(x)) for _ in range(layers)]
     if not isinstance(layers, Sequence) or not layers:
         raise InputError(
             f"layers must be a number of layers or a list of kernels or Layers, such as [n2g.RBF(), "
             f"n2g.RBF()], but is {describe(layers)}."
         )
-    return [layer if isinstance(layer, Layer) else Layer(layer) for layer in layers]
+    return [_as_sparse(layer) for layer in layers]
+
+
+def _as_sparse(layer: Any) -> SparseLayer:
+    """A kernel, or another value with a kernel and a width, as a layer with inducing points."""
+    if isinstance(layer, SparseLayer):
+        return layer
+    if not isinstance(layer, Kernel) and hasattr(layer, "kernel") and hasattr(layer, "width"):
+        return SparseLayer(layer.kernel, layer.width)
+    return SparseLayer(layer)
 
 
 def _usual_kernel(x: Tensor) -> RBF:
@@ -149,7 +161,9 @@ def _usual_kernel(x: Tensor) -> RBF:
     return RBF(lengthscale=max(spread, 1e-6))
 
 
-def _filled(layers: list[Layer], x: Tensor, num_targets: int, ascent: Ascent) -> tuple[Layer, ...]:
+def _filled(
+    layers: list[SparseLayer], x: Tensor, num_targets: int, ascent: Ascent
+) -> tuple[SparseLayer, ...]:
     """The layers with widths, kinds of means and numbers of inducing points."""
     distinct = len(x.flatten(1).unique(dim=0))
     usual = min(MOST_INDUCING, distinct) if ascent.num_inducing is None else ascent.num_inducing

@@ -48,11 +48,11 @@ class Ascent:
         InputError: If a setting is out of range.
 
     >>> Ascent(num_steps=500).learning_rate
-    0.05
+    0.02
     """
 
     num_steps: int = 1000
-    learning_rate: float = 0.05
+    learning_rate: float = 0.02
     natural_rate: float = 0.1
     num_samples: int = 8
     batch_size: int | None = None

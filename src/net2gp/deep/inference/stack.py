@@ -17,7 +17,7 @@ from net2gp.deep.inference.inducing import (
     factor,
     project,
 )
-from net2gp.deep.inference.layer import AffineMean
+from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.likelihoods.traits import has_gaussian_noise, of_points
 from net2gp.types import Kernel, Likelihood, Params
 

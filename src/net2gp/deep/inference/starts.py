@@ -10,9 +10,9 @@ from torch import Tensor
 
 from net2gp.deep.inference.hyperparameters import numbers_of, with_numbers, with_relevances
 from net2gp.deep.inference.inducing import factor
-from net2gp.deep.inference.layer import AffineMean, linear_weight
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows
 from net2gp.deep.inference.settings import Ascent, Start
+from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
 from net2gp.deep.inference.stack import Batch, Plan, Stack
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.types import Kernel, Params

@@ -15,7 +15,7 @@ from net2gp.types import Kernel
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class SparseLayer:
     """One layer: independent Gaussian processes of one kernel, around a mean function.
 
     Args:
@@ -32,7 +32,7 @@ class Layer:
     Raises:
         InputError: If a field is of the wrong kind.
 
-    >>> Layer(RBF(0.5), width=2).width
+    >>> SparseLayer(RBF(0.5), width=2).width
     2
 
     References: Duvenaud, Rippel, Adams & Ghahramani, "Avoiding pathologies in very deep networks", 2014;
