@@ -154,7 +154,7 @@ def test_updating_what_a_method_found_is_conditioning_on_everything_or_is_refuse
     posterior, way = found(name), METHODS[name]
     more = points(3, seed=8)
     data = more, way.targets(more, way.num_targets)
-    refusing = ("codes", "flow", "networks", "mixture")
+    refusing = ("codes", "flow", "networks", "mixture", "deep")
     if type(posterior.process) is AroundNetwork or name.startswith(refusing):
         reasons = (
             r"new data would move|Call adapt_classes with all|Call gradient_flow with all data|"

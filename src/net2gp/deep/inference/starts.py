@@ -147,7 +147,7 @@ def initial(
             outputs = _wanted(mean, inputs, shallow, layer.width, around)
             kernel = shallow.kernel if around else _prepared(layer.kernel, inputs, ascent)
             gaps = outputs - mean(inputs)
-            share = float(gaps.square().mean()) if around else 0.0
+            share = float(gaps.square().mean(0).max()) if around else 0.0
             share = share or LINEAR_SHARE * float(inputs.flatten(1).var(0, correction=0).mean())
             kernel = _scaled(kernel, inputs, share) if ascent.tune else kernel
             leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width)
