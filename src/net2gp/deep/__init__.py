@@ -10,6 +10,7 @@ from net2gp.deep.depth import (
 )
 from net2gp.deep.inference.collapsed import collapsed_bound
 from net2gp.deep.inference.fit import fit
+from net2gp.deep.inference.importance import importance_bound
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sparse_layer import SparseLayer
 
@@ -22,6 +23,7 @@ __all__ = [
     "collapsed_bound",
     "composed",
     "fit",
+    "importance_bound",
     "increment_kurtosis",
     "log_distances",
     "log_slope",

@@ -17,7 +17,7 @@ from net2gp.errors import BoundFell, InputError
 from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.progress import progress
 
-TRIAL_SHARE = 0.25
+TRIAL_SHARE = 0.5
 """The share of the steps after which the best of several starts is chosen."""
 
 SETTLING = 20

@@ -77,7 +77,7 @@ def fit(
 
     is estimated from batches of rows and climbed: by natural gradients in the last layer, by Adam in the
     inner layers, inducing points, kernels and open noise. The first layer starts at a shallow fit of the
-    targets or at its mean function, whichever has the better bound after a quarter of the steps. Cost per
+    targets or at its mean function, whichever has the better bound after half of the steps. Cost per
     step: B·S·M² per layer and output, for B rows, S draws and M inducing points, plus M³ per layer.
 
     Args:

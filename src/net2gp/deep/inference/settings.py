@@ -29,7 +29,7 @@ class Ascent:
         batch_size: The number of rows of a batch; None takes all rows in every step.
         num_inducing: The number of inducing points per layer. None means 100, or the number of distinct
             rows if it is smaller.
-        starts: The starts that are tried. Each is followed for a quarter of the steps, and the one with the
+        starts: The starts that are tried. Each is followed for half of the steps, and the one with the
             best bound is followed to the end. "shallow" lets the first layer start as a shallow fit of the
             targets, "linear" at its mean function.
         num_restarts: How many times each start is tried, with other random numbers.

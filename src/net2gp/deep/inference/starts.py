@@ -144,10 +144,10 @@ def initial(
             kernel = matched(kernel, inputs, problem, ascent) if index else kernel
             outputs = inputs
         else:
-            outputs = _wanted(mean, inputs, shallow, layer.width, around)
+            outputs = _wanted(inputs, shallow, layer.width, around)
             kernel = shallow.kernel if around else _prepared(layer.kernel, inputs, ascent)
             gaps = outputs - mean(inputs)
-            share = float(gaps.square().mean(0).max()) if around else 0.0
+            share = float(gaps.square().mean(0).max())
             share = share or LINEAR_SHARE * float(inputs.flatten(1).var(0, correction=0).mean())
             kernel = _scaled(kernel, inputs, share) if ascent.tune else kernel
             leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width)
@@ -162,10 +162,9 @@ def initial(
     return Stack(tuple(plans), free, problem.likelihood)
 
 
-def _wanted(mean: AffineMean, inputs: Tensor, shallow: Shallow, width: int, around: bool) -> Tensor:
-    """The outputs of an inner layer at the start: its mean, with the shallow fit in the first columns."""
-    base = mean(inputs)
-    outputs = base.clone() if isinstance(base, Tensor) else inputs.new_zeros(len(inputs), width)
+def _wanted(inputs: Tensor, shallow: Shallow, width: int, around: bool) -> Tensor:
+    """The outputs of an inner layer at the start: principal components, with the shallow fit in front."""
+    outputs = inputs.flatten(1) @ linear_weight(inputs, width)
     if around:
         count = min(width, shallow.values.shape[1])
         unit = inputs.flatten(1).std(0, correction=0).mean()
