@@ -8,9 +8,14 @@ from net2gp.deep.depth import (
     log_slope,
     mean_slope,
 )
-from net2gp.deep.inference.collapsed import collapsed_bound
+from net2gp.deep.inference.bounds.collapsed import collapsed_bound
+from net2gp.deep.inference.bounds.importance import importance_bound
+from net2gp.deep.inference.bounds.psi_statistics import (
+    PsiStatistics,
+    psi_statistics,
+    two_layer_bound,
+)
 from net2gp.deep.inference.fit import fit
-from net2gp.deep.inference.importance import importance_bound
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sparse_layer import SparseLayer
 
@@ -18,6 +23,7 @@ __all__ = [
     "Ascent",
     "Composed",
     "LogSlope",
+    "PsiStatistics",
     "SparseLayer",
     "collapse_threshold",
     "collapsed_bound",
@@ -28,4 +34,6 @@ __all__ = [
     "log_distances",
     "log_slope",
     "mean_slope",
+    "psi_statistics",
+    "two_layer_bound",
 ]

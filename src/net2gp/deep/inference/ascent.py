@@ -11,6 +11,7 @@ from torch import Tensor
 
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows
 from net2gp.deep.inference.settings import Ascent, Start
+from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Batch, Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
 from net2gp.errors import BoundFell, InputError
@@ -19,6 +20,9 @@ from net2gp.progress import progress
 
 TRIAL_SHARE = 0.5
 """The share of the steps after which the best of several starts is chosen."""
+
+MARGIN = 3.0
+"""By how much the bound of a later start must be better: a factor of twenty in the evidence."""
 
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
@@ -66,7 +70,10 @@ class Climb:
         self.optimizer = (
             torch.optim.Adam(leaves, lr=ascent.learning_rate, betas=(0.9, 0.99)) if leaves else None
         )
-        self.step, self.looks, self.window = 0, [], []  # type: ignore[var-annotated]
+        self.step = 0
+        self.looks: list[float] = []
+        self.errors: list[float] = []
+        self.window: list[float] = []
         self.stopped = False
 
     def batch(self, step: int) -> Batch:
@@ -121,7 +128,9 @@ class Climb:
         return value
 
     def _look(self) -> None:
-        self.looks.append(sum(self.window) / len(self.window))
+        values = torch.tensor(self.window, dtype=torch.float64)
+        self.looks.append(float(values.mean()))
+        self.errors.append(float(values.std(correction=0)) / len(values) ** 0.5)
         self.window = []
         patience = self.ascent.patience
         if patience is not None and len(self.looks) > patience:
@@ -141,7 +150,9 @@ class Climb:
                 self.stack.estimate(
                     self.batch(step), self.ascent.num_samples, _seeded(self.seed, step, 0), rate
                 )
-        if len(looks) > 1 and looks[-1] < looks[0] - 0.01 * abs(looks[0]) - 1e-6:
+        # The averages are estimates, so a fall counts if it is far beyond their errors.
+        chance = 4 * (self.errors[0] + self.errors[-1]) + 0.01 * abs(looks[0]) + 1e-6
+        if looks[-1] < looks[0] - chance:
             raise BoundFell(
                 f"the bound fell from {looks[0]:.4g} to {looks[-1]:.4g} in {self.step} steps. Pass a smaller "
                 "learning_rate, as Ascent(learning_rate=0.01), or more num_samples."
@@ -162,6 +173,7 @@ class Climb:
         return {
             "step": self.step,
             "looks": self.looks,
+            "errors": self.errors,
             "window": self.window,
             "stopped": self.stopped,
         }
@@ -215,15 +227,25 @@ def climb_all(problem: DeepProblem, ascent: Ascent, checkpoint: Checkpoint | Non
     with progress("deep Gaussian process", total) as advance:
         for climb in climbs:
             climb.climb(trial, advance, keep)
-        best = max(climbs, key=lambda climb: climb.looks[_at(climb, trial)] if climb.looks else 0.0)
+        best = _best(climbs, trial)
         best.climb(ascent.num_steps, advance, keep)
     keep(now=True)
     return best.settle()
 
 
-def _at(climb: Climb, trial: int) -> int:
-    """The number of the last look of the trial."""
-    return min(len(climb.looks), max(1, trial // climb.ascent.look_every)) - 1
+def _best(climbs: list[Climb], trial: int) -> Climb:
+    """The first climb, unless a later one is clearly better at the end of the trial."""
+    best = climbs[0]
+    for climb in climbs[1:]:
+        if _after(climb, trial) > _after(best, trial) + MARGIN:
+            best = climb
+    return best
+
+
+def _after(climb: Climb, trial: int) -> float:
+    """The average bound before the last look of the trial."""
+    count = min(len(climb.looks), max(1, trial // climb.ascent.look_every))
+    return climb.looks[count - 1]
 
 
 def _climbs(problem: DeepProblem, ascent: Ascent) -> list[Climb]:
@@ -232,11 +254,15 @@ def _climbs(problem: DeepProblem, ascent: Ascent) -> list[Climb]:
     shallow = shallow_fit(problem, rows, ascent)
     starts: tuple[Start, ...] = ascent.starts if len(problem.layers) > 1 else ("linear",)
     pairs = [(start, k) for k in range(ascent.num_restarts) for start in starts]
-    return [
-        Climb(problem, initial(problem, shallow, rows, start, ascent, seed), ascent, start, seed)
-        for start, k in pairs
-        for seed in (ascent.seed + 7919 * k,)
-    ]
+    climbs = []
+    for start, k in pairs:
+        seed = ascent.seed + 7919 * k
+        stack = initial(problem, shallow, rows, start, ascent, seed)
+        if ascent.objective == "predictive":
+            count, weight = ascent.num_samples, ascent.divergence_weight
+            stack = SigmaStack.like(stack, problem, count, weight)
+        climbs.append(Climb(problem, stack, ascent, start, seed))
+    return climbs
 
 
 def _restore(climbs: list[Climb], checkpoint: Checkpoint | None) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from net2gp.deep.inference.ascent import Found, climb_all
 from net2gp.deep.inference.problem import DeepProblem, make_problem
-from net2gp.deep.inference.process import Deep, draw_inner
+from net2gp.deep.inference.process import Deep, InnerDraws, draw_inner
 from net2gp.deep.inference.settings import Ascent
+from net2gp.deep.inference.sigma_points import SigmaPoints, SigmaStack
 from net2gp.deep.inference.sparse_layer import SparseLayer
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import batch_of
@@ -56,6 +57,13 @@ class ByAscent(Recipe):
             "layers of a deep one. Call deep.fit with all data."
         )
 
+    def without_evidence(self) -> str:
+        """Why there is no evidence."""
+        return (
+            "a deep sigma point process maximizes the density of its predictions, which is no bound on the "
+            'evidence. Use Ascent(objective="bound") to compare models.'
+        )
+
     def facts(self, posterior: Posterior) -> dict[str, str]:
         """The method."""
         return {"method": "deep.fit"}
@@ -77,7 +85,7 @@ def fit(
 
     is estimated from batches of rows and climbed: by natural gradients in the last layer, by Adam in the
     inner layers, inducing points, kernels and open noise. The first layer starts at a shallow fit of the
-    targets or at its mean function, whichever has the better bound after half of the steps. Cost per
+    targets, or at its mean function if that has a clearly better bound after half of the steps. Cost per
     step: B·S·M² per layer and output, for B rows, S draws and M inducing points, plus M³ per layer.
 
     Args:
@@ -87,7 +95,7 @@ def fit(
         ascent: Settings; None means `Ascent()`.
 
     Returns:
-        The posterior. Its evidence is the bound.
+        The posterior. Its evidence is the bound, or none for `Ascent(objective="predictive")`.
 
     Raises:
         InputError: If the data or layers do not fit together, a column is constant, there are more inducing
@@ -102,7 +110,8 @@ def fit(
 
     References: Salimbeni & Deisenroth, "Doubly stochastic variational inference for deep Gaussian
     processes", NeurIPS 2017; Damianou & Lawrence, "Deep Gaussian processes", AISTATS 2013; Salimbeni,
-    Eleftheriadis & Hensman, "Natural gradients in practice", AISTATS 2018.
+    Eleftheriadis & Hensman, "Natural gradients in practice", AISTATS 2018; Jankowiak, Pleiss & Gardner,
+    "Deep sigma point processes", UAI 2020.
     """
     ascent = Ascent() if ascent is None else ascent
     if not isinstance(ascent, Ascent):
@@ -117,7 +126,11 @@ def posterior_of(problem: DeepProblem, found: Found, ascent: Ascent) -> Posterio
     """The posterior of a fit that has ended."""
     layers = found.stack.fitted()
     draws = ascent.num_draws if len(layers) > 1 else 1
-    process = Deep(layers[-1], draw_inner(layers[:-1], draws, ascent.seed), ascent.seed)
+    by_points = isinstance(found.stack, SigmaStack)
+    inner: InnerDraws | SigmaPoints = draw_inner(layers[:-1], draws, ascent.seed)
+    if isinstance(found.stack, SigmaStack):
+        inner = found.stack.sigma_points(layers)
+    process = Deep(layers[-1], inner, ascent.seed)
     likelihood = found.stack.likelihood
     if problem.learns_noise:
         assert has_gaussian_noise(likelihood)
@@ -125,7 +138,7 @@ def posterior_of(problem: DeepProblem, found: Found, ascent: Ascent) -> Posterio
         noise = likelihood.noise_var.detach()
         likelihood = likelihood.with_noise(noise if noise.dim() else float(noise))
     recipe = ByAscent(found.start, torch.tensor(found.looks, dtype=torch.float64), found.num_steps)
-    bound = final_bound(problem, found.stack, ascent)
+    bound = None if by_points else final_bound(problem, found.stack, ascent)
     return Posterior(process, likelihood, problem.given, problem.y, bound, recipe)
 
 

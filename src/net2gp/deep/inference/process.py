@@ -11,6 +11,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from net2gp.deep.inference.inducing import InducingLayer, Projection
+from net2gp.deep.inference.sigma_points import SigmaPoints
 from net2gp.deep.inference.stack import mirrored
 from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import describe, follows
@@ -143,12 +144,12 @@ class Deep:
 
     Args:
         last: The last layer.
-        inner: Functions drawn from the inner layers.
+        inner: Functions drawn from the inner layers, or their sigma points.
         seed: The seed of draws from the prior.
     """
 
     last: InducingLayer
-    inner: InnerDraws
+    inner: InnerDraws | SigmaPoints
     seed: int = 0
 
     @property

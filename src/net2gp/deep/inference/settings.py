@@ -21,6 +21,11 @@ class Ascent:
     rate of 1 are its optimum.
 
     Args:
+        objective: What is climbed. "bound" is the variational bound on the evidence. "predictive" is the log
+            density of the prediction itself, minus divergences: a deep sigma point process, whose inner
+            layers stand at `num_samples` learned multiples of their standard deviations. Its predictions
+            are often sharper, and it has no evidence.
+        divergence_weight: The factor of the divergences in the objective "predictive".
         num_steps: The number of steps.
         learning_rate: The learning rate of Adam. Its variables have the scale of 1: logarithms, whitened
             values, and inducing points in standard deviations of their inputs.
@@ -29,9 +34,9 @@ class Ascent:
         batch_size: The number of rows of a batch; None takes all rows in every step.
         num_inducing: The number of inducing points per layer. None means 100, or the number of distinct
             rows if it is smaller.
-        starts: The starts that are tried. Each is followed for half of the steps, and the one with the
-            best bound is followed to the end. "shallow" lets the first layer start as a shallow fit of the
-            targets, "linear" at its mean function.
+        starts: The starts that are tried, each for half of the steps. The first is followed to the end,
+            unless the bound of a later one is better by 3 or more. "shallow" lets the first layer start as a
+            shallow fit of the targets, "linear" at its mean function.
         num_restarts: How many times each start is tried, with other random numbers.
         relevances: Whether each input of an `RBF` gets a length scale of its own.
         tune: Whether the numbers of the kernels are trained. False keeps them as they are.
@@ -51,6 +56,8 @@ class Ascent:
     0.02
     """
 
+    objective: Literal["bound", "predictive"] = "bound"
+    divergence_weight: float = 1.0
     num_steps: int = 1000
     learning_rate: float = 0.02
     natural_rate: float = 0.1
@@ -75,6 +82,11 @@ class Ascent:
         for name in ("batch_size", "num_inducing", "patience"):
             if getattr(self, name) is not None:
                 check_count(getattr(self, name), name)
+        if self.objective not in ("bound", "predictive"):
+            raise InputError(
+                f'objective must be "bound" or "predictive", but is {self.objective!r}.'
+            )
+        check_positive(self.divergence_weight, "divergence_weight", single=True)
         check_positive(self.learning_rate, "learning_rate", single=True)
         check_positive(self.natural_rate, "natural_rate", single=True)
         if self.natural_rate > 1:
