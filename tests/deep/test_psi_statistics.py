@@ -7,7 +7,9 @@ import torch
 
 import net2gp as n2g
 from net2gp import RBF, Gaussian
-from net2gp.deep import Ascent, collapsed_bound, fit, psi_statistics, two_layer_bound
+from net2gp.deep import Ascent, collapsed_bound, fit, two_layer_bound
+from net2gp.deep.inference.bounds.psi_statistics import collapsed_by_psi, psi_statistics
+from net2gp.deep.inference.inducing import factor
 from net2gp.errors import InputError
 from net2gp.kernels import Linear
 
@@ -52,8 +54,6 @@ def test_the_drawn_bound_of_two_layers_is_the_closed_one_at_its_optimum():
 
 
 def test_an_inner_layer_without_variance_leaves_the_closed_bound_of_one_layer():
-    from net2gp.deep.inference.bounds.psi_statistics import collapsed_by_psi
-    from net2gp.deep.inference.inducing import factor
 
     x, y = toy()
     kernel, points = RBF(0.8), x[::3]

@@ -10,11 +10,7 @@ from net2gp.deep.depth import (
 )
 from net2gp.deep.inference.bounds.collapsed import collapsed_bound
 from net2gp.deep.inference.bounds.importance import importance_bound
-from net2gp.deep.inference.bounds.psi_statistics import (
-    PsiStatistics,
-    psi_statistics,
-    two_layer_bound,
-)
+from net2gp.deep.inference.bounds.psi_statistics import two_layer_bound
 from net2gp.deep.inference.fit import fit
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sparse_layer import SparseLayer
@@ -23,7 +19,6 @@ __all__ = [
     "Ascent",
     "Composed",
     "LogSlope",
-    "PsiStatistics",
     "SparseLayer",
     "collapse_threshold",
     "collapsed_bound",
@@ -34,6 +29,5 @@ __all__ = [
     "log_distances",
     "log_slope",
     "mean_slope",
-    "psi_statistics",
     "two_layer_bound",
 ]

@@ -166,7 +166,9 @@ def _filled(
 ) -> tuple[SparseLayer, ...]:
     """The layers with widths, kinds of means and numbers of inducing points."""
     distinct = len(x.flatten(1).unique(dim=0))
-    usual = min(MOST_INDUCING, distinct) if ascent.num_inducing is None else ascent.num_inducing
+    # As many inducing points as rows can put one of the sigma points through each target.
+    enough = max(1, distinct // 10) if ascent.objective == "predictive" else distinct
+    usual = min(MOST_INDUCING, enough) if ascent.num_inducing is None else ascent.num_inducing
     filled, columns = [], x[0].numel()
     for index, layer in enumerate(layers):
         last = index == len(layers) - 1

@@ -24,7 +24,8 @@ class Ascent:
         objective: What is climbed. "bound" is the variational bound on the evidence. "predictive" is the log
             density of the prediction itself, minus divergences: a deep sigma point process, whose inner
             layers stand at `num_samples` learned multiples of their standard deviations. Its predictions
-            are often sharper, and it has no evidence.
+            are often sharper, and it has no evidence. It overfits unless there are many more rows than
+            inducing points.
         divergence_weight: The factor of the divergences in the objective "predictive".
         num_steps: The number of steps.
         learning_rate: The learning rate of Adam. Its variables have the scale of 1: logarithms, whitened
@@ -33,7 +34,7 @@ class Ascent:
         num_samples: The number of draws through the layers per row and step.
         batch_size: The number of rows of a batch; None takes all rows in every step.
         num_inducing: The number of inducing points per layer. None means 100, or the number of distinct
-            rows if it is smaller.
+            rows if it is smaller; a tenth of the rows at most for the objective "predictive".
         starts: The starts that are tried, each for half of the steps. The first is followed to the end,
             unless the bound of a later one is better by 3 or more. "shallow" lets the first layer start as a
             shallow fit of the targets, "linear" at its mean function.
