@@ -120,6 +120,31 @@ def test_batches_and_seeds():
     assert not torch.equal(one.mean(x), other.mean(x))
 
 
+@pytest.mark.parametrize("labels", [False, True])
+def test_float32_data_give_float32_predictions_near_those_of_float64(labels):
+    x, y = toy()
+    y = (y > 0).double() if labels else y
+    likelihood = n2g.Bernoulli() if labels else Gaussian()
+    wide = fit(2, (x, y), likelihood, ascent=QUICK)
+    narrow = fit(2, (x.float(), y.float()), likelihood, ascent=QUICK)
+    assert {narrow.mean(x.float()).dtype, narrow.x.dtype, narrow.y.dtype} == {torch.float32}
+    torch.testing.assert_close(narrow.mean(x.float()).double(), wide.mean(x), rtol=0, atol=1e-3)
+
+
+def test_units_of_inputs_and_targets_do_not_matter():
+    x, y = toy()
+    one = fit(2, (x, y), Gaussian(), ascent=QUICK)
+    other = fit(2, (1e4 * x, 1e3 * y), Gaussian(), ascent=QUICK)
+    torch.testing.assert_close(other.mean(1e4 * x) / 1e3, one.mean(x), rtol=0, atol=1e-4)
+
+
+def test_a_mixture_of_fits_averages_them():
+    x, y = toy()
+    members = [fit(2, (x, y), Gaussian(), ascent=replace(QUICK, seed=seed)) for seed in (0, 1)]
+    mean = torch.stack([member.mean(x) for member in members]).mean(0)
+    torch.testing.assert_close(n2g.bayes.mixture(members).mean(x), mean)
+
+
 def test_the_noise_of_each_point_is_taken_with_its_row():
     x, y = toy()
     noise = torch.full((24, 1), 0.01, dtype=torch.float64)

@@ -139,7 +139,7 @@ def posterior_of(problem: DeepProblem, found: Found, ascent: Ascent) -> Posterio
         likelihood = likelihood.with_noise(noise if noise.dim() else float(noise))
     recipe = ByAscent(found.start, torch.tensor(found.looks, dtype=torch.float64), found.num_steps)
     bound = None if by_points else final_bound(problem, found.stack, ascent)
-    return Posterior(process, likelihood, problem.given, problem.y, bound, recipe)
+    return Posterior(process, likelihood, *problem.given, bound, recipe)
 
 
 @torch.no_grad()

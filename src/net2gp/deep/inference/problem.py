@@ -30,17 +30,17 @@ class DeepProblem:
 
     Args:
         x: The inputs, N rows in float64.
-        y: The targets.
+        y: The targets, real ones in float64.
         likelihood: How targets follow the last layer.
         layers: The layers, each with a width, a kind of mean and a number of inducing points.
-        given: The inputs as they were given, which the posterior keeps.
+        given: The inputs and targets as they were given, which the posterior keeps.
     """
 
     x: Tensor
     y: Tensor
     likelihood: Likelihood
     layers: tuple[SparseLayer, ...]
-    given: Tensor
+    given: tuple[Tensor, Tensor]
 
     @property
     def num_rows(self) -> int:
@@ -99,8 +99,9 @@ def make_problem(
     _check_columns(rows)
     C = num_outputs(likelihood, y)
     filled = _filled(_listed(layers, rows, ascent), rows, C, ascent)
-    problem = DeepProblem(rows, y, likelihood, filled, given)
-    trial = rows.new_zeros(len(rows), C)
+    real = y.double() if y.is_floating_point() else y
+    problem = DeepProblem(rows, real, likelihood, filled, (given, y))
+    trial = given.new_zeros(len(rows), C)
     if problem.learns_noise:
         assert has_gaussian_noise(likelihood)
         likelihood.with_noise(1.0).check(trial, y)
