@@ -32,6 +32,7 @@ class SparseLayer:
     Raises:
         InputError: If a field is of the wrong kind.
 
+    >>> from net2gp.kernels import RBF
     >>> SparseLayer(RBF(0.5), width=2).width
     2
 
