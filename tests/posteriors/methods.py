@@ -160,8 +160,10 @@ def by_mixture(*makes: Make) -> Make:
     return make
 
 
-def by_deep(*layers: Any) -> Make:
-    ascent = n2g.deep.Ascent(num_steps=6, num_inducing=8, num_samples=2, num_draws=10)
+def by_deep(*layers: Any, objective: str = "bound") -> Make:
+    ascent = n2g.deep.Ascent(
+        objective=objective, num_steps=6, num_inducing=8, num_samples=2, num_draws=10
+    )
     return lambda model, x, y, likelihood: n2g.deep.fit(layers, (x, y), likelihood, ascent=ascent)
 
 
@@ -325,6 +327,9 @@ METHODS: dict[str, Method] = {
             **{f", {name}": one for name, one in OTHER_LIKELIHOODS.items()},
         }.items()
     },
+    "deep, sigma points": replace(
+        REGRESSION, make=by_deep(n2g.RBF(), n2g.RBF(), objective="predictive")
+    ),
     "flow, infinite width": replace(REGRESSION, make=by_flow(3.0, of_limit)),
     "flow to its end, infinite width": replace(REGRESSION, make=by_flow(float("inf"), of_limit)),
     "flow of a tangent process": replace(REGRESSION, make=by_flow(5.0, of_tangent_process)),
