@@ -268,3 +268,22 @@ def test_what_it_cannot_do_says_what_to_use():
     for refused, message in refusals:
         with pytest.raises((NotAvailable, InputError), match=message):
             refused()
+
+
+def test_draws_through_three_layers_are_each_a_composition_of_functions():
+    layers = [SparseLayer(RBF(), width=2), SparseLayer(RBF(), width=3), RBF()]
+    posterior = fit(layers, toy(), Gaussian(), ascent=replace(QUICK, num_steps=3))
+    x, inner = new_points(), posterior.process.inner
+    for index, found in enumerate(posterior.process.hidden(x)):
+        current = x
+        for layer, values, parts in zip(inner.layers, inner.values, inner.open_parts, strict=True):
+            K = layer.kernel(current, layer.points)
+            A = K @ layer.whitener.mT
+            rest = (layer.kernel.diag(current) - A.square().sum(1)).clamp(min=0)
+            current = layer.mean(current) + A @ values[index] + rest.sqrt()[:, None] * parts[index]
+        torch.testing.assert_close(found, current, rtol=0, atol=1e-6)
+    means, variances = posterior.process.components(x)
+    mean, covariance = posterior.process.joint(x)
+    torch.testing.assert_close(mean, means.mean(0).flatten())
+    total = variances.mean(0) + means.var(0, correction=0)
+    torch.testing.assert_close(covariance.diagonal(), total.flatten())
