@@ -14,11 +14,19 @@ from net2gp.deep.inference.bounds.psi_statistics import two_layer_bound
 from net2gp.deep.inference.fit import fit
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sparse_layer import SparseLayer
+from net2gp.deep.latent.fit_latent import latent_variables
+from net2gp.deep.latent.psi import GaussianRows, PsiStatistics, psi_statistics
+from net2gp.deep.latent.result import LatentVariables
+from net2gp.deep.latent.search import LatentSearch
 
 __all__ = [
     "Ascent",
     "Composed",
+    "GaussianRows",
+    "LatentSearch",
+    "LatentVariables",
     "LogSlope",
+    "PsiStatistics",
     "SparseLayer",
     "collapse_threshold",
     "collapsed_bound",
@@ -26,8 +34,10 @@ __all__ = [
     "fit",
     "importance_bound",
     "increment_kurtosis",
+    "latent_variables",
     "log_distances",
     "log_slope",
     "mean_slope",
+    "psi_statistics",
     "two_layer_bound",
 ]
