@@ -165,10 +165,7 @@ def _climbed(
     for names, steps in ((first, short), (list(tower.variables), search.num_steps - short)):
         start = {name: tower.variables[name] for name in names}
         if steps:
-            held = tower
-            found = climb(
-                lambda v: held.with_variables(v).bound(), start, steps, search.tolerance, watch
-            )
+            found = climb(tower.bound_with, start, steps, search.tolerance, watch)
             tower = tower.with_variables(found)
     bounds.append(float(tower.bound()))
     return _Fitted(tower, bounds, [])
@@ -200,7 +197,8 @@ def _targets(y: Tensor, missing: bool) -> tuple[Tensor, Targets]:
     unknown = values.isnan() if missing else torch.zeros_like(values, dtype=torch.bool)
     if bool(values.isnan().any()) and not missing:
         raise InputError(
-            f"y has {int(values.isnan().sum())} NaN. Pass missing=True if these are values that are not known."
+            f"y has {int(values.isnan().sum())} NaN. Pass missing=True if these are values that are not "
+            "known."
         )
     values = values.masked_fill(unknown, 0.0)
     check_finite(values, "y")
@@ -214,8 +212,8 @@ def _targets(y: Tensor, missing: bool) -> tuple[Tensor, Targets]:
     constant = (centered.abs().amax(0) <= 1e-12 * scale).nonzero().flatten().tolist()
     if constant:
         raise InputError(
-            f"columns {constant} of y are constant or all NaN, so that no latent variable can explain them. Drop "
-            "them: y[:, y.std(0) > 0]."
+            f"columns {constant} of y are constant or all NaN, so that no latent variable can explain "
+            "them. Drop them: y[:, y.std(0) > 0]."
         )
     return center, Targets(centered, None, known if bool(unknown.any()) else None)
 

@@ -47,14 +47,14 @@ class _Solved(NamedTuple):
         root: R, with R Rᵀ = I + (v/σ²) L⁻¹ Ψ2 L⁻ᵀ: (G, M, M).
         weights: V = R⁻¹ √(v/σ²) L⁻¹ Ψ1ᵀ: (G, M, N).
         open_part: Σ_n ψ0_n − tr K⁻¹ Ψ2 for a kernel of variance 1: (G,) or (1,).
-        count: The number of rows: (G,) or (1,).
+        num_rows: The number of rows: (G,) or (1,).
     """
 
     whitener: Tensor
     root: Tensor
     weights: Tensor
     open_part: Tensor
-    count: Tensor
+    num_rows: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class LatentLayer:
         if targets.variance is not None:
             s = _grouped(targets.variance, len(found.root))
             gap = gap + (s.sum(2) * (1 - found.weights.square().sum(1))).sum(1)
-        logs = found.count * (2 * math.pi * noise).log()
+        logs = found.num_rows * (2 * math.pi * noise).log()
         logs = logs + 2 * found.root.diagonal(dim1=1, dim2=2).log().sum(1)
         each = logs + self.output_var / noise * found.open_part
         return -0.5 * (gap / noise + t.shape[2] * each).sum()

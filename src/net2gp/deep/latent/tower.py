@@ -84,6 +84,10 @@ class Tower:
             total = total - 0.5 * (squares + math.log(2 * math.pi)).sum()
         return total
 
+    def bound_with(self, values: Params) -> Tensor:
+        """The bound with other variables in place of some."""
+        return self.with_variables(values).bound()
+
     def with_variables(self, values: Params) -> Tower:
         """The same tower with other variables in place of some."""
         return replace(self, variables=self.variables | values)
@@ -102,7 +106,7 @@ def components(values: Tensor, width: int, generator: torch.Generator) -> tuple[
     """
     centered = values - values.mean(0)
     U, S, _ = torch.linalg.svd(centered, full_matrices=False)
-    rank = min(width, int((S > 1e-8 * S[0]).sum()))
+    rank = min(width, int((S / S[0] > 1e-8).sum()))
     found = U[:, :rank] * len(values) ** 0.5
     more = 0.1 * torch.randn(
         len(values), width - rank, generator=generator, dtype=torch.float64
