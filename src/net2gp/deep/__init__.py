@@ -10,7 +10,7 @@ from net2gp.deep.depth import (
 )
 from net2gp.deep.inference.bounds.collapsed import collapsed_bound
 from net2gp.deep.inference.bounds.importance import importance_bound
-from net2gp.deep.inference.bounds.psi_statistics import two_layer_bound
+from net2gp.deep.inference.bounds.two_layers import two_layer_bound
 from net2gp.deep.inference.fit import fit
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sparse_layer import SparseLayer
