@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,7 +13,14 @@ from torch import Tensor
 from net2gp.deep.latent.layer import Targets
 from net2gp.deep.latent.result import LatentVariables
 from net2gp.deep.latent.search import LatentSearch, climb
-from net2gp.deep.latent.tower import Tower, components, layer_variables, level_variables
+from net2gp.deep.latent.tower import (
+    FIRST_NOISE,
+    UPPER_NOISES,
+    Tower,
+    components,
+    layer_variables,
+    level_variables,
+)
 from net2gp.errors import InputError, check_count, check_finite
 from net2gp.inputs import describe
 from net2gp.progress import progress
@@ -22,7 +30,7 @@ MOST_INDUCING = 30
 """The number of inducing points per layer by default."""
 
 FIXED_SHARE = 0.2
-"""The share of the steps in which the variances of a new layer stand still.
+"""The share of the steps in which variances stand still, for the layers right above the data.
 
 Otherwise the search may explain everything as noise before the latent variables have found their places.
 """
@@ -98,20 +106,29 @@ class _Fitted(NamedTuple):
 
 def _grown(empty: Tower, widths: list[int], search: LatentSearch, count: int) -> _Fitted:
     """Levels one by one, from the data upward."""
-    generator = torch.Generator().manual_seed(search.seed)
-    found = _Fitted(empty, [], [])
+    found = _Fitted(empty, [-math.inf], [])
     with progress("latent variables", search.num_steps * len(widths)) as advance:
         for width in reversed(widths):
-            tower = found.tower
-            rows, targets = _next_targets(tower)
-            mean, share = components(rows, width, generator)
-            lifted = {_raised(name): value for name, value in tower.variables.items()}
-            new = level_variables(0, mean)
-            new |= layer_variables(0, mean, share, targets, count, generator)
-            tower = replace(tower, num_levels=tower.num_levels + 1, variables=lifted | new)
-            tower, bounds, _ = _climbed(tower, list(new), search, advance)
-            found = _Fitted(tower, bounds, [*found.depth_bounds, bounds[-1]])
+            lowest, tries = found.tower.num_levels == 0, []
+            for noise in (FIRST_NOISE,) if lowest else UPPER_NOISES:
+                tower = _with_level(found.tower, width, noise, search, count)
+                tries.append(_climbed(tower, search, advance, lowest))
+                if tries[-1].bounds[-1] > found.bounds[-1]:
+                    break
+            best = max(tries, key=lambda one: one.bounds[-1])
+            found = best._replace(depth_bounds=[*found.depth_bounds, best.bounds[-1]])
     return found
+
+
+def _with_level(tower: Tower, width: int, noise: float, search: LatentSearch, count: int) -> Tower:
+    """A tower with one more level on top, at its start."""
+    generator = torch.Generator().manual_seed(search.seed + tower.num_levels)
+    rows, targets = _next_targets(tower)
+    mean, share = components(rows, width, generator)
+    lifted = {_raised(name): value for name, value in tower.variables.items()}
+    new = level_variables(0, mean)
+    new |= layer_variables(0, mean, share, targets, count, generator, noise)
+    return replace(tower, num_levels=tower.num_levels + 1, variables=lifted | new)
 
 
 def _next_targets(tower: Tower) -> tuple[Tensor, Targets]:
@@ -146,25 +163,26 @@ def _below_inputs(empty: Tower, widths: list[int], search: LatentSearch, count: 
                 rows, share = mean, below
             last = layer_variables(len(widths), rows, share, empty.targets, count, generator)
             tower = replace(empty, num_levels=len(widths), variables=variables | last)
-            tries.append(_climbed(tower, list(tower.variables), search, advance))
+            tries.append(_climbed(tower, search, advance, True))
     return max(tries, key=lambda one: one.bounds[-1])
 
 
 def _climbed(
-    tower: Tower, new: list[str], search: LatentSearch, advance: Callable[..., None]
+    tower: Tower, search: LatentSearch, advance: Callable[..., None], careful: bool
 ) -> _Fitted:
-    """Climb in the new variables with variances that stand still, then in all variables."""
+    """Climb in all variables; careful means that variances stand still for a part of the steps."""
     bounds = [float(tower.bound())]
 
     def watch(bound: float) -> None:
         bounds.append(max(bound, bounds[-1]))
         advance(note=f"bound {bound:.2f}")
 
-    first = [name for name in new if not name.endswith(("log_noise", "layer0.log_var"))]
-    short = max(1, int(FIXED_SHARE * search.num_steps))
-    for names, steps in ((first, short), (list(tower.variables), search.num_steps - short)):
-        start = {name: tower.variables[name] for name in names}
+    names = list(tower.variables)
+    still = [name for name in names if not name.endswith(("log_noise", "layer0.log_var"))]
+    short = max(1, int(FIXED_SHARE * search.num_steps)) if careful else 0
+    for some, steps in ((still, short), (names, search.num_steps - short)):
         if steps:
+            start = {name: tower.variables[name] for name in some}
             found = climb(tower.bound_with, start, steps, search.tolerance, watch)
             tower = tower.with_variables(found)
     bounds.append(float(tower.bound()))

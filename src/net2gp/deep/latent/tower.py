@@ -16,7 +16,14 @@ FIRST_VARIANCE = 0.1
 """The variance of latent variables at the start, where their means have variance 1."""
 
 FIRST_NOISE = 0.05
-"""The share of noise in the variance of targets at the start."""
+"""The share of noise in the second moment of targets at the start."""
+
+UPPER_NOISES = (0.4, 0.95)
+"""The same for a level that is added on top, which must not explain every detail of the level below.
+
+The second is tried if the first ends below the bound without the level. From there the search can only end
+near that bound or above, since a layer that is all noise explains nothing and costs nothing.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +137,7 @@ def layer_variables(
     targets: Targets,
     count: int,
     generator: torch.Generator,
+    noise: float = FIRST_NOISE,
 ) -> Params:
     """The variables of a layer at the start.
 
@@ -140,6 +148,7 @@ def layer_variables(
         targets: Its outputs. Uncertain ones have a variance and a noise of their own for each output.
         count: The number of inducing points, which are some of the rows.
         generator: The source of random numbers.
+        noise: The share of noise in the second moment of the targets.
 
     Returns:
         The variables by name.
@@ -149,17 +158,15 @@ def layer_variables(
     scale = 2.0 * spread / share.clamp(min=0.05)
     if targets.variance is None:
         present = torch.ones_like(targets.mean) if targets.present is None else targets.present
-        var = (targets.mean.square().sum() / present.sum()).reshape(1)
-        noise = FIRST_NOISE * var
+        total = (targets.mean.square().sum() / present.sum()).reshape(1)
     else:
-        var = targets.mean.var(0, correction=0).clamp(min=0.01)
-        noise = targets.variance.mean(0) + FIRST_NOISE * var
+        total = (targets.mean.square() + targets.variance).mean(0)
     own = f"layer{index}"
     # a little apart from the rows, so that no two points are the same
     shift = 0.01 * spread * torch.randn(count, rows.shape[1], generator=generator).to(rows)
     return {
         f"{own}.points": rows[order] + shift,
         f"{own}.log_scale": scale.log(),
-        f"{own}.log_var": var.log(),
-        f"{own}.log_noise": noise.log(),
+        f"{own}.log_var": ((1 - noise) * total).log(),
+        f"{own}.log_noise": (noise * total).log(),
     }
