@@ -236,9 +236,11 @@ def draw_grid(ax: Axes, found: Found) -> None:
     places = torch.zeros(64, found.one.mean.shape[1], dtype=torch.float64)
     places[:, first], places[:, second] = across.repeat(8), up.flip(0).repeat_interleave(8)
     rows = found.one.predict(places).mean
-    side = found.images.side
-    tiles = torch.stack([found.images.picture(row) for row in rows]).reshape(8, 8, side, side)
-    ax.imshow(tiles.permute(0, 2, 1, 3).reshape(8 * side, 8 * side), cmap="gray_r")
+    pictures = torch.stack([found.images.picture(row) for row in rows])
+    tiles = torch.nn.functional.pad(pictures, (1, 1, 1, 1))  # a white edge
+    side = tiles.shape[1]
+    page = tiles.reshape(8, 8, side, side).permute(0, 2, 1, 3).reshape(8 * side, 8 * side)
+    ax.imshow(page.numpy(), cmap="gray_r")
     ax.set(title="images along the first map", xticks=[], yticks=[])
 
 

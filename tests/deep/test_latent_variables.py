@@ -113,7 +113,7 @@ def test_regression_without_levels_is_below_the_evidence_and_near_it():
 
 def test_the_bound_of_a_step_prefers_two_layers():
     x, y = step()
-    few = LatentSearch(num_steps=80, num_inducing=10)
+    few = LatentSearch(num_steps=60, num_inducing=10)
     one = latent_variables(y, (), inputs=x, search=few)
     two = latent_variables(y, (1,), inputs=x, search=few)
     assert two.bound > one.bound + 8
@@ -154,7 +154,7 @@ def test_levels_are_added_from_the_data_upward():
     assert [level.mean.shape[1] for level in found.levels] == [1, 2]
     assert [len(r) for r in found.relevances] == [1, 2]
     assert len(found.depth_bounds) == 2
-    assert found.bound == found.depth_bounds[-1]
+    assert found.bound == found.depth_bounds[-1] >= found.depth_bounds[0]
     laws = found.infer(y[:3], num_steps=10)
     assert [law.mean.shape for law in laws] == [(3, 1), (3, 2)]
     assert found.predict(laws[0].mean, laws[0].variance).mean.shape == (3, 6)
