@@ -126,7 +126,9 @@ def _with_level(tower: Tower, width: int, noise: float, search: LatentSearch, co
     rows, targets = _next_targets(tower)
     mean, share = components(rows, width, generator)
     lifted = {_raised(name): value for name, value in tower.variables.items()}
-    new = level_variables(0, mean)
+    idle = noise == UPPER_NOISES[-1]
+    mean = 0.1 * mean if idle else mean
+    new = level_variables(0, mean, 1.0) if idle else level_variables(0, mean)
     new |= layer_variables(0, mean, share, targets, count, generator, noise)
     return replace(tower, num_levels=tower.num_levels + 1, variables=lifted | new)
 

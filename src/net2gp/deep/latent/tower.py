@@ -18,11 +18,11 @@ FIRST_VARIANCE = 0.1
 FIRST_NOISE = 0.05
 """The share of noise in the second moment of targets at the start."""
 
-UPPER_NOISES = (0.4, 0.95)
+UPPER_NOISES = (0.4, 0.999)
 """The same for a level that is added on top, which must not explain every detail of the level below.
 
-The second is tried if the first ends below the bound without the level. From there the search can only end
-near that bound or above, since a layer that is all noise explains nothing and costs nothing.
+The second is tried if the first ends below the bound without the level. A layer that is all noise explains
+nothing and costs nothing, so that the search starts near that bound.
 """
 
 
