@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "BoundFell",
     "ChainStuck",
     "Divergences",
     "EmptyClass",
@@ -74,6 +75,10 @@ class FileFormatError(Net2GPError, ValueError):
 
 class ChainStuck(Net2GPError, ArithmeticError):
     """A Markov chain cannot move: the step size is hopeless, or the log joint is not finite."""
+
+
+class BoundFell(Net2GPError, ArithmeticError):
+    """A variational bound on the evidence is lower at the end of a fit than at its start."""
 
 
 class Net2GPWarning(UserWarning):

@@ -24,7 +24,9 @@ from posteriors.ways import WAYS, points, seeded, unseen_points
 ANY = pytest.mark.parametrize("name", EVERY)
 BY_METHOD = pytest.mark.parametrize("name", METHODS)
 NETWORKS = [
-    name for name in METHODS if not (name.startswith(("codes", "method of")) or "width" in name)
+    name
+    for name in METHODS
+    if not (name.startswith(("codes", "method of", "deep")) or "width" in name)
 ]
 """Methods that give a Gaussian over a network's parameters."""
 

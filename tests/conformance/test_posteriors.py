@@ -21,7 +21,9 @@ EACH = pytest.mark.parametrize("name", WAYS)
 """Gaussian processes that were conditioned on data, which can be conditioned on more."""
 
 WITHOUT_EVIDENCE = {"ivon", "swag", "ivon, classes", "swag, classes", "from variances"} | {
-    name for name in METHODS if name.startswith(("flow", "networks", "mixture"))
+    name
+    for name in METHODS
+    if name.startswith(("flow", "networks", "mixture", "deep, sigma points"))
 }
 CONTINUOUS = [name for name in EVERY if "networks" not in name]
 """Laws without atoms: a set of networks gives the same function twice at times."""
@@ -154,7 +156,7 @@ def test_updating_what_a_method_found_is_conditioning_on_everything_or_is_refuse
     posterior, way = found(name), METHODS[name]
     more = points(3, seed=8)
     data = more, way.targets(more, way.num_targets)
-    refusing = ("codes", "flow", "networks", "mixture")
+    refusing = ("codes", "flow", "networks", "mixture", "deep")
     if type(posterior.process) is AroundNetwork or name.startswith(refusing):
         reasons = (
             r"new data would move|Call adapt_classes with all|Call gradient_flow with all data|"

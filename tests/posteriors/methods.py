@@ -160,6 +160,13 @@ def by_mixture(*makes: Make) -> Make:
     return make
 
 
+def by_deep(*layers: Any, objective: str = "bound") -> Make:
+    ascent = n2g.deep.Ascent(
+        objective=objective, num_steps=6, num_inducing=8, num_samples=2, num_draws=10
+    )
+    return lambda model, x, y, likelihood: n2g.deep.fit(layers, (x, y), likelihood, ascent=ascent)
+
+
 def by_flow(t: float, source: Callable[[Any], Any]) -> Make:
     return lambda model, x, y, likelihood: source((model, (x, y))).posterior(t, likelihood)
 
@@ -311,6 +318,18 @@ METHODS: dict[str, Method] = {
         CLASSES, make=by_mixture(by_laplace(n2g.Kron()), by_laplace(n2g.Diagonal()))
     ),
     "mixture of networks": replace(REGRESSION, make=by_mixture(by_networks, by_networks)),
+    "deep, one layer": replace(REGRESSION, make=by_deep(n2g.RBF())),
+    **{
+        f"deep, two layers{n}": replace(m, make=by_deep(n2g.RBF(), n2g.RBF()))
+        for n, m in {
+            "": REGRESSION,
+            ", classes": CLASSES,
+            **{f", {name}": one for name, one in OTHER_LIKELIHOODS.items()},
+        }.items()
+    },
+    "deep, sigma points": replace(
+        REGRESSION, make=by_deep(n2g.RBF(), n2g.RBF(), objective="predictive")
+    ),
     "flow, infinite width": replace(REGRESSION, make=by_flow(3.0, of_limit)),
     "flow to its end, infinite width": replace(REGRESSION, make=by_flow(float("inf"), of_limit)),
     "flow of a tangent process": replace(REGRESSION, make=by_flow(5.0, of_tangent_process)),

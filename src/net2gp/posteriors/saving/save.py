@@ -240,7 +240,8 @@ class _Reader:
         make = self.made.get(tag) or class_of(tag)
         if make is None:
             # rooms above register their classes when they are imported, which a new process may not have done
-            import_module("net2gp.bayes")
+            for room in ("net2gp.deep", "net2gp.bayes"):
+                import_module(room)
             make = class_of(tag)
         if make is None:
             raise FileFormatError(

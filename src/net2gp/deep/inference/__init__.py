@@ -1,0 +1,1 @@
+"""Inference in deep Gaussian processes: layers and data go in, the house's posterior comes out."""

@@ -1,0 +1,164 @@
+"""Gaussian processes given by the law of their values at inducing points, in whitened coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from net2gp.deep.inference.sparse_layer import AffineMean
+from net2gp.errors import InputError
+from net2gp.tags import savable
+from net2gp.types import Kernel
+
+JITTER = 1e-10
+"""What is added to the diagonal of K(Z, Z), relative to its mean; ten times more wherever it is needed."""
+
+TRIES = 7
+"""The number of jitters, each ten times the last."""
+
+
+class Projection(NamedTuple):
+    """What a layer needs to know of R inputs.
+
+    Args:
+        weights: A = L⁻¹ k(Z, h) with K(Z, Z) = L Lᵀ: (M, R).
+        residual: k(h, h) − AᵀA, the variance that the inducing values leave open: (R,).
+        offset: The mean function: (R, C), or a number.
+    """
+
+    weights: Tensor
+    residual: Tensor
+    offset: Tensor | float
+
+    def mean(self, center: Tensor) -> Tensor:
+        """Aᵀm + offset, for the mean m of whitened values, (M, C): (R, C)."""
+        return self.weights.mT @ center + self.offset
+
+    def variance(self, root: Tensor) -> Tensor:
+        """The variances of the outputs, for roots S of the covariance of whitened values: (R, C).
+
+        Args:
+            root: S with covariance S Sᵀ, (C, M, M).
+        """
+        spread = (root.mT @ self.weights).square().sum(1).mT
+        return self.residual[:, None] + spread
+
+
+def factor(kernel: Kernel, points: Tensor) -> Tensor:
+    """Compute the Cholesky factor of K(Z, Z), with as little jitter as it takes.
+
+    Args:
+        kernel: The kernel, in float64.
+        points: Z, with M rows.
+
+    Returns:
+        L, (M, M).
+
+    Raises:
+        InputError: If the matrix is not finite, or is singular whatever is added.
+    """
+    K = kernel(points)
+    scale = K.diagonal().mean().detach()
+    if not bool(torch.isfinite(scale)) or not float(scale) > 0:
+        raise InputError(
+            "the kernel matrix of the inducing points is not finite: training diverged, or the kernel gives "
+            "no variance. Pass a smaller learning_rate, or scale the inputs to variance 1."
+        )
+    identity = torch.eye(len(K), dtype=K.dtype, device=K.device)
+    for power in range(TRIES):
+        L, info = torch.linalg.cholesky_ex(K + (JITTER * 10**power * scale) * identity)
+        if int(info) == 0:
+            return L
+    raise InputError(
+        f"the kernel matrix of the {len(K)} inducing points is singular, even with a jitter of "
+        f"{JITTER * 10 ** (TRIES - 1):g}. Pass fewer inducing points, or a shorter length scale."
+    )
+
+
+def project(
+    kernel: Kernel, points: Tensor, L: Tensor, mean: AffineMean, inputs: Tensor
+) -> Projection:
+    """Compute what a layer needs to know of its inputs. The cost is M² for each of them.
+
+    Args:
+        kernel: The kernel, in float64.
+        points: The inducing points Z.
+        L: The Cholesky factor of K(Z, Z).
+        mean: The mean function.
+        inputs: R inputs.
+
+    Returns:
+        Weights, residual variances and means.
+    """
+    A = torch.linalg.solve_triangular(L, kernel(points, inputs), upper=False)
+    return Projection(A, residual(kernel, A, inputs), mean(inputs))
+
+
+def residual(kernel: Kernel, A: Tensor, inputs: Tensor) -> Tensor:
+    """k(h, h) − AᵀA, which rounding must not make negative: (R,)."""
+    own = kernel.diag(inputs)
+    return (own - A.square().sum(0)).clamp(min=1e-14 * float(own.detach().mean()))
+
+
+def divergence(center: Tensor, root: Tensor) -> Tensor:
+    """Compute KL(N(m, S Sᵀ) ‖ N(0, I)), summed over outputs.
+
+    Args:
+        center: m, (M, C).
+        root: S, lower triangular with a positive diagonal, (C, M, M).
+
+    Returns:
+        A number.
+
+    >>> float(divergence(torch.ones(2, 1), torch.eye(2)[None]))
+    1.0
+    """
+    logs = root.diagonal(dim1=-2, dim2=-1).log().sum()
+    return 0.5 * (center.square().sum() + root.square().sum() - center.numel()) - logs
+
+
+@savable("deep.InducingLayer")
+@dataclass(frozen=True, eq=False)
+class InducingLayer:
+    """A fitted layer: C Gaussian processes, given by the law of their whitened values v at inducing points.
+
+    The values at the inducing points are L v plus the mean function, with K(Z, Z) = L Lᵀ, so that v ~ N(0, I)
+    before the data and N(center, root rootᵀ) after.
+
+    Args:
+        kernel: The kernel, with its trained numbers.
+        mean: The mean function.
+        points: The inducing points Z, with M rows.
+        whitener: L⁻¹, (M, M).
+        center: The mean of v, (M, C).
+        root: A root of the covariance of v, lower triangular, (C, M, M).
+    """
+
+    kernel: Kernel
+    mean: AffineMean
+    points: Tensor = field(repr=False)
+    whitener: Tensor = field(repr=False)
+    center: Tensor = field(repr=False)
+    root: Tensor = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        """The number of outputs C."""
+        return self.center.shape[1]
+
+    def project(self, inputs: Tensor) -> Projection:
+        """What the layer needs to know of R inputs, by products alone."""
+        kernel = self.kernel.precise()
+        A = self.whitener @ kernel(self.points, inputs)
+        return Projection(A, residual(kernel, A, inputs), self.mean(inputs))
+
+    def covariance(self, inputs: Tensor) -> Tensor:
+        """The covariance of each output over R inputs, given everything before the layer: (C, R, R)."""
+        kernel = self.kernel.precise()
+        A = self.whitener @ kernel(self.points, inputs)
+        spread = self.root.mT @ A
+        open_part = kernel(inputs) - A.mT @ A
+        return open_part + spread.mT @ spread

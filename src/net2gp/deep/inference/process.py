@@ -1,0 +1,316 @@
+"""A fitted deep Gaussian process as the law of f: a mixture over draws of its inner layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from net2gp.deep.inference.inducing import InducingLayer, Projection
+from net2gp.deep.inference.sigma_points import SigmaPoints
+from net2gp.deep.inference.stack import mirrored
+from net2gp.errors import InputError, NotAvailable
+from net2gp.inputs import describe, follows
+from net2gp.kernels import BaseKernel
+from net2gp.likelihoods.laws import Variances, average
+from net2gp.likelihoods.links import Contrast, MonteCarlo
+from net2gp.likelihoods.mixtures import mixture
+from net2gp.likelihoods.responses import target_moments
+from net2gp.likelihoods.traits import has_gaussian_noise, has_one_class
+from net2gp.linalg import symmetric_root
+from net2gp.linalg.chance import random_normal
+from net2gp.posteriors.split import Split
+from net2gp.tags import savable
+from net2gp.types import Inputs, Kernel, Likelihood
+
+NUMBERS = 2**24
+"""How many numbers the projections of one chunk of points may hold."""
+
+NODES = 8
+"""Draws of the last layer per draw of the inner layers, where an integral has no closed form."""
+
+
+@savable("deep.InnerDraws")
+@dataclass(frozen=True, eq=False)
+class InnerDraws:
+    """S functions drawn from the inner layers, one composition each.
+
+    A draw fixes the whitened values v of every layer and a number e per output: its function is
+    h(x) = m(x) + Aᵀv + e √(k(x, x) − AᵀA). At each point it has the law of the layer. What the inducing
+    points leave open is the same multiple of its standard deviation at all points.
+
+    Args:
+        layers: The inner layers.
+        values: The whitened values of each layer, (S, M, C).
+        open_parts: The numbers e of each layer, (S, C).
+    """
+
+    layers: tuple[InducingLayer, ...]
+    values: tuple[Tensor, ...] = field(repr=False)
+    open_parts: tuple[Tensor, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.values[0]) if self.layers else 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the values of the functions: (S, N, C)."""
+        current, count = x, len(self)
+        if not self.layers:
+            return x[None]
+        for layer, v, e in zip(self.layers, self.values, self.open_parts, strict=True):
+            found = layer.project(current)
+            A = found.weights.reshape(len(v[0]), -1, len(x))
+            mean = torch.einsum("msn,smc->snc", A.expand(-1, count, -1), v)
+            offset = found.offset
+            if isinstance(offset, Tensor):
+                offset = (
+                    offset.reshape(-1, len(x), offset.shape[-1]) if offset.dim() > 1 else offset
+                )
+            std = found.residual.sqrt().reshape(-1, len(x), 1)
+            current = (mean + offset + std * e[:, None]).reshape(count * len(x), -1)
+        return current.reshape(count, len(x), -1)
+
+
+def draw_inner(
+    layers: tuple[InducingLayer, ...], num_draws: int, seed: int, *, prior: bool = False
+) -> InnerDraws:
+    """Draw functions from the inner layers, half of them mirrored, with a fixed seed.
+
+    Args:
+        layers: The inner layers.
+        num_draws: The number of functions S.
+        seed: The seed.
+        prior: Whether to draw from the prior of the layers instead.
+
+    Returns:
+        The functions.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values, parts = [], []
+    for layer in layers:
+        count, width = layer.center.shape
+        z = mirrored(torch.Size((num_draws, count, width)), generator).to(layer.center)
+        drawn = layer.center + torch.einsum("cmk,skc->smc", layer.root, z)
+        values.append(z if prior else drawn)
+        parts.append(mirrored(torch.Size((num_draws, width)), generator).to(layer.center))
+    return InnerDraws(layers, tuple(values), tuple(parts))
+
+
+@savable("kernels.DeepCovariance")
+@dataclass(frozen=True, eq=False)
+class DeepCovariance(BaseKernel):
+    """The covariance of the outputs before the data: k(x, y) = (1/S) Σ_s k_L(h_s(x), h_s(y)).
+
+    Args:
+        kernel: The kernel of the last layer.
+        inner: Functions drawn from the prior of the inner layers.
+        variance: A factor.
+    """
+
+    kernel: Kernel
+    inner: InnerDraws
+    variance: float | Tensor = 1.0
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """Compute k(x, y), (N, M)."""
+        precise, first = self.kernel.precise(), self.inner(_rows(x))
+        second = first if y is None or y is x else self.inner(_rows(y))
+        matrices = [precise(a, b) for a, b in zip(first, second, strict=True)]
+        return self.variance * torch.stack(matrices).mean(0)
+
+    def diag(self, x: Inputs) -> Tensor:
+        """k(x_n, x_n), (N,)."""
+        draws = self.inner(_rows(x))
+        own = self.kernel.precise().diag(draws.flatten(0, 1)).reshape(draws.shape[:2])
+        return self.variance * own.mean(0)
+
+    def scaled(self, variance: float | Tensor) -> DeepCovariance:
+        """variance · k."""
+        return replace(self, variance=self.variance * variance)
+
+
+@savable("process.Deep")
+@dataclass(frozen=True, eq=False)
+class Deep:
+    """The law of f that a deep Gaussian process has after a fit.
+
+    Given functions h_s drawn from the inner layers, f is a Gaussian process. The law is the mixture of S such
+    processes with equal weights, so it is not Gaussian: predictions average over the draws, and f can be
+    bimodal where the inner layers are uncertain.
+
+    Args:
+        last: The last layer.
+        inner: Functions drawn from the inner layers, or their sigma points.
+        seed: The seed of draws from the prior.
+    """
+
+    last: InducingLayer
+    inner: InnerDraws | SigmaPoints
+    seed: int = 0
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs C."""
+        return self.last.width
+
+    @property
+    def layers(self) -> tuple[InducingLayer, ...]:
+        """All layers, from the inputs to f."""
+        return (*self.inner.layers, self.last)
+
+    @cached_property
+    def kernel(self) -> DeepCovariance:
+        """The covariance of f before the data."""
+        prior = draw_inner(self.inner.layers, len(self.inner), self.seed, prior=True)
+        return DeepCovariance(self.last.kernel, prior)
+
+    def facts(self) -> dict[str, str]:
+        """The kernels, and the number of draws."""
+        names = " → ".join(type(layer.kernel).__name__ for layer in self.layers)
+        return {"_kernel": names, "draws": f"{len(self.inner)}"}
+
+    def check(self, x: Inputs) -> None:
+        """Raise unless `x` can be points of the first layer."""
+        if not isinstance(x, Tensor) or x.shape[1:] != self.layers[0].points.shape[1:]:
+            shape = ", ".join(["N", *map(str, self.layers[0].points.shape[1:])])
+            raise InputError(
+                f"x must be a tensor of shape ({shape}), as in the fit, but is {describe(x)}."
+            )
+        self.layers[0].kernel.precise().check(_rows(x))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the values that enter the last layer, for each draw of the inner layers: (S, N, D)."""
+        return self.inner(_rows(x))
+
+    def mean(self, x: Inputs) -> Tensor:
+        """The average over the draws: (N, C)."""
+        return self._by_chunks(x, lambda found: (found.mean(self.last.center),))[0].mean(0)
+
+    def components(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Means and variances of f given each draw of the inner layers: (S, N, C) each."""
+        last = self.last
+
+        def both(found: Projection) -> tuple[Tensor, ...]:
+            return found.mean(last.center), found.variance(last.root)
+
+        means, variances = self._by_chunks(x, both)
+        return means, variances
+
+    def _by_chunks(
+        self, x: Inputs, take: Callable[[Projection], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        assert isinstance(x, Tensor)
+        count = len(self.inner)
+        most = max(len(layer.points) * max(1, layer.width) for layer in self.layers)
+        parts = []
+        with torch.set_grad_enabled(torch.is_grad_enabled() and follows(x)):
+            for chunk in x.split(max(1, NUMBERS // (count * most))):
+                found = take(self.last.project(self.inner(_rows(chunk)).flatten(0, 1)))
+                parts.append(tuple(v.reshape(count, len(chunk), -1) for v in found))
+        return tuple(torch.cat(group, 1).to(x.dtype) for group in zip(*parts, strict=True))
+
+    def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean (N, C) and the covariance of each point (N, C, C)."""
+        means, variances = self.components(x)
+        mean = means.mean(0)
+        centered = means - mean
+        between = torch.einsum("snc,snd->ncd", centered, centered) / len(means)
+        return mean, torch.diag_embed(variances.mean(0)) + between
+
+    def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean and the variances: (N, C) each."""
+        means, variances = self.components(x)
+        return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+
+    def contrast(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean and Var[f_c − f_t] for the class t of the largest mean: (N, C) each."""
+        mean, blocks = self.moments(x)
+        return mean, Contrast.variances(mean, blocks)
+
+    def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The mean (N·C,) and the covariance (N·C, N·C)."""
+        assert isinstance(x, Tensor)
+        means, _ = self.components(x)
+        within: Tensor | float = 0.0
+        for hidden in self.inner(_rows(x)):
+            within = within + self.last.covariance(hidden) / len(means)
+        assert isinstance(within, Tensor)
+        mean, count = means.mean(0), means.shape[2]
+        flat = (means - mean).flatten(1)
+        whole = torch.einsum("cnm,cd->ncmd", within, torch.eye(count).to(within))
+        size = mean.numel()
+        between = flat.mT @ flat / len(flat)
+        return mean.reshape(-1), whole.reshape(size, size).to(mean.dtype) + between
+
+    def prior_variances(self, x: Inputs) -> Tensor:
+        """The variances before any data: (N, C)."""
+        return self.kernel.diag(x)[:, None].expand(-1, self.num_outputs)
+
+    def predict(self, x: Inputs, likelihood: Likelihood, own: bool) -> Distribution:
+        """The average of p(y | h_s) over the draws of the inner layers."""
+        means, variances = self.components(x)
+        if has_gaussian_noise(likelihood):
+            noise = torch.stack([likelihood.noise_variance(mean) for mean in means])
+            std = (variances + noise).sqrt()
+            parts = distributions.Normal(means.movedim(0, -1), std.movedim(0, -1))
+            weights = distributions.Categorical(logits=torch.zeros_like(parts.mean))
+            return distributions.Independent(distributions.MixtureSameFamily(weights, parts), 1)
+        if has_one_class(likelihood) or means.shape[2] > 1:
+            return mixture(likelihood, self._outputs(means, variances))
+        return average(
+            [likelihood.predict(Variances(m, v)) for m, v in zip(means, variances, strict=True)]
+        )
+
+    def split(self, x: Inputs, likelihood: Likelihood, own: bool) -> Split:
+        """The variance of E[y | f], and the average of Var[y | f]."""
+        if has_gaussian_noise(likelihood):
+            mean, variance = self.diagonal(x)
+            return Split(variance, likelihood.noise_variance(mean))
+        f = self._outputs(*self.components(x))
+        mean, variance = target_moments(likelihood, f.flatten(0, 1))
+        mean, variance = (v.reshape(len(f), -1, v.shape[-1]) for v in (mean, variance))
+        return Split(mean.var(0, correction=0), variance.mean(0))
+
+    def _outputs(self, means: Tensor, variances: Tensor) -> Tensor:
+        """Values of f, a fixed quasi-random sample per draw of the inner layers: (S·8, N, C)."""
+        nodes = MonteCarlo(NODES).base_sample(means.shape[2], like=means)
+        return (means[:, None] + variances[:, None].sqrt() * nodes[:, None]).flatten(0, 1)
+
+    def functions(
+        self, num_samples: int, generator: torch.Generator | None
+    ) -> Callable[[Inputs], Tensor]:
+        """Refuse: the kernels have no features."""
+        raise NotAvailable(
+            "sample_functions needs a kernel with features, and the layers of a deep Gaussian process have "
+            "none. Use posterior.sample(x, num_samples)."
+        )
+
+    def draw(self, x: Inputs, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """Draws of f(x), each from the Gaussian process of a draw of the inner layers: (S, N, C)."""
+        assert isinstance(x, Tensor)
+        means, _ = self.components(x)
+        own = torch.device("cpu") if generator is None else generator.device
+        chosen = torch.randint(len(means), (num_samples,), generator=generator, device=own).cpu()
+        shape = (num_samples, self.num_outputs, len(x), 1)
+        z = random_normal(shape, generator=generator, device=x.device)
+        hidden = self.inner(_rows(x))
+        draws: list[Tensor | None] = [None] * num_samples
+        for index in chosen.unique().tolist():
+            root = symmetric_root(self.last.covariance(hidden[index]))
+            for place in (chosen == index).nonzero().flatten().tolist():
+                draws[place] = means[index] + (root @ z[place])[..., 0].mT.to(means.dtype)
+        return torch.stack([value for value in draws if value is not None])
+
+    def network_value(self, x: Inputs) -> Tensor | None:
+        """None: there is no network to compare."""
+        return None
+
+
+def _rows(x: Inputs) -> Tensor:
+    """The inputs in float64."""
+    assert isinstance(x, Tensor)
+    return x.double()

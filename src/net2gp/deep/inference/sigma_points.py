@@ -1,0 +1,151 @@
+"""Deep sigma point processes: inner layers at learned multiples of their standard deviations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from net2gp.deep.inference.inducing import InducingLayer, divergence
+from net2gp.deep.inference.problem import DeepProblem
+from net2gp.deep.inference.stack import Batch, Estimate, Stack
+from net2gp.deep.inference.starts import batch_of
+from net2gp.likelihoods.links import MonteCarlo
+from net2gp.likelihoods.traits import has_gaussian_noise, of_points
+from net2gp.tags import savable
+from net2gp.types import Likelihood
+
+NODES = 8
+"""Quasi-random points per sigma point, by which outputs are integrated out unless noise is Gaussian."""
+
+
+@savable("deep.SigmaPoints")
+@dataclass(frozen=True, eq=False)
+class SigmaPoints:
+    """S functions h(x) = m(x) + ξ s(x) of the inner layers, with their means m and standard deviations s.
+
+    Args:
+        layers: The inner layers.
+        sites: The multiples ξ of each layer, (S, C).
+    """
+
+    layers: tuple[InducingLayer, ...]
+    sites: tuple[Tensor, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.sites[0]) if self.sites else 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the values of the functions: (S, N, C)."""
+        current = x[None]
+        for layer, sites in zip(self.layers, self.sites, strict=True):
+            found = layer.project(current.flatten(0, 1))
+            parts = (found.mean(layer.center), found.variance(layer.root).sqrt())
+            mean, std = (part.reshape(-1, len(x), layer.width) for part in parts)
+            current = mean + std * sites[:, None]
+        return current
+
+
+class SigmaStack(Stack):
+    """The layers of a deep sigma point process during a fit.
+
+    All layers have free variables, also the last one, and "<index>.sites" are the multiples ξ of an inner
+    layer. The objective is
+
+        Σ_n log (1/S) Σ_s p(y_n | h_s(x_n)) − β Σ_l KL(q(v_l) ‖ N(0, I)),
+
+    which is no bound on the evidence: it is the log density of the prediction itself.
+    """
+
+    divergence_weight = 1.0
+
+    @classmethod
+    def like(cls, stack: Stack, problem: DeepProblem, num_points: int, weight: float) -> SigmaStack:
+        """Start from layers before the first step, with the last layer at its optimum.
+
+        Args:
+            stack: The layers.
+            problem: The data.
+            num_points: The number of sigma points S.
+            weight: The factor β of the divergences.
+
+        Returns:
+            The layers, whose variables require gradients.
+        """
+        rows = torch.arange(problem.num_rows, device=problem.x.device)[:2000]
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for _ in range(5):
+                stack.estimate(batch_of(problem, rows), 4, generator, 1.0)
+            center, root = stack.law(len(stack.plans) - 1)
+        last = len(stack.plans) - 1
+        lower = torch.linalg.cholesky(root @ root.mT)
+        leaves = {**stack.leaves, f"{last}.center": center, f"{last}.root": lower}
+        leaves[f"{last}.log_diagonal"] = lower.diagonal(dim1=-2, dim2=-1).log()
+        for index, plan in enumerate(stack.plans[:-1]):
+            sites = MonteCarlo(num_points, seed=index).base_sample(plan.width, like=center)
+            leaves[f"{index}.sites"] = sites
+        free = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
+        made = cls(stack.plans, free, stack.given)
+        made.divergence_weight = weight
+        return made
+
+    def law(self, index: int) -> tuple[Tensor, Tensor]:
+        """Mean (M, C) and lower triangular root (C, M, M) of the whitened values of a layer."""
+        below = self.leaves[f"{index}.root"].tril(-1)
+        diagonal = self.leaves[f"{index}.log_diagonal"].exp()
+        return self.leaves[f"{index}.center"], below + torch.diag_embed(diagonal)
+
+    def estimate(
+        self, batch: Batch, num_samples: int, generator: torch.Generator, rate: float = 0.0
+    ) -> Estimate:
+        """Compute the objective on a batch. There is nothing to draw, and no step of the last layer."""
+        current, total = batch.x[None], batch.x.new_zeros(())
+        for index in range(len(self.plans)):
+            center, root = self.law(index)
+            total = total + divergence(center, root)
+            found = self.working(index).project(current.flatten(0, 1))
+            parts = (found.mean(center), found.variance(root))
+            mean, variance = (p.reshape(-1, len(batch.x), p.shape[-1]) for p in parts)
+            if index < len(self.plans) - 1:
+                current = mean + variance.sqrt() * self.leaves[f"{index}.sites"][:, None]
+        likelihood = of_points(self.likelihood, batch.rows)
+        log_probs = log_densities(likelihood, mean, variance, batch.y)
+        objective = batch.weight * log_probs.sum() - self.divergence_weight * total
+        return Estimate(objective, log_probs[None], total)
+
+    def sigma_points(self, layers: tuple[InducingLayer, ...]) -> SigmaPoints:
+        """The functions of the inner layers after a fit."""
+        sites = [self.leaves[f"{i}.sites"].detach().clone() for i in range(len(self.plans) - 1)]
+        return SigmaPoints(layers[:-1], tuple(sites))
+
+
+def log_densities(likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """Compute log (1/S) Σ_s p(y_n | h_s) for outputs of given means and variances under each s.
+
+    Args:
+        likelihood: The likelihood of the B rows.
+        mean: Means of the outputs, (S, B, C).
+        variance: Their variances, (S, B, C).
+        y: Targets.
+
+    Returns:
+        The log densities, (B,).
+
+    >>> from net2gp.likelihoods import Gaussian
+    >>> half = torch.full((2, 1, 1), 0.5)
+    >>> log_densities(Gaussian(0.5), torch.zeros(2, 1, 1), half, torch.zeros(1, 1))
+    tensor([-0.9189])
+    """
+    count = len(mean)
+    if has_gaussian_noise(likelihood):
+        total = variance + likelihood.noise_variance(mean[0])
+        targets = y.reshape(mean.shape[1:]).to(mean)
+        logs = -0.5 * ((targets - mean).square() / total + total.log() + math.log(2 * math.pi))
+        return (logs.logsumexp(0) - math.log(count)).sum(-1)
+    nodes = MonteCarlo(NODES).base_sample(mean.shape[2], like=mean)
+    f = (mean[:, None] + variance[:, None].sqrt() * nodes[:, None]).flatten(0, 1)
+    logs = torch.stack([likelihood.log_prob(one, y) for one in f])
+    return logs.logsumexp(0) - math.log(len(f))

@@ -1,0 +1,275 @@
+"""Initial values of a fit: inducing points, mean functions, kernels and the law of each layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from net2gp.deep.inference.hyperparameters import numbers_of, with_numbers, with_relevances
+from net2gp.deep.inference.inducing import factor
+from net2gp.deep.inference.problem import DeepProblem, chosen_rows
+from net2gp.deep.inference.settings import Ascent, Start
+from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
+from net2gp.deep.inference.stack import Batch, Plan, Stack
+from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.types import Kernel, Params
+
+SHALLOW_STEPS, SHALLOW_RATE = 100, 0.1
+"""The most steps of a shallow fit, and its learning rate."""
+
+SHALLOW_SCALES = (1.0, 0.25)
+"""Factors of the length scales from which shallow fits start."""
+
+MOST_ROWS = 2000
+"""The most rows that initial values are computed from."""
+
+INNER_STD = 0.05
+"""The standard deviation of whitened values of inner layers at the start."""
+
+LINEAR_SHARE = 0.1
+"""The variance of an inner layer around its mean function, relative to its inputs, at the start."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shallow:
+    """A fit of one layer.
+
+    Args:
+        kernel: The kernel of the first layer, with trained numbers.
+        values: Means of the outputs at the rows, in units of their own standard deviation: (R, C).
+        log_noise: The logarithm of open noise, or None.
+        bound: The bound.
+    """
+
+    kernel: Kernel
+    values: Tensor = field(repr=False)
+    log_noise: Tensor | None
+    bound: float
+
+
+def batch_of(problem: DeepProblem, index: Tensor) -> Batch:
+    """Some rows of the data."""
+    return Batch(problem.x[index], problem.y[index], index, problem.num_rows / len(index))
+
+
+def shallow_fit(problem: DeepProblem, rows: Tensor, ascent: Ascent) -> Shallow:
+    """Fit one layer with the kernel of the first, from several length scales, and return the best.
+
+    Args:
+        problem: The data and the layers.
+        rows: The rows that are used.
+        ascent: Settings.
+
+    Returns:
+        The fit.
+    """
+    batch = batch_of(problem, rows)
+    scales = SHALLOW_SCALES if ascent.tune else (1.0,)
+    fits = [_shallow_from(problem, batch, scale, ascent) for scale in scales]
+    return max(fits, key=lambda one: one.bound)
+
+
+def _shallow_from(problem: DeepProblem, batch: Batch, scale: float, ascent: Ascent) -> Shallow:
+    generator = torch.Generator().manual_seed(ascent.seed)
+    first = problem.layers[0]
+    assert first.num_inducing is not None
+    kernel = matched(_prepared(first.kernel, batch.x, ascent), batch.x, problem, ascent)
+    numbers = {
+        name: value * (scale if "lengthscale" in name else 1.0)
+        for name, value in numbers_of(kernel).items()
+    }
+    kernel = with_numbers(kernel, numbers)
+    points = centers_of(batch.x, first.num_inducing, generator)
+    plan = Plan(kernel, _output_mean(problem), points, spread(batch.x), problem.num_outputs)
+    leaves: Params = {}
+    if ascent.tune:
+        leaves |= {f"0.kernel.{name}": value.log() for name, value in numbers.items()}
+    leaves |= _noise_leaf(problem, None)
+    stack = Stack(
+        (plan,), {n: v.clone().requires_grad_() for n, v in leaves.items()}, problem.likelihood
+    )
+    steps = min(SHALLOW_STEPS, ascent.num_steps)
+    optimizer = torch.optim.Adam(stack.leaves.values(), lr=SHALLOW_RATE) if leaves else None
+    for step in range(steps):
+        estimate = stack.estimate(batch, 1, generator, 1.0 if step == 0 else 0.5)
+        if optimizer is not None:
+            optimizer.zero_grad()
+            (-estimate.bound / problem.num_rows).backward()
+            optimizer.step()
+    with torch.no_grad():
+        bound = float(stack.estimate(batch, 1, generator, 0.5).bound)
+        center, _ = stack.law(0)
+        now = stack.working(0)
+        f = now.project(batch.x).mean(center)
+        values = (f - f.mean(0)) / f.std(0, correction=0).clamp(min=1e-6)
+    noise = stack.leaves.get("log_noise")
+    log_noise = None if noise is None else noise.detach()
+    found = {name: value.detach() for name, value in numbers_of(now.kernel).items()}
+    return Shallow(with_numbers(kernel, found), values, log_noise, bound)
+
+
+def initial(
+    problem: DeepProblem, shallow: Shallow, rows: Tensor, start: Start, ascent: Ascent, seed: int
+) -> Stack:
+    """Make the layers as they are before the first step.
+
+    Args:
+        problem: The data and the layers.
+        shallow: A shallow fit at the same rows.
+        rows: The rows from which values are computed.
+        start: "shallow" or "linear".
+        ascent: Settings.
+        seed: The seed of the choice of inducing points.
+
+    Returns:
+        The layers, whose variables require gradients.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    leaves: Params = {}
+    inputs, plans = problem.x[rows], []
+    for index, layer in enumerate(problem.layers):
+        last = index == len(problem.layers) - 1
+        assert layer.num_inducing is not None
+        assert layer.width is not None
+        points = inducing_points(inputs, layer.num_inducing, generator, spaced=index > 0)
+        mean = _output_mean(problem) if layer.mean == "constant" else AffineMean()
+        if layer.mean == "linear":
+            mean = AffineMean(linear_weight(inputs, layer.width))
+        around = index == 0 and start == "shallow" and not last
+        if last:
+            kernel = shallow.kernel if index == 0 else _prepared(layer.kernel, inputs, ascent)
+            kernel = matched(kernel, inputs, problem, ascent) if index else kernel
+            outputs = inputs
+        else:
+            outputs = _wanted(inputs, shallow, layer.width, around)
+            kernel = shallow.kernel if around else _prepared(layer.kernel, inputs, ascent)
+            gaps = outputs - mean(inputs)
+            share = float(gaps.square().mean(0).max())
+            share = share or LINEAR_SHARE * float(inputs.flatten(1).var(0, correction=0).mean())
+            kernel = _scaled(kernel, inputs, share) if ascent.tune else kernel
+            leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width)
+        if ascent.tune:
+            leaves |= {f"{index}.kernel.{n}": v.log() for n, v in numbers_of(kernel).items()}
+        if ascent.move_points:
+            leaves[f"{index}.shift"] = torch.zeros_like(points)
+        plans.append(Plan(kernel.precise(), mean, points, spread(inputs), layer.width))
+        inputs = outputs
+    leaves |= _noise_leaf(problem, shallow.log_noise)
+    free = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
+    return Stack(tuple(plans), free, problem.likelihood)
+
+
+def _wanted(inputs: Tensor, shallow: Shallow, width: int, around: bool) -> Tensor:
+    """The outputs of an inner layer at the start: principal components, with the shallow fit in front."""
+    outputs = inputs.flatten(1) @ linear_weight(inputs, width)
+    if around:
+        count = min(width, shallow.values.shape[1])
+        unit = inputs.flatten(1).std(0, correction=0).mean()
+        outputs[:, :count] = unit * shallow.values[:, :count]
+    return outputs
+
+
+def _inner_leaves(
+    index: int, kernel: Kernel, points: Tensor, wanted: tuple[Tensor, Tensor], width: int
+) -> Params:
+    """The law of whitened values under which the layer's mean is nearest to the wanted gaps at the rows."""
+    inputs, gaps = wanted
+    precise = kernel.precise()
+    L = factor(precise, points)
+    center = points.new_zeros(len(points), width)
+    if bool(gaps.abs().max() > 0):
+        A = torch.linalg.solve_triangular(L, precise(points, inputs), upper=False)
+        # a ridge of a thousandth keeps the values near the prior where rows say nothing
+        system = A @ A.mT + 1e-3 * torch.eye(len(A)).to(A)
+        center = torch.linalg.solve(system, A @ gaps)
+    logs = center.new_full((width, len(points)), math.log(INNER_STD))
+    return {
+        f"{index}.center": center,
+        f"{index}.root": center.new_zeros(width, len(points), len(points)),
+        f"{index}.log_diagonal": logs,
+    }
+
+
+def _prepared(kernel: Kernel, inputs: Tensor, ascent: Ascent) -> Kernel:
+    if ascent.tune and ascent.relevances and inputs.dim() == 2:
+        return with_relevances(kernel, inputs.shape[1])
+    return kernel
+
+
+def matched(kernel: Kernel, inputs: Tensor, problem: DeepProblem, ascent: Ascent) -> Kernel:
+    """The kernel with the variance of the targets, unless its numbers are to stay."""
+    return _scaled(kernel, inputs, float(problem.scale.mean())) if ascent.tune else kernel
+
+
+def _scaled(kernel: Kernel, inputs: Tensor, variance: float) -> Kernel:
+    own = float(kernel.diag(inputs).detach().mean())
+    return kernel.scaled(max(variance, 1e-12) / own) if own > 0 else kernel
+
+
+def _output_mean(problem: DeepProblem) -> AffineMean:
+    return AffineMean(None, problem.center)
+
+
+def _noise_leaf(problem: DeepProblem, known: Tensor | None) -> Params:
+    """The logarithm of open noise: one number, or one for each of several outputs."""
+    if not problem.learns_noise:
+        return {}
+    assert has_gaussian_noise(problem.likelihood)
+    if known is not None:
+        return {"log_noise": known}
+    logs = (0.1 * problem.scale).log()
+    return {"log_noise": logs if len(logs) > 1 else logs[0]}
+
+
+def spread(inputs: Tensor) -> Tensor:
+    """The standard deviation of each column, or of all if a column is constant: like one row."""
+    flat = inputs.detach().flatten(1)
+    own, whole = flat.std(0, correction=0), flat.var(0, correction=0).mean().sqrt().clamp(min=1e-12)
+    return torch.where(own > 1e-9 * whole, own, whole).reshape(inputs.shape[1:])
+
+
+def inducing_points(
+    inputs: Tensor, count: int, generator: torch.Generator, *, spaced: bool
+) -> Tensor:
+    """Choose inducing points among inputs of a layer.
+
+    Images of the data under the layers before can lie close together, so those of a single column are spread
+    evenly over their range.
+    """
+    if spaced and inputs.shape[1] == 1:
+        low, high = float(inputs.min()), float(inputs.max())
+        return torch.linspace(low, high, count).to(inputs)[:, None]
+    return centers_of(inputs, count, generator)
+
+
+def centers_of(inputs: Tensor, count: int, generator: torch.Generator, rounds: int = 10) -> Tensor:
+    """Compute k-means centers, or the distinct rows themselves if there are not more of them.
+
+    Args:
+        inputs: N rows.
+        count: The number of centers.
+        generator: Chooses the rows to start from.
+        rounds: The number of rounds of Lloyd's algorithm.
+
+    Returns:
+        That many centers at most, with the axes of the rows.
+
+    >>> centers_of(torch.tensor([[0.0], [0.2], [5.0]]), 2, torch.Generator().manual_seed(0)).flatten()
+    tensor([0.1000, 5.0000])
+    """
+    flat = inputs.detach().flatten(1)
+    distinct = flat.unique(dim=0)
+    if len(distinct) <= count:
+        return distinct.reshape(-1, *inputs.shape[1:]).clone()
+    unit = flat.std(0, correction=0)
+    unit = torch.where(unit > 0, unit, 1.0)
+    rows, centers = distinct / unit, (distinct / unit)[chosen_rows(distinct, count, generator)]
+    for _ in range(rounds):
+        owner = torch.cdist(rows, centers).argmin(1)
+        sums = torch.zeros_like(centers).index_add_(0, owner, rows)
+        sizes = torch.bincount(owner, minlength=count).to(rows)[:, None]
+        centers = torch.where(sizes > 0, sums / sizes.clamp(min=1), centers)
+    return (centers * unit).reshape(-1, *inputs.shape[1:])

@@ -1,0 +1,69 @@
+"""Deep sigma point processes: the objective is the density of the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import net2gp as n2g
+from net2gp import RBF, Gaussian
+from net2gp.deep import Ascent, fit
+from net2gp.deep.inference.sigma_points import log_densities
+from net2gp.errors import InputError, NotAvailable
+
+QUICK = Ascent(objective="predictive", num_steps=15, num_inducing=8, num_samples=4, look_every=5)
+
+
+def toy(count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 1, generator=generator, dtype=torch.float64)
+    return x, x.sin() + 0.1 * torch.randn(count, 1, generator=generator, dtype=torch.float64)
+
+
+def test_the_objective_is_the_log_density_of_the_prediction():
+    x, y = toy()
+    posterior = fit(2, (x, y), Gaussian(), ascent=QUICK)
+    means, variances = posterior.process.components(x)
+    found = log_densities(posterior.likelihood, means, variances, y)
+    torch.testing.assert_close(found, posterior.predict(x).log_prob(y))
+    assert means.shape == (4, len(x), 1)
+
+
+def test_points_that_integrate_outputs_give_the_density_of_gaussian_noise():
+    generator = torch.Generator().manual_seed(1)
+    mean = torch.randn(3, 5, 1, generator=generator, dtype=torch.float64)
+    variance = torch.full((3, 5, 1), 1e-6, dtype=torch.float64)
+    y = torch.randn(5, 1, generator=generator, dtype=torch.float64)
+
+    class Plain:
+        log_prob = staticmethod(Gaussian(0.5).log_prob)
+
+    closed = log_densities(Gaussian(0.5), mean, variance, y)
+    torch.testing.assert_close(log_densities(Plain(), mean, variance, y), closed, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_it_is_a_posterior_that_can_be_saved_and_has_no_evidence(layers, tmp_path):
+    x, y = toy()
+    posterior = fit(layers, (x, y), Gaussian(), ascent=replace(QUICK, num_steps=3))
+    posterior.save(tmp_path / "deep.safetensors")
+    loaded = n2g.load(tmp_path / "deep.safetensors")
+    assert torch.equal(loaded.predict(x).log_prob(y), posterior.predict(x).log_prob(y))
+    with pytest.raises(NotAvailable, match="is no bound on the evidence"):
+        posterior.log_marginal_likelihood()
+
+
+def test_it_takes_labels_and_batches():
+    x, y = toy()
+    labels = (y[:, 0] > 0).double()
+    posterior = fit(
+        [RBF(), RBF()], (x, labels), n2g.Bernoulli(), ascent=replace(QUICK, batch_size=8)
+    )
+    assert posterior.predict(x).probs.shape == (24, 1)
+
+
+def test_objectives_are_checked():
+    with pytest.raises(InputError, match='must be "bound" or "predictive"'):
+        Ascent(objective="evidence")
