@@ -23,8 +23,6 @@ from gpytorch.models.deep_gps.dspp import DSPP, DSPPLayer
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from torch import Tensor, nn
 
-from net2gp.deep.inference.starts import centers_of
-
 PREDICTION_DRAWS = 100
 
 
@@ -45,14 +43,14 @@ class Run:
 
 
 def variational_parts(points: Tensor, num_inputs: int, outputs: int | None) -> tuple:
-    """The kernel and a function from a layer to its strategy."""
+    """The kernel of a layer, its inducing points, and the law of their values."""
     shape = torch.Size([]) if outputs is None else torch.Size([outputs])
     count = len(points)
     points = points if outputs is None else points.expand(outputs, count, num_inputs).clone()
     law = CholeskyVariationalDistribution(count, batch_shape=shape)
     base = gpytorch.kernels.RBFKernel(batch_shape=shape, ard_num_dims=num_inputs)
     kernel = gpytorch.kernels.ScaleKernel(base, batch_shape=shape)
-    return kernel, shape, points, law
+    return kernel, points, law
 
 
 def layer_class(parent: type) -> type:
@@ -60,7 +58,7 @@ def layer_class(parent: type) -> type:
 
     class Layer(parent):  # type: ignore[misc,valid-type]
         def __init__(self, points: Tensor, num_inputs: int, outputs: int | None, **more: int):
-            kernel, shape, points, law = variational_parts(points, num_inputs, outputs)
+            kernel, points, law = variational_parts(points, num_inputs, outputs)
             strategy = VariationalStrategy(self, points, law, learn_inducing_locations=True)
             super().__init__(strategy, num_inputs, outputs, **more)
             self.mean_module: nn.Module = (
@@ -79,6 +77,18 @@ def layer_class(parent: type) -> type:
 PlainLayer, SigmaLayer = layer_class(DeepGPLayer), layer_class(DSPPLayer)
 
 
+def centers(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Centers of ten rounds of k-means, from which our inducing points start as well."""
+    rows = x.unique(dim=0)
+    found = rows[torch.randperm(len(rows), generator=generator)[:count]]
+    for _ in range(10):
+        owner = torch.cdist(rows, found).argmin(1)
+        one_hot = nn.functional.one_hot(owner, len(found)).to(rows)
+        sizes = one_hot.sum(0)[:, None]
+        found = torch.where(sizes > 0, one_hot.mT @ rows / sizes.clamp(min=1), found)
+    return found
+
+
 def _layers(x: Tensor, run: Run) -> nn.ModuleList:
     generator = torch.Generator().manual_seed(run.seed)
     found, columns = [], x.shape[1]
@@ -87,7 +97,7 @@ def _layers(x: Tensor, run: Run) -> nn.ModuleList:
         count = min(run.num_inducing, len(x))
         points = torch.randn(count, columns, generator=generator)
         if index == 0:
-            points = centers_of(x[:2000].double().cpu(), count, generator)
+            points = centers(x[:2000].double().cpu(), count, generator)
         outputs = None if last else run.width
         made: type = SigmaLayer if run.sigma_points else PlainLayer
         more = {"num_quad_sites": run.num_samples} if run.sigma_points else {}
