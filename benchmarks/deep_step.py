@@ -1,6 +1,6 @@
 """A step function: the first example that deep Gaussian processes are asked to fit.
 
-    python benchmarks/deep_step.py [--seeds 10] [--output FOLDER]
+    python benchmarks/deep_step.py [--seeds 10] [--cells FOLDER] [--output FOLDER]
     python benchmarks/deep_step.py --quick
 
 Forty inputs on an even grid of [-2, 2], targets 0 for x < 0 and 1 for x > 0, noise of standard deviation .05.
@@ -13,7 +13,8 @@ the negative log density of 400 fresh targets on the same interval, the largest 
 Claims, which the exit status asserts for ten seeds and default settings: our mean negative log density is at
 most -1.31 and below the RBF process's and gpytorch's, the largest overshoot over all seeds is at most .05,
 and the first layer passes at least .8 of its range near the jump on every seed. A quick run asserts that all
-fits end. Writes `deep_step.md` and `deep_step.png`.
+fits end. `--cells` keeps each fit, so that a run that was stopped goes on. Writes `deep_step.md` and
+`deep_step.png`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> int:
     options = parse(sys.argv[1:])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    options.cells.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in range(options.seeds):
         for method in METHODS:
@@ -66,8 +68,10 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed and 60 steps: seconds")
     parser.add_argument("--seeds", type=int, help="how many seeds (default 10)")
+    parser.add_argument("--cells", type=Path, help="folder of what each fit gave, kept")
     parser.add_argument("--output", type=Path, help="folder of the result files")
     options = parser.parse_args(given)
+    options.cells = options.cells or Path(tempfile.mkdtemp(prefix="net2gp-deep-step-"))
     options.seeds = options.seeds or (1 if options.quick else 10)
     options.steps = 60 if options.quick else Ascent().num_steps
     scratch = Path(tempfile.gettempdir()) / "net2gp-deep-step"

@@ -10,8 +10,8 @@ number of inducing points, steps, rows of a batch, draws per row, learning rate 
 at the linear mean function alone, so that the number of steps is the same. What each method gave on each
 split is kept in `--cells`: a run that was stopped goes on, and `--report` only writes the tables. `--time`
 measures the seconds of a step of both, alone on the machine, for one to three layers: the difference of two
-fits of different lengths, so that start and end do not count. Times of different devices are kept side by
-side. Writes `deep_uci.json` and `deep_uci.md`.
+fits of different lengths, so that start and end do not count; they are CPU seconds of one thread, or wall
+seconds on a GPU. Times of different devices are kept side by side. Writes `deep_uci.json` and `deep_uci.md`.
 
 Claims, which the exit status asserts of what there is: every fit gives a result; on no table is our test NLL
 larger than that of gpytorch's model of the same kind by more than two standard errors over the splits and
@@ -231,7 +231,7 @@ def run(job: Job) -> None:
 def fitted(
     method: str, train: tuple[Tensor, Tensor], x: Tensor, y: Tensor, sizes: Sizes, seed: int
 ) -> tuple[Tensor, Tensor, float]:
-    """Log densities and means at test points, and the wall seconds of the fit."""
+    """Log densities and means at test points, and the seconds of the fit."""
     library, kind = method.split(" ", 1)
     started = clock(x)
     if library == "gpytorch":
@@ -277,9 +277,10 @@ def peer_run(kind: str, x: Tensor, sizes: Sizes, seed: int) -> Run:
 
 
 def clock(x: Tensor) -> float:
-    """Wall seconds, after all that the GPU was asked to do."""
-    if x.is_cuda:
-        torch.cuda.synchronize()
+    """Wall seconds after all that the GPU was asked to do, or CPU seconds of the one thread on a CPU."""
+    if not x.is_cuda:
+        return time.process_time()
+    torch.cuda.synchronize()
     return time.perf_counter()
 
 
@@ -291,6 +292,7 @@ def measure(options: argparse.Namespace) -> None:
     path = options.cells / f"times_{options.device}.json"
     known: Row = json.loads(path.read_text()) if path.is_file() else {}
     lengths = (4, 8) if options.quick else TIMED
+    torch.set_num_threads(1)
     for method in options.methods:
         seconds = []
         for count in (lengths[0], *lengths):  # the first warms up
@@ -304,7 +306,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def stepped(method: str, pair: tuple[Tensor, Tensor], sizes: Sizes) -> float:
-    """Wall seconds of a fit of that many steps."""
+    """Seconds of a fit of that many steps."""
     x, y = pair
     return fitted(method, pair, x[:2], y[:2], sizes, 0)[2]
 
