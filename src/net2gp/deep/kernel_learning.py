@@ -89,6 +89,9 @@ class NetworkKernel(BaseKernel):
 
         Returns:
             The kernel. It keeps copies of the parameters.
+
+        Raises:
+            InputError: If the features are the same for all points.
         """
         linearized = network if isinstance(network, Linearized) else linearize(network)
         with torch.no_grad():
