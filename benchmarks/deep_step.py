@@ -49,6 +49,7 @@ Row = dict[str, Any]
 
 def main() -> int:
     options = parse(sys.argv[1:])
+    made_by()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     options.cells.mkdir(parents=True, exist_ok=True)
