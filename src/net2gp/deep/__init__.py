@@ -12,11 +12,13 @@ from net2gp.deep.inference.fit import fit
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sparse_layer import SparseLayer
 from net2gp.deep.jacobians import JacobianDraws, draw_jacobians
+from net2gp.deep.kernel_learning import KernelTraining, NetworkKernel, learn_kernel
 from net2gp.deep.latent.fit_latent import latent_variables
 from net2gp.deep.latent.psi import GaussianRows, PsiStatistics, psi_statistics
 from net2gp.deep.latent.result import LatentVariables
 from net2gp.deep.latent.search import LatentSearch
 from net2gp.deep.layers import Layer
+from net2gp.deep.saturation import SaturatedKernel, Saturation, saturation
 
 __all__ = [
     "Activated",
@@ -25,11 +27,15 @@ __all__ = [
     "Draws",
     "GaussianRows",
     "JacobianDraws",
+    "KernelTraining",
     "LatentSearch",
     "LatentVariables",
     "Layer",
     "LogSlope",
+    "NetworkKernel",
     "PsiStatistics",
+    "SaturatedKernel",
+    "Saturation",
     "SparseLayer",
     "collapse_threshold",
     "collapsed_bound",
@@ -43,9 +49,11 @@ __all__ = [
     "increment_kurtosis",
     "latent_variables",
     "layers_of",
+    "learn_kernel",
     "log_distances",
     "log_slope",
     "mean_slope",
     "psi_statistics",
+    "saturation",
     "two_layer_bound",
 ]
