@@ -189,7 +189,7 @@ def slope_covariance(kernel: Kernel, h: Tensor, *, what: str = "the kernel") -> 
             first = _along_each(grams(kernel, a, b), b, range(D))
             # ∂_e∂'_d k(a, b) is ∂_d∂'_e k(b, a), so that half of them are enough
             half = [_along_each(one, a, range(d, D)) for d, one in enumerate(first)]
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError, NotAvailable) as error:
         raise _no_slopes(what, f"torch cannot compute them ({str(error)[:80]} …)") from error
     rows = [torch.cat([K, *first], -1)]
     for e in range(D):
