@@ -211,16 +211,11 @@ def draw_bounds(ax: Axes, found: Found) -> None:
     """The bound over the number of layers."""
     bounds = found.deep.depth_bounds
     depths = range(1, len(bounds) + 1)
-    ax.plot(depths, bounds, "o-", color=COLORS[0], label="layers added one by one")
-    ax.axhline(found.one.bound, color=INK, linewidth=0.8, linestyle="--")
-    ax.annotate(
-        "one layer, as many steps as three",
-        (3, found.one.bound),
-        (0, -4),
-        textcoords="offset points",
-        ha="right",
-        va="top",
+    ax.plot(depths, bounds, "o-", color=COLORS[0], label="added one by one")
+    ax.axhline(
+        found.one.bound, color=INK, linewidth=0.8, linestyle="--", label="one, as many steps"
     )
+    ax.legend(frameon=False, loc="lower right")
     ax.set_xticks(list(depths))
     ax.set(title="bound on log p(images)", xlabel="layers", ylabel="nats")
     ax.spines[["top", "right"]].set_visible(False)
