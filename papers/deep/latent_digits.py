@@ -179,23 +179,26 @@ def draw(found: Found) -> Figure:
     figure.suptitle(f"{found.images.name}, digits 0, 1 and 6, {len(found.images.rows)} images")
     axes = figure.subplots(1, 4)
     title = "one layer: the two most relevant of 5"
-    draw_map(axes[0], found.one, found.images.labels, title)
-    draw_map(axes[1], found.deep, found.images.labels, "three layers: the top level")
+    draw_map(axes[0], found.one, found.images.labels, title, 0)
+    second = len(found.deep.levels) - 2  # a third layer may be idle, all at its prior
+    draw_map(axes[1], found.deep, found.images.labels, "deep: the level above these", second)
     draw_bounds(axes[2], found)
     draw_grid(axes[3], found)
     return figure
 
 
-def draw_map(ax: Axes, found: LatentVariables, labels: Tensor, title: str) -> None:
-    """The latent means of the first level by class, with bars of one standard deviation."""
-    first, second = found.relevances[0].argsort(descending=True)[:2].tolist()
+def draw_map(ax: Axes, found: LatentVariables, labels: Tensor, title: str, index: int) -> None:
+    """The latent means of a level by class, with bars of one standard deviation."""
+    level = found.levels[index]
+    assert level.variance is not None
+    first, second = found.relevances[index].argsort(descending=True)[:2].tolist()
     for color, digit in zip(COLORS, DIGITS, strict=False):
         rows = labels == digit
         ax.errorbar(
-            found.mean[rows, first],
-            found.mean[rows, second],
-            found.variance[rows, second].sqrt(),
-            found.variance[rows, first].sqrt(),
+            level.mean[rows, first],
+            level.mean[rows, second],
+            level.variance[rows, second].sqrt(),
+            level.variance[rows, first].sqrt(),
             fmt="o",
             markersize=4,
             elinewidth=0.5,
