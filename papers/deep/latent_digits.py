@@ -14,6 +14,11 @@ Stated before the run:
 - with the lower half of a new image missing, its latent variables fill it in with a smaller error than the
   mean image of all digits.
 
+The starts of further levels were chosen on the images of USPS, and the limits of 5 and 3 nats after trials on
+these data; so the run confirms these numbers, and is no test on data that nobody had seen. A quick run says
+nothing about the depth for digits: with 60 images and 150 steps per level it is undecided, and its one layer
+with more steps has the higher bound.
+
 Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model"; Damianou and Lawrence (2013),
 "Deep Gaussian processes", whose figure 6 has such a map.
 """
@@ -159,7 +164,7 @@ def claims(found: Found, quick: bool) -> list[Claim]:
     name, gain = found.images.name, max(found.deep.depth_bounds[1:]) - found.one.bound
     agree = neighbors_agree(scaled(found.one), found.images.labels)
     filled, mean = half_errors(found.one, found.images)
-    # a quick run is too short, and its 60 images are too few, to say anything about depth
+    # a quick run is too short to say anything about depth
     made = [] if quick else [at_most(f"{name}: 3 less the gain by further layers", 3 - gain, 0)]
     return [
         *made,
@@ -179,23 +184,26 @@ def draw(found: Found) -> Figure:
     figure.suptitle(f"{found.images.name}, digits 0, 1 and 6, {len(found.images.rows)} images")
     axes = figure.subplots(1, 4)
     title = "one layer: the two most relevant of 5"
-    draw_map(axes[0], found.one, found.images.labels, title)
-    draw_map(axes[1], found.deep, found.images.labels, "three layers: the top level")
+    draw_map(axes[0], found.one, found.images.labels, title, 0)
+    second = len(found.deep.levels) - 2  # a third layer may be idle, all at its prior
+    draw_map(axes[1], found.deep, found.images.labels, "deep: the level above these", second)
     draw_bounds(axes[2], found)
     draw_grid(axes[3], found)
     return figure
 
 
-def draw_map(ax: Axes, found: LatentVariables, labels: Tensor, title: str) -> None:
-    """The latent means of the first level by class, with bars of one standard deviation."""
-    first, second = found.relevances[0].argsort(descending=True)[:2].tolist()
+def draw_map(ax: Axes, found: LatentVariables, labels: Tensor, title: str, index: int) -> None:
+    """The latent means of a level by class, with bars of one standard deviation."""
+    level = found.levels[index]
+    assert level.variance is not None
+    first, second = found.relevances[index].argsort(descending=True)[:2].tolist()
     for color, digit in zip(COLORS, DIGITS, strict=False):
         rows = labels == digit
         ax.errorbar(
-            found.mean[rows, first],
-            found.mean[rows, second],
-            found.variance[rows, second].sqrt(),
-            found.variance[rows, first].sqrt(),
+            level.mean[rows, first],
+            level.mean[rows, second],
+            level.variance[rows, second].sqrt(),
+            level.variance[rows, first].sqrt(),
             fmt="o",
             markersize=4,
             elinewidth=0.5,
@@ -211,16 +219,11 @@ def draw_bounds(ax: Axes, found: Found) -> None:
     """The bound over the number of layers."""
     bounds = found.deep.depth_bounds
     depths = range(1, len(bounds) + 1)
-    ax.plot(depths, bounds, "o-", color=COLORS[0], label="layers added one by one")
-    ax.axhline(found.one.bound, color=INK, linewidth=0.8, linestyle="--")
-    ax.annotate(
-        "one layer, as many steps as three",
-        (3, found.one.bound),
-        (0, -4),
-        textcoords="offset points",
-        ha="right",
-        va="top",
+    ax.plot(depths, bounds, "o-", color=COLORS[0], label="added one by one")
+    ax.axhline(
+        found.one.bound, color=INK, linewidth=0.8, linestyle="--", label="one, as many steps"
     )
+    ax.legend(frameon=False, loc="lower right")
     ax.set_xticks(list(depths))
     ax.set(title="bound on log p(images)", xlabel="layers", ylabel="nats")
     ax.spines[["top", "right"]].set_visible(False)
