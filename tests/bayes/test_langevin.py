@@ -100,6 +100,23 @@ def test_gradients_of_all_chains_are_those_of_the_log_joint(network, vectorized,
             torch.testing.assert_close(gaps, gaps[:1].expand(3))
 
 
+def test_shared_passes_that_are_wrong_are_left_out(monkeypatch):
+    network, data = (
+        nn.Sequential(nn.Linear(2, 3), nn.PReLU(), nn.Linear(3, 1)).double(),
+        (
+            normal(4, 2),
+            normal(4, 1),
+        ),
+    )
+    target = Target(Model.of(network, Gaussian(noise_var=1.0)), data)
+    position = normal(3, target.model.architecture.flatten(target.model.params).numel())
+    assert target.checked(position).vectorized
+    right = Target._outputs
+    wrong = lambda self, leaf, x, axis: right(self, leaf, x, axis) * (1 + 0.1 * self.vectorized)
+    monkeypatch.setattr(Target, "_outputs", wrong)
+    assert not target.checked(position).vectorized
+
+
 def test_other_priors_are_differentiated():
     class Sharp:
         def check(self, params):
