@@ -210,7 +210,11 @@ def machine(options: argparse.Namespace) -> Row:
         made = {"processor": processor(), "jobs": options.jobs, "made_by": made_by()}
         made |= {"torch": torch.__version__, "revision": os.environ.get("NET2GP_REVISION", "")}
         path.write_text(json.dumps(made))
-    return json.loads(path.read_text())
+    made = json.loads(path.read_text())
+    if not options.report and processor() not in made["processor"]:
+        made["processor"] += f" and {processor()}"
+        path.write_text(json.dumps(made))
+    return made
 
 
 def head(made: Row) -> str:

@@ -127,7 +127,9 @@ def behind(ours: Row, theirs: Row) -> list[str]:
     """In what a method is behind its counterpart."""
     found = []
     gap = np.array(ours["of points"]) - np.array(theirs["of points"])
-    error = gap.std(ddof=1) / math.sqrt(len(gap))
+    error = math.hypot(
+        gap.std(ddof=1) / math.sqrt(len(gap)), ours["member error"], theirs["member error"]
+    )
     pair = f"{ours['method']} {{}} {theirs['method']}"
     if gap.mean() > max(2 * error, TOLERANCE):
         found.append(f"{ours['data']}: " + pair.format("is farther from NUTS than") + ".")
