@@ -41,6 +41,7 @@ class Sizes:
     warmup: int = 1000
     nuts_draws: int = 1000
     nuts_warmup: int = 500
+    nuts_depth: int = 10
 
 
 QUICK = Sizes(steps=200, chains=2, draws=20, thin=2, warmup=100, nuts_draws=20, nuts_warmup=40)

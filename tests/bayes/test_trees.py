@@ -14,6 +14,7 @@ from net2gp.bayes.chains.flat import flat_model
 from net2gp.bayes.chains.nuts import NEVER, STRIDES, Trees, nuts
 from net2gp.bayes.chains.perceptrons import array_perceptron
 from net2gp.bayes.model.model import Model
+from net2gp.errors import InputError
 from net2gp.likelihoods import Gaussian
 
 
@@ -115,3 +116,17 @@ def test_the_program_of_a_perceptron_is_its_log_joint_for_one_and_for_many_group
         for _ in range(2):
             for own, other in zip(found(theta.numpy()), expected, strict=True):
                 np.testing.assert_allclose(own, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_tree_ends_at_its_largest_depth():
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+    layer = nn.Linear(1, 1).double()
+    options = {"num_draws": 20, "num_chains": 2, "warmup": 0, "step_size": 1e-6}
+    for depth in (1, 3, 5):
+        found = nuts(layer, (x, x), Gaussian(0.1), max_depth=depth, **options)
+        # steps this short never turn around, so every tree grows to its limit
+        assert (found.recipe.statistics["gradients"] >= 20 * (2**depth - 1)).all()
+        assert (found.recipe.statistics["gradients"] <= 20 * (2**depth + max(STRIDES))).all()
+    for wrong in (0, 2.5, 40):
+        with pytest.raises(InputError, match="max_depth"):
+            nuts(layer, (x, x), Gaussian(0.1), max_depth=wrong, **options)

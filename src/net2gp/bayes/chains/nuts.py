@@ -23,13 +23,16 @@ from net2gp.bayes.chains.hmc import DIVERGENT
 from net2gp.bayes.chains.options import Options, settings_of
 from net2gp.bayes.chains.runs import sample
 from net2gp.bayes.model.prior import WeightPrior
+from net2gp.errors import InputError, check_count
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
 
+LARGEST_DEPTH = 20
+"""A tree of that depth has a million leaves."""
+
 MAX_DEPTH = 10
 """Trees have at most 2¹⁰ leaves, as in Stan."""
-
 
 FIRST_LEAVES = 31
 """The number of leaves of a tree that is expected before there is one."""
@@ -293,6 +296,7 @@ def nuts(
     temperature: float = 1.0,
     num_draws: int = 1000,
     num_chains: int | None = None,
+    max_depth: int = MAX_DEPTH,
     **options: Unpack[Options],
 ) -> Posterior:
     """Draw the parameters of a network by the No-U-Turn sampler with all data.
@@ -313,6 +317,8 @@ def nuts(
         num_draws: The draws of each chain that are kept.
         num_chains: The number of chains. None takes one per network of an ensemble or of a dict as `start`,
             as many as earlier chains had that go on from `start`, and 4 otherwise.
+        max_depth: The number of doublings after which a tree ends, at 2^max_depth − 1 leapfrog steps. If most
+            draws take that many gradients, a larger number gives more effective draws for the same time.
         options: The entries of `net2gp.bayes.ChainOptions`: warmup, target_acceptance, mass, step_size,
             start, seed, checkpoint, checkpoint_seconds, only and output.
 
@@ -337,4 +343,10 @@ def nuts(
     probabilistic programming in NumPyro, 2019, on trees without recursion.
     """
     settings = settings_of(num_draws, num_chains, options)
-    return sample(network, data, likelihood, prior, temperature, Trees(), settings)
+    check_count(max_depth, "max_depth", example=MAX_DEPTH)
+    if max_depth > LARGEST_DEPTH:
+        raise InputError(
+            f"max_depth must be at most {LARGEST_DEPTH}, since a tree has up to 2^max_depth leaves, but is "
+            f"{max_depth}. Try max_depth=12."
+        )
+    return sample(network, data, likelihood, prior, temperature, Trees(max_depth), settings)
