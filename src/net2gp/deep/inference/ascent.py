@@ -15,6 +15,7 @@ from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Batch, Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
 from net2gp.errors import BoundFell, InputError
+from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.progress import progress
 
@@ -23,6 +24,9 @@ TRIAL_SHARE = 0.5
 
 MARGIN = 3.0
 """By how much the bound of a later start must be better: a factor of twenty in the evidence."""
+
+SHORT_RATE = 0.1
+"""The rate of the last layer where a single batch does not have its optimum."""
 
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
@@ -66,6 +70,7 @@ class Climb:
     ) -> None:
         self.problem, self.stack, self.ascent = problem, stack, ascent
         self.start, self.seed = start, seed
+        self.natural_rate = natural_rate(problem, ascent)
         leaves = list(stack.leaves.values())
         self.optimizer = (
             torch.optim.Adam(leaves, lr=ascent.learning_rate, betas=(0.9, 0.99)) if leaves else None
@@ -109,7 +114,7 @@ class Climb:
 
     def _one(self) -> float:
         ascent = self.ascent
-        rate = 1.0 if self.step == 0 else ascent.natural_rate
+        rate = 1.0 if self.step == 0 else self.natural_rate
         generator = _seeded(self.seed, self.step, 0)
         estimate = self.stack.estimate(self.batch(self.step), ascent.num_samples, generator, rate)
         value = float(estimate.bound.detach())
@@ -145,7 +150,7 @@ class Climb:
         looks = self.looks
         with torch.no_grad():
             for k in range(SETTLING):
-                rate = self.ascent.natural_rate / (1 + k * self.ascent.natural_rate)
+                rate = self.natural_rate / (1 + k * self.natural_rate)
                 step = self.ascent.num_steps + k
                 self.stack.estimate(
                     self.batch(step), self.ascent.num_samples, _seeded(self.seed, step, 0), rate
@@ -194,6 +199,14 @@ class Climb:
                 self.optimizer.state[leaf]["step"] = own[f"adam.step.{name}"].cpu()
         for name, value in numbers.items():
             setattr(self, name, value)
+
+
+def natural_rate(problem: DeepProblem, ascent: Ascent) -> float:
+    """The share of the way to its optimum that the last layer goes in each step."""
+    if ascent.natural_rate is not None:
+        return ascent.natural_rate
+    all_rows = ascent.batch_size is None or ascent.batch_size >= problem.num_rows
+    return 1.0 if all_rows and has_gaussian_noise(problem.likelihood) else SHORT_RATE
 
 
 def _seeded(seed: int, step: int, kind: int) -> torch.Generator:

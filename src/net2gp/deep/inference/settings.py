@@ -18,7 +18,7 @@ class Ascent:
 
     Adam moves kernels, inducing points, inner layers and open noise with a learning rate that falls to zero
     along half a cosine. The last layer follows by natural gradients, which under Gaussian noise and with a
-    rate of 1 are its optimum.
+    rate of 1 are its optimum given the draws through the other layers.
 
     Args:
         objective: What is climbed. "bound" is the variational bound on the evidence. "predictive" is the log
@@ -30,7 +30,9 @@ class Ascent:
         num_steps: The number of steps.
         learning_rate: The learning rate of Adam. Its variables have the scale of 1: logarithms, whitened
             values, and inducing points in standard deviations of their inputs.
-        natural_rate: The share of the way to its optimum that the last layer goes in each step.
+        natural_rate: The share of the way to its optimum that the last layer goes in each step. None means 1
+            under Gaussian noise if every step takes all rows, since the optimum is then known in closed
+            form, and 0.1 otherwise.
         num_samples: The number of draws through the layers per row and step.
         batch_size: The number of rows of a batch; None takes all rows in every step.
         num_inducing: The number of inducing points per layer. None means 100, or the number of distinct
@@ -61,7 +63,7 @@ class Ascent:
     divergence_weight: float = 1.0
     num_steps: int = 1000
     learning_rate: float = 0.02
-    natural_rate: float = 0.1
+    natural_rate: float | None = None
     num_samples: int = 8
     batch_size: int | None = None
     num_inducing: int | None = None
@@ -89,11 +91,12 @@ class Ascent:
             )
         check_positive(self.divergence_weight, "divergence_weight", single=True)
         check_positive(self.learning_rate, "learning_rate", single=True)
-        check_positive(self.natural_rate, "natural_rate", single=True)
-        if self.natural_rate > 1:
-            raise InputError(
-                f"natural_rate is a share of at most 1, but is {self.natural_rate}. Pass for example 0.1."
-            )
+        if self.natural_rate is not None:
+            check_positive(self.natural_rate, "natural_rate", single=True)
+            if self.natural_rate > 1:
+                raise InputError(
+                    f"natural_rate is a share of at most 1, but is {self.natural_rate}. Pass for example 0.1."
+                )
         unknown = [start for start in self.starts if start not in ("shallow", "linear")]
         if not self.starts or unknown:
             raise InputError(
