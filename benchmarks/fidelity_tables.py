@@ -17,7 +17,8 @@ from bayes_cells import PAIRS, Row, head, machine, markdown
 TRUTH, SAME = "NUTS", "NUTS, two chains beside two"
 NEAREST = "microcanonical"
 FARTHER = ("ensemble of 10", "dropout", "mean field", "Laplace")
-R_HAT, QUICK_R_HAT = 1.01, 2.0
+R_HAT = {"r_hat": 1.05, "r_hat_most": 1.01}
+QUICK_R_HAT = {"r_hat": 2.0, "r_hat_most": 2.0}
 TOLERANCE = 0.01
 """A difference of total variation that does not count."""
 
@@ -28,7 +29,7 @@ CHAIN_COLUMNS = {
     "noise_var": "noise",
     "draws": "draws",
     "r_hat": "largest R̂",
-    "r_hat_median": "median R̂",
+    "r_hat_most": "R̂ at 95 % of points below",
     "bulk_ess": "smallest ESS",
     "tail_ess": "in the tail",
     "divergences": "divergences",
@@ -38,7 +39,7 @@ CHAIN_COLUMNS = {
 EXPLANATION = """\
 One hidden layer of 50 tanh units, one split of each table, prior N(0, v) of all parameters and Gaussian noise
 as in the first table (standardized targets). NUTS: four chains in float64 from draws of the prior, each after
-{nuts_warmup} draws of warm-up; R̂ and effective sample sizes are of predictions f(x) at the test points, the
+300 to 500 draws of warm-up; R̂ and effective sample sizes are of predictions f(x) at the test points, the
 worst of them, since weights are not identifiable. Its second row compares two of its chains with the two
 others, which is how close the same posterior comes to itself. Agreement: the share of test points whose most
 probable bin, of 20 between quantiles of the training targets, is the same as under NUTS. Total variation:
@@ -109,8 +110,9 @@ def claims(rows: Sequence[Row], options: argparse.Namespace) -> list[str]:
     broken = [f"{r['data']}: {r['method']}: {r['failed']}" for r in rows if r["failed"]]
     good = {(r["data"], r["method"]): r for r in rows if not r["failed"]}
     for (data, method), row in good.items():
-        if method == TRUTH and not row["r_hat"] < most:
-            broken.append(f"{data}: R̂ of NUTS is {row['r_hat']:.3f} and not below {most}.")
+        if method == TRUTH:
+            large = [f"{row[key]:.3f}" for key, limit in most.items() if not row[key] < limit]
+            broken += [f"{data}: R̂ of NUTS is too large: {value}." for value in large]
         if options.quick:
             continue
         ours = good.get((data, PAIRS.get(method, "")))

@@ -167,6 +167,12 @@ def by_deep(*layers: Any, objective: str = "bound") -> Make:
     return lambda model, x, y, likelihood: n2g.deep.fit(layers, (x, y), likelihood, ascent=ascent)
 
 
+def by_layer_chains(*layers: Any) -> Make:
+    fitted = by_deep(*layers)
+    sizes = {"num_draws": 2, "num_chains": 5, "warmup": 5, "thin": 2}
+    return lambda *given: n2g.deep.sghmc(fitted(*given), **sizes)
+
+
 def by_flow(t: float, source: Callable[[Any], Any]) -> Make:
     return lambda model, x, y, likelihood: source((model, (x, y))).posterior(t, likelihood)
 
@@ -329,6 +335,11 @@ METHODS: dict[str, Method] = {
     },
     "deep, sigma points": replace(
         REGRESSION, make=by_deep(n2g.RBF(), n2g.RBF(), objective="predictive")
+    ),
+    "deep, one layer, chains": replace(REGRESSION, make=by_layer_chains(n2g.RBF())),
+    "deep, two layers, chains": replace(REGRESSION, make=by_layer_chains(n2g.RBF(), n2g.RBF())),
+    "deep, two layers, chains, classes": replace(
+        CLASSES, make=by_layer_chains(n2g.RBF(), n2g.RBF())
     ),
     "flow, infinite width": replace(REGRESSION, make=by_flow(3.0, of_limit)),
     "flow to its end, infinite width": replace(REGRESSION, make=by_flow(float("inf"), of_limit)),

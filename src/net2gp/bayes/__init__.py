@@ -9,7 +9,7 @@ from net2gp.bayes.chains.hmc import hmc
 from net2gp.bayes.chains.langevin.mclmc import microcanonical
 from net2gp.bayes.chains.langevin.sghmc import sghmc
 from net2gp.bayes.chains.langevin.sgld import sgld
-from net2gp.bayes.chains.langevin.steps import microcanonical_step, sghmc_step, sgld_step
+from net2gp.bayes.chains.langevin.steps import microcanonical_step
 from net2gp.bayes.chains.nuts import nuts
 from net2gp.bayes.chains.options import Options as ChainOptions
 from net2gp.bayes.landscape.alignment import kernel_alignment
@@ -52,6 +52,7 @@ from net2gp.bayes.variational.gaussian_weights import GaussianWeights
 from net2gp.bayes.variational.masks import MaskedMembers, draw_masks, drop_units
 from net2gp.bayes.variational.mc_dropout import mc_dropout
 from net2gp.bayes.variational.mean_field import linearized_mean_field, mean_field
+from net2gp.linalg.langevin import sghmc_step, sgld_step
 from net2gp.posteriors.recipes.mixed import mixture
 
 __all__ = [

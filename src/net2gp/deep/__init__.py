@@ -1,6 +1,7 @@
 """Compositions of Gaussian processes: draws, moments, depth, fits to data, kernels of features."""
 
 from net2gp.deep.bottleneck import Activated, layers_of
+from net2gp.deep.chains import sghmc
 from net2gp.deep.composition import Composed, composed, increment_kurtosis
 from net2gp.deep.depth import LogSlope, collapse_threshold, log_distances, log_slope, mean_slope
 from net2gp.deep.draws import Draws, draw
@@ -55,5 +56,6 @@ __all__ = [
     "mean_slope",
     "psi_statistics",
     "saturation",
+    "sghmc",
     "two_layer_bound",
 ]

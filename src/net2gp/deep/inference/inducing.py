@@ -157,10 +157,20 @@ class InducingLayer:
         A = self.whitener @ kernel(self.points, inputs)
         return Projection(A, residual(kernel, A, inputs), self.mean(inputs))
 
-    def covariance(self, inputs: Tensor) -> Tensor:
-        """The covariance of each output over R inputs, given everything before the layer: (C, R, R)."""
+    def covariance(self, inputs: Tensor, *, given: bool = False) -> Tensor:
+        """Compute the covariance of each output over R inputs, given everything before the layer.
+
+        Args:
+            inputs: R inputs.
+            given: Whether the values at the inducing points are given as well.
+
+        Returns:
+            The covariances, (C, R, R).
+        """
         kernel = self.kernel.precise()
         A = self.whitener @ kernel(self.points, inputs)
-        spread = self.root.mT @ A
         open_part = kernel(inputs) - A.mT @ A
+        if given:
+            return open_part.expand(self.width, -1, -1)
+        spread = self.root.mT @ A
         return open_part + spread.mT @ spread

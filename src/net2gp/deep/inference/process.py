@@ -146,16 +146,24 @@ class Deep:
         last: The last layer.
         inner: Functions drawn from the inner layers, or their sigma points.
         seed: The seed of draws from the prior.
+        values: The whitened values of the last layer in each draw, (S, M, C), or None if they have the law
+            of `last` in all of them.
     """
 
     last: InducingLayer
     inner: InnerDraws | SigmaPoints
     seed: int = 0
+    values: Tensor | None = field(default=None, repr=False)
 
     @property
     def num_outputs(self) -> int:
         """The number of outputs C."""
         return self.last.width
+
+    @property
+    def count(self) -> int:
+        """The number of draws S."""
+        return len(self.inner) if self.values is None else len(self.values)
 
     @property
     def layers(self) -> tuple[InducingLayer, ...]:
@@ -165,13 +173,13 @@ class Deep:
     @cached_property
     def kernel(self) -> DeepCovariance:
         """The covariance of f before the data."""
-        prior = draw_inner(self.inner.layers, len(self.inner), self.seed, prior=True)
+        prior = draw_inner(self.inner.layers, self.count, self.seed, prior=True)
         return DeepCovariance(self.last.kernel, prior)
 
     def facts(self) -> dict[str, str]:
         """The kernels, and the number of draws."""
         names = " → ".join(type(layer.kernel).__name__ for layer in self.layers)
-        return {"_kernel": names, "draws": f"{len(self.inner)}"}
+        return {"_kernel": names, "draws": f"{self.count}"}
 
     def check(self, x: Inputs) -> None:
         """Raise unless `x` can be points of the first layer."""
@@ -184,32 +192,45 @@ class Deep:
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the values that enter the last layer, for each draw of the inner layers: (S, N, D)."""
-        return self.inner(_rows(x))
+        found = self.inner(_rows(x))
+        return found.expand(self.count, *found.shape[1:])
 
     def mean(self, x: Inputs) -> Tensor:
         """The average over the draws: (N, C)."""
-        return self._by_chunks(x, lambda found: (found.mean(self.last.center),))[0].mean(0)
+        return self._by_chunks(x, lambda found: (self._means(found),))[0].mean(0)
 
     def components(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Means and variances of f given each draw of the inner layers: (S, N, C) each."""
-        last = self.last
 
         def both(found: Projection) -> tuple[Tensor, ...]:
-            return found.mean(last.center), found.variance(last.root)
+            if self.values is None:
+                return self._means(found), found.variance(self.last.root)
+            return self._means(found), found.residual[:, None].expand(-1, self.num_outputs)
 
         means, variances = self._by_chunks(x, both)
         return means, variances
+
+    def _means(self, found: Projection) -> Tensor:
+        """The means of f for the S draws of some points, one draw after the other: (S·N, C)."""
+        if self.values is None:
+            return found.mean(self.last.center)
+        A = found.weights.reshape(len(found.weights), self.count, -1)
+        return torch.einsum("msn,smc->snc", A, self.values).flatten(0, 1) + found.offset
+
+    def _covariance(self, hidden: Tensor) -> Tensor:
+        """The covariance of each output over N inputs of the last layer in one draw: (C, N, N)."""
+        return self.last.covariance(hidden, given=self.values is not None)
 
     def _by_chunks(
         self, x: Inputs, take: Callable[[Projection], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
         assert isinstance(x, Tensor)
-        count = len(self.inner)
+        count = self.count
         most = max(len(layer.points) * max(1, layer.width) for layer in self.layers)
         parts = []
         with torch.set_grad_enabled(torch.is_grad_enabled() and follows(x)):
             for chunk in x.split(max(1, NUMBERS // (count * most))):
-                found = take(self.last.project(self.inner(_rows(chunk)).flatten(0, 1)))
+                found = take(self.last.project(self.hidden(chunk).flatten(0, 1)))
                 parts.append(tuple(v.reshape(count, len(chunk), -1) for v in found))
         return tuple(torch.cat(group, 1).to(x.dtype) for group in zip(*parts, strict=True))
 
@@ -236,8 +257,8 @@ class Deep:
         assert isinstance(x, Tensor)
         means, _ = self.components(x)
         within: Tensor | float = 0.0
-        for hidden in self.inner(_rows(x)):
-            within = within + self.last.covariance(hidden) / len(means)
+        for hidden in self.hidden(x):
+            within = within + self._covariance(hidden) / len(means)
         assert isinstance(within, Tensor)
         mean, count = means.mean(0), means.shape[2]
         flat = (means - mean).flatten(1)
@@ -297,10 +318,10 @@ class Deep:
         chosen = torch.randint(len(means), (num_samples,), generator=generator, device=own).cpu()
         shape = (num_samples, self.num_outputs, len(x), 1)
         z = random_normal(shape, generator=generator, device=x.device)
-        hidden = self.inner(_rows(x))
+        hidden = self.hidden(x)
         draws: list[Tensor | None] = [None] * num_samples
         for index in chosen.unique().tolist():
-            root = symmetric_root(self.last.covariance(hidden[index]))
+            root = symmetric_root(self._covariance(hidden[index]))
             for place in (chosen == index).nonzero().flatten().tolist():
                 draws[place] = means[index] + (root @ z[place])[..., 0].mT.to(means.dtype)
         return torch.stack([value for value in draws if value is not None])

@@ -7,7 +7,6 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from net2gp.bayes.chains.langevin.steps import sgld_step
 from net2gp.bayes.chains.langevin.stochastic import (
     STOCHASTIC,
     StochasticOptions,
@@ -19,6 +18,7 @@ from net2gp.bayes.chains.langevin.walks import Setup, State, Walk, prepare, run
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.inputs import ordinary_tensors
 from net2gp.keywords import check_known, lists
+from net2gp.linalg.langevin import sgld_step
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Data, Likelihood
