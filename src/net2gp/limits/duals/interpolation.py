@@ -315,8 +315,10 @@ def _fit(
     for value in values:
         root = torch.diagonal(value.sum(0).abs()).clamp_min(1e-300).sqrt()
         relative = (value.abs() / (root[:, None] * root)).amax((1, 2))
-        keep = torch.nonzero(relative > 0.1 * tolerance).reshape(-1)
-        keep = keep if len(keep) else torch.zeros(1, dtype=torch.long)
+        # At large variances coefficients fall slowly, so the sum of what is left out counts.
+        order = relative.argsort()
+        left_out = relative[order].cumsum(0) <= 0.3 * tolerance
+        keep = order[~left_out].sort().values if not left_out.all() else order[-1:]
         degrees.append(tuple(int(k) for k in keep))
         kept.append(transform @ value[keep] @ transform.mT)
         needed = kept[-1].abs().amax((0, 1)) > 0.1 * tolerance * float(root.min()) ** 2
