@@ -41,13 +41,13 @@ One hidden layer of 50 tanh units, one split of each table, prior N(0, v) of all
 as in the first table (standardized targets). NUTS: four or five chains in float64 from draws of the prior,
 each after 300 to 500 draws of warm-up; R̂ and effective sample sizes are of predictions f(x) at the test
 points, the worst of them, since weights are not identifiable. Its second row compares half of its chains with
-the others, which is how close the same posterior comes to itself. Agreement: the share of test points whose most
-probable bin, of 20 between quantiles of the training targets, is the same as under NUTS. Total variation:
-half the L1 distance of the probabilities of these bins. W₂: distance of the laws of y and of f at a test
-point, in standard deviations of the targets, averaged. NLL and RMSE: on test points, in units of the table.
-Seconds: CPU seconds from data to posterior on one thread, training included. Optimizers take {steps} steps on
-all data; chains are {chains} (the microcanonical ones 5) of {draws} draws, every {thin} steps, after {warmup}
-steps from an ensemble of 5. One split and one seed: small differences between methods are chance."""
+the others, which is how close the same posterior comes to itself. Agreement: the share of test points whose
+most probable bin, of 20 between quantiles of the training targets, is the same as under NUTS. Total
+variation: half the L1 distance of the probabilities of these bins. W₂: distance of the laws of y and of f at
+a test point, in standard deviations of the targets, averaged. NLL and RMSE: on test points, in units of the
+table. Seconds: CPU seconds from data to posterior on one thread, training included. Optimizers take {steps}
+steps on all data; chains are {chains} (the microcanonical ones 5) of {draws} draws, every {thin} steps, after
+{warmup} steps from an ensemble of 5. One split and one seed: small differences between methods are chance."""
 
 
 def report(rows: Sequence[Row], options: argparse.Namespace, console: Console) -> int:
