@@ -323,14 +323,15 @@ def rbf(p: Problem) -> Any:
 
 
 def nngp(p: Problem) -> Any:
-    """The infinitely wide network; its weight and bias variances and its noise are its own."""
-    few = some(p, 300)
-    build = lambda weight_var, bias_var, noise_var: n2g.condition(
-        n2g.nngp(p.fresh(), weight_var=weight_var, bias_var=bias_var),
+    """The infinitely wide network; the variances of its layers and its noise are its own."""
+    few = some(p, 200)
+    build = lambda first_var, last_var, bias_var, noise_var: n2g.condition(
+        n2g.nngp(p.fresh(), weight_var={"0": first_var, "2": last_var}, bias_var=bias_var),
         few,
         n2g.Gaussian(noise_var),
     )
-    tuned = n2g.tune(build, weight_var=1.0, bias_var=0.5, noise_var=0.1, max_iterations=20)
+    start = {"first_var": 1.0, "last_var": 1.0, "bias_var": 0.5, "noise_var": 0.1}
+    tuned = n2g.tune(build, **start, max_iterations=20)
     return n2g.condition(tuned.kernel, p.data, tuned.likelihood)
 
 

@@ -158,8 +158,9 @@ EXPLANATION = """\
 One hidden layer of 50 tanh units. Mean ± standard error over the customary splits (Hernández-Lobato & Adams,
 2015), in the units of the table; the best mean is bold. Prior variance and noise of each split maximize
 Laplace's evidence at a network whose weight decay was chosen on held-out points, and are then the same for
-all networks, those of other libraries as well. RBF GP and NNGP find their own by the evidence on 300 points,
-so that they are not held to the noise of the networks. Dropout has the rate .05 before the last layer.
+all networks, those of other libraries as well. RBF GP finds its own by the evidence on 300 points and NNGP,
+with a variance for each layer, on 200, so that they are not held to the noise of the networks. Dropout has
+the rate .05 before the last layer.
 Optimizers take {steps} steps on all data at rates that fall from {rate} to zero, counterparts as many. Chains
 are {chains} (the microcanonical ones 5) of {draws} draws, every {thin} steps, after {warmup} steps from an
 ensemble of 5. Bound: minus the variational bound per training point, which mean field minimizes. Seconds:
