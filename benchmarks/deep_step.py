@@ -10,11 +10,11 @@ Gaussian process tuned by its evidence. GPflux is left out: it needs TensorFlow.
 the negative log density of 400 fresh targets on the same interval, the largest overshoot of the mean beyond
 [0, 1], and the part of the range of the first layer that it passes through between x = -.2 and x = .2.
 
-Claims, which the exit status asserts for ten seeds and default settings, of means over seeds: our negative
-log density is at most -1.31, below the RBF process's, and not above gpytorch's by more than two standard
-errors of the difference; the overshoot is at most .05; and the first layer passes at least .8 of its range
-near the jump. A quick run asserts that all fits end. `--cells` keeps each fit, so that a run that was stopped
-goes on. Writes `deep_step.md` and `deep_step.png`.
+Claims, which the exit status asserts for ten seeds and default settings: our mean negative log density is at
+most -1.31 and below the RBF process's and gpytorch's, the largest overshoot over all seeds is at most .05,
+and the first layer passes at least .8 of its range near the jump on every seed. A quick run asserts that all
+fits end. `--cells` keeps each fit, so that a run that was stopped goes on. Writes `deep_step.md` and
+`deep_step.png`.
 """
 
 from __future__ import annotations
@@ -195,25 +195,19 @@ def report(rows: Sequence[Row], options: argparse.Namespace) -> int:
 
 def failures(rows: Sequence[Row]) -> list[str]:
     """What is not as it is claimed."""
-    found = {m: np.array([r["nll"] for r in rows if r["method"] == m]) for m in METHODS}
-    ours, theirs, plain = (found[m] for m in METHODS)
+    means = {m: np.mean([r["nll"] for r in rows if r["method"] == m]) for m in METHODS}
+    ours = [row for row in rows if row["method"] == METHODS[0]]
     broken = []
-    if ours.mean() > -1.31:
-        broken.append(f"our NLL is {ours.mean():.3f}, above -1.31.")
-    if ours.mean() >= plain.mean():
-        broken.append(f"our NLL is not below the NLL of {METHODS[2]}, {plain.mean():.3f}.")
-    gap = ours - theirs
-    error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
-    if gap.mean() > 2 * error:
-        broken.append(f"our NLL is above gpytorch's by {gap.mean():.3f} ± {error:.3f}.")
-    overshoot, near = (
-        np.mean([r[key] for r in rows if r["method"] == METHODS[0]])
-        for key in ("overshoot", "near")
-    )
-    if overshoot > 0.05:
-        broken.append(f"the overshoot is {overshoot:.3f}.")
-    if near < 0.8:
-        broken.append(f"the first layer passes only {near:.3f} of its range near the jump.")
+    if means[METHODS[0]] > -1.31:
+        broken.append(f"our NLL is {means[METHODS[0]]:.3f}, above -1.31.")
+    for other in METHODS[1:]:
+        if means[METHODS[0]] > means[other]:
+            broken.append(f"our NLL is above the NLL of {other}, {means[other]:.3f}.")
+    if max(row["overshoot"] for row in ours) > 0.05:
+        broken.append(f"the overshoot is up to {max(row['overshoot'] for row in ours):.3f}.")
+    if min(row["near"] for row in ours) < 0.8:
+        least = min(row["near"] for row in ours)
+        broken.append(f"the first layer passes only {least:.3f} of its range near the jump.")
     return broken
 
 

@@ -17,7 +17,7 @@ from bayes_cells import PAIRS, Row, head, machine, markdown
 TRUTH, SAME = "NUTS", "NUTS, every other chain beside the rest"
 NEAREST = "microcanonical"
 FARTHER = ("ensemble of 10", "dropout", "mean field", "Laplace")
-R_HAT, QUICK_R_HAT = 1.05, 2.0
+R_HAT, QUICK_R_HAT = 1.01, 2.0
 TOLERANCE = 0.01
 """A difference of total variation that does not count."""
 
