@@ -46,12 +46,12 @@ from net2gp import bayes, metrics
 from run import RESULTS, made_by, processor
 
 TABLES = ("yacht", "energy", "concrete", "wine-quality-red")
-CHAINS = {"yacht": 4, "energy": 5, "concrete": 4, "wine-quality-red": 4}
+CHAINS = {"yacht": 4, "energy": 6, "concrete": 8, "wine-quality-red": 4}
 TREES = {
-    "yacht": {"nuts_draws": 500},
-    "energy": {"nuts_draws": 400, "nuts_warmup": 300, "nuts_depth": 12},
-    "concrete": {"nuts_draws": 300, "nuts_warmup": 250, "nuts_depth": 11},
-    "wine-quality-red": {"nuts_draws": 300, "nuts_warmup": 300},
+    "yacht": {"nuts_draws": 1500},
+    "energy": {"nuts_draws": 1200, "nuts_warmup": 300, "nuts_depth": 12},
+    "concrete": {"nuts_draws": 2000, "nuts_warmup": 250, "nuts_depth": 11},
+    "wine-quality-red": {"nuts_draws": 500, "nuts_warmup": 300},
 }
 """How long each chain is. On energy and concrete, trees of 1023 steps are too short."""
 
