@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from net2gp.deep.inference.cross import cross
+from net2gp.deep.inference.forms import quadratic_forms
 from net2gp.deep.inference.sparse_layer import AffineMean
-from net2gp.errors import InputError
+from net2gp.errors import InputError, recording
 from net2gp.tags import savable
 from net2gp.types import Kernel
 
-JITTER = 1e-10
-"""What is added to the diagonal of K(Z, Z), relative to its mean; ten times more wherever it is needed."""
+JITTER = {torch.float64: 1e-10, torch.float32: 1e-6}
+"""What is added to the diagonal of K(Z, Z), relative to its mean, for products of a dtype; ten times more
+wherever it is needed."""
 
 TRIES = 7
 """The number of jitters, each ten times the last."""
@@ -35,7 +39,7 @@ class Projection(NamedTuple):
 
     def mean(self, center: Tensor) -> Tensor:
         """Aᵀm + offset, for the mean m of whitened values, (M, C): (R, C)."""
-        return self.weights.mT @ center + self.offset
+        return self.weights.mT @ center.to(self.weights.dtype) + self.offset
 
     def variance(self, root: Tensor) -> Tensor:
         """The variances of the outputs, for roots S of the covariance of whitened values: (R, C).
@@ -46,40 +50,58 @@ class Projection(NamedTuple):
         spread = (root.mT @ self.weights).square().sum(1).mT
         return self.residual[:, None] + spread
 
+    def variance_by(self, covariance: Tensor) -> Tensor:
+        """The same for covariances of whitened values, with products of their dtype: (R, C).
 
-def factor(kernel: Kernel, points: Tensor) -> Tensor:
+        Args:
+            covariance: W, (C, M, M).
+        """
+        return self.residual[:, None] + quadratic_forms(self.weights, covariance)
+
+
+def factor(kernel: Kernel, points: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Compute the Cholesky factor of K(Z, Z), with as little jitter as it takes.
 
     Args:
         kernel: The kernel, in float64.
         points: Z, with M rows.
+        dtype: The dtype of products with the inverse of the factor.
 
     Returns:
-        L, (M, M).
+        L, (M, M), in float64.
 
     Raises:
         InputError: If the matrix is not finite, or is singular whatever is added.
     """
     K = kernel(points)
     scale = K.diagonal().mean().detach()
+    identity = torch.eye(len(K), dtype=K.dtype, device=K.device)
+    if recording(K):
+        # nothing can be looked at now: a singular matrix must show in the bound
+        L, info = torch.linalg.cholesky_ex(K + (JITTER[dtype] * scale) * identity)
+        return torch.where(info == 0, L, math.nan)
     if not bool(torch.isfinite(scale)) or not float(scale) > 0:
         raise InputError(
             "the kernel matrix of the inducing points is not finite: training diverged, or the kernel gives "
             "no variance. Pass a smaller learning_rate, or scale the inputs to variance 1."
         )
-    identity = torch.eye(len(K), dtype=K.dtype, device=K.device)
     for power in range(TRIES):
-        L, info = torch.linalg.cholesky_ex(K + (JITTER * 10**power * scale) * identity)
+        L, info = torch.linalg.cholesky_ex(K + (JITTER[dtype] * 10**power * scale) * identity)
         if int(info) == 0:
             return L
     raise InputError(
         f"the kernel matrix of the {len(K)} inducing points is singular, even with a jitter of "
-        f"{JITTER * 10 ** (TRIES - 1):g}. Pass fewer inducing points, or a shorter length scale."
+        f"{JITTER[dtype] * 10 ** (TRIES - 1):g}. Pass fewer inducing points, or a shorter length scale."
     )
 
 
 def project(
-    kernel: Kernel, points: Tensor, L: Tensor, mean: AffineMean, inputs: Tensor
+    kernel: Kernel,
+    points: Tensor,
+    L: Tensor,
+    mean: AffineMean,
+    inputs: Tensor,
+    dtype: torch.dtype = torch.float64,
 ) -> Projection:
     """Compute what a layer needs to know of its inputs. The cost is M² for each of them.
 
@@ -89,20 +111,23 @@ def project(
         L: The Cholesky factor of K(Z, Z).
         mean: The mean function.
         inputs: R inputs.
+        dtype: The dtype of products with the inverse of L, and of weights and residual variances.
 
     Returns:
         Weights, residual variances and means.
     """
     # A product with the inverse of L takes half of the time of a triangular solve with many columns.
     identity = torch.eye(len(L), dtype=L.dtype, device=L.device)
-    A = torch.linalg.solve_triangular(L, identity, upper=False) @ kernel(points, inputs)
+    whitener = torch.linalg.solve_triangular(L, identity, upper=False).to(dtype)
+    A = whitener @ cross(kernel, points, inputs, dtype)
     return Projection(A, residual(kernel, A, inputs), mean(inputs))
 
 
 def residual(kernel: Kernel, A: Tensor, inputs: Tensor) -> Tensor:
     """k(h, h) − AᵀA, which rounding must not make negative: (R,)."""
-    own = kernel.diag(inputs)
-    return (own - A.square().sum(0)).clamp(min=1e-14 * float(own.detach().mean()))
+    own = kernel.diag(inputs).to(A.dtype)
+    least = 1e-14 if A.dtype == torch.float64 else 1e-7
+    return torch.maximum(own - A.square().sum(0), least * own.detach().mean())
 
 
 def divergence(center: Tensor, root: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.inducing import InducingLayer, divergence
+from net2gp.deep.inference.inducing import InducingLayer
 from net2gp.deep.inference.problem import DeepProblem
 from net2gp.deep.inference.stack import Batch, Estimate, Stack
 from net2gp.deep.inference.starts import batch_of
@@ -88,7 +88,7 @@ class SigmaStack(Stack):
             sites = MonteCarlo(num_points, seed=index).base_sample(plan.width, like=center)
             leaves[f"{index}.sites"] = sites
         free = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
-        made = cls(stack.plans, free, stack.given)
+        made = cls(stack.plans, free, stack.given, stack.dtype)
         made.divergence_weight = weight
         return made
 
@@ -104,11 +104,11 @@ class SigmaStack(Stack):
         """Compute the objective on a batch. There is nothing to draw, and no step of the last layer."""
         current, total = batch.x[None], batch.x.new_zeros(())
         for index in range(len(self.plans)):
-            center, root = self.law(index)
-            total = total + divergence(center, root)
+            law = self.moments(index)
+            total = total + law.divergence
             found = self.working(index).project(current.flatten(0, 1))
-            parts = (found.mean(center), found.variance(root))
-            mean, variance = (p.reshape(-1, len(batch.x), p.shape[-1]) for p in parts)
+            parts = (found.mean(law.center), found.variance_by(law.covariance))
+            mean, variance = (p.double().reshape(-1, len(batch.x), p.shape[-1]) for p in parts)
             if index < len(self.plans) - 1:
                 current = mean + variance.sqrt() * self.leaves[f"{index}.sites"][:, None]
         likelihood = of_points(self.likelihood, batch.rows)

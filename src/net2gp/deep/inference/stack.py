@@ -64,10 +64,25 @@ class Working(NamedTuple):
     points: Tensor
     L: Tensor
     mean: AffineMean
+    dtype: torch.dtype
 
     def project(self, inputs: Tensor) -> Projection:
         """What the layer needs to know of its inputs."""
-        return project(self.kernel, self.points, self.L, self.mean, inputs)
+        return project(self.kernel, self.points, self.L, self.mean, inputs, self.dtype)
+
+
+class Law(NamedTuple):
+    """The Gaussian over the whitened values of a layer.
+
+    Args:
+        center: Its mean, (M, C).
+        covariance: Its covariance, (C, M, M), in the dtype of products.
+        divergence: Its divergence from the prior.
+    """
+
+    center: Tensor
+    covariance: Tensor
+    divergence: Tensor
 
 
 class Estimate(NamedTuple):
@@ -95,14 +110,24 @@ class Stack:
         leaves: The variables by name: "0.shift", "0.center", "0.root", "0.log_diagonal" and
             "0.kernel.<place>" of layer 0, and "log_noise".
         likelihood: How targets follow the last layer.
+        dtype: The dtype of products of M × M matrices with many columns.
+
+    `numbers` draws standard normal numbers of a shape.
     """
 
-    def __init__(self, plans: tuple[Plan, ...], leaves: Params, likelihood: Likelihood) -> None:
-        self.plans, self.leaves, self.given = plans, leaves, likelihood
+    def __init__(
+        self,
+        plans: tuple[Plan, ...],
+        leaves: Params,
+        likelihood: Likelihood,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.plans, self.leaves, self.given, self.dtype = plans, leaves, likelihood, dtype
         last = plans[-1]
         count, like = len(last.points), last.points
         self.precision = torch.eye(count).to(like).expand(last.width, -1, -1).clone()
         self.shift = like.new_zeros(last.width, count)
+        self.numbers = mirrored
 
     @property
     def likelihood(self) -> Likelihood:
@@ -124,7 +149,7 @@ class Stack:
         points = plan.points
         if f"{index}.shift" in self.leaves:
             points = points + plan.scale * self.leaves[f"{index}.shift"]
-        return Working(kernel, points, factor(kernel, points), plan.mean)
+        return Working(kernel, points, factor(kernel, points, self.dtype), plan.mean, self.dtype)
 
     def law(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (M, C) and triangular root (C, M, M) of the whitened values of a layer."""
@@ -134,8 +159,17 @@ class Stack:
             return self.leaves[f"{index}.center"], below + torch.diag_embed(diagonal)
         R = torch.linalg.cholesky(self.precision)
         center = torch.cholesky_solve(self.shift[..., None], R)[..., 0].mT
-        identity = torch.eye(R.shape[-1]).to(R).expand_as(R)
-        return center, torch.linalg.solve_triangular(R, identity, upper=False).mT
+        return center, torch.linalg.solve_triangular(R, _identity(R), upper=False).mT
+
+    def moments(self, index: int) -> Law:
+        """Mean and covariance of the whitened values of a layer, and their divergence from the prior.
+
+        While the bound is climbed, the products for variances are taken in float32: its gradients are noisy
+        anyway, and these products are most of the work. Everything else is float64.
+        """
+        center, root = self.law(index)
+        products = root.float() if torch.is_grad_enabled() else root
+        return Law(center, products @ products.mT, divergence(center, root))
 
     def propagate(
         self, x: Tensor, num_samples: int, generator: torch.Generator
@@ -154,17 +188,17 @@ class Stack:
         projection = self.working(0).project(x)
         total, count = x.new_zeros(()), 1
         for index in range(len(self.plans) - 1):
-            center, root = self.law(index)
-            total = total + divergence(center, root)
-            mean, variance = projection.mean(center), projection.variance(root)
+            law = self.moments(index)
+            total = total + law.divergence
+            mean, variance = projection.mean(law.center), projection.variance_by(law.covariance)
             if index == 0:
                 count = num_samples
                 mean, variance = (v.expand(count, *v.shape) for v in (mean, variance))
             else:
                 mean, variance = (v.reshape(count, len(x), -1) for v in (mean, variance))
-            z = mirrored(mean.shape, generator).to(mean)
+            z = self.numbers(mean.shape, generator).to(mean)
             draws = mean + variance.sqrt() * z
-            projection = self.working(index + 1).project(draws.flatten(0, 1))
+            projection = self.working(index + 1).project(draws.flatten(0, 1).double())
         return projection, total, count
 
     def estimate(
@@ -186,10 +220,10 @@ class Stack:
         likelihood = of_points(self.likelihood, batch.rows.repeat(count))
         if rate:
             self.step(projection, y, likelihood, batch.weight / count, rate)
-        center, root = self.law(len(self.plans) - 1)
-        mean, variance = projection.mean(center), projection.variance(root)
-        log_probs = expectations(likelihood, mean, variance, y).log_prob
-        total = inner + divergence(center, root)
+        law = self.moments(len(self.plans) - 1)
+        mean, variance = projection.mean(law.center), projection.variance_by(law.covariance)
+        log_probs = expectations(likelihood, mean.double(), variance.double(), y).log_prob
+        total = inner + law.divergence
         bound = batch.weight / count * log_probs.sum() - total
         return Estimate(bound, log_probs.reshape(count, -1), total)
 
@@ -204,15 +238,18 @@ class Stack:
         Gaussian noise this is the optimum, whatever m is.
         """
         center, root = self.law(len(self.plans) - 1)
-        A = projection.weights
-        mean, variance = projection.mean(center), projection.variance(root)
-        found = expectations(likelihood, mean, variance, y)
-        curvature = found.curvature.diagonal(dim1=-2, dim2=-1)
-        pull = found.residual + curvature * (A.mT @ center)
-        target = weight * (A * curvature.mT[:, None]) @ A.mT
-        target = target + torch.eye(len(A)).to(A)
-        self.precision = (1 - rate) * self.precision + rate * target
-        self.shift = (1 - rate) * self.shift + rate * weight * (A @ pull).mT
+        A = projection.weights.detach().double()
+        around = A.mT @ center
+        mean = around + projection.offset
+        if has_gaussian_noise(likelihood):  # residual and curvature do not depend on the variance
+            curvature = _reciprocal(likelihood.noise_variance(mean))
+            residual = likelihood.residual(mean, y)
+        else:
+            variance = projection.residual[:, None] + (root.mT @ A).square().sum(1).mT
+            found = expectations(likelihood, mean, variance, y)
+            curvature, residual = found.curvature.diagonal(dim1=-2, dim2=-1), found.residual
+        self.precision.lerp_(weight * _grams(A, curvature) + _identity(A), rate)
+        self.shift.lerp_(weight * (A @ (residual + curvature * around)).mT, rate)
 
     @torch.no_grad()
     def fitted(self) -> tuple[InducingLayer, ...]:
@@ -220,13 +257,39 @@ class Stack:
         found = []
         for index in range(len(self.plans)):
             now, (center, root) = self.working(index), self.law(index)
-            identity = torch.eye(len(now.L)).to(now.L)
-            whitener = torch.linalg.solve_triangular(now.L, identity, upper=False)
+            whitener = torch.linalg.solve_triangular(now.L, _identity(now.L), upper=False)
             parts = (now.points, whitener, center, root)
             found.append(
                 InducingLayer(now.kernel, now.mean, *(part.detach().clone() for part in parts))
             )
         return tuple(found)
+
+
+def _reciprocal(noise: Tensor) -> Tensor:
+    """1 / noise, which stays one row if all rows are the same."""
+    return noise[:1].reciprocal() if noise.stride(0) == 0 else noise.reciprocal()
+
+
+def _grams(A: Tensor, curvature: Tensor) -> Tensor:
+    """Compute A diag(λ_c) Aᵀ for each output, from the curvatures of all rows or from those of one row.
+
+    Args:
+        A: (M, R).
+        curvature: (R, C), or (1, C) if it is the same for all rows.
+
+    Returns:
+        The matrices, (C, M, M).
+    """
+    if len(curvature) == 1:
+        return curvature.mT[..., None] * (A @ A.mT)
+    return (A * curvature.mT[:, None]) @ A.mT
+
+
+def _identity(like: Tensor) -> Tensor:
+    """The identity, like the last two axes of a square matrix or the rows of another one."""
+    size = like.shape[-2]
+    eye = torch.eye(size, dtype=like.dtype, device=like.device)
+    return eye.expand(*like.shape[:-2], size, size)
 
 
 def mirrored(shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -150,7 +150,8 @@ def initial(
             share = float(gaps.square().mean(0).max())
             share = share or LINEAR_SHARE * float(inputs.flatten(1).var(0, correction=0).mean())
             kernel = _scaled(kernel, inputs, share) if ascent.tune else kernel
-            leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width)
+            dtype = dtype_of_products(problem, ascent)
+            leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width, dtype)
         if ascent.tune:
             leaves |= {f"{index}.kernel.{n}": v.log() for n, v in numbers_of(kernel).items()}
         if ascent.move_points:
@@ -159,7 +160,13 @@ def initial(
         inputs = outputs
     leaves |= _noise_leaf(problem, shallow.log_noise)
     free = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
-    return Stack(tuple(plans), free, problem.likelihood)
+    return Stack(tuple(plans), free, problem.likelihood, dtype_of_products(problem, ascent))
+
+
+def dtype_of_products(problem: DeepProblem, ascent: Ascent) -> torch.dtype:
+    """float64 if all rows are in each step, and float32 for batches, whose own noise is much larger."""
+    size = ascent.batch_size
+    return torch.float64 if size is None or size >= problem.num_rows else torch.float32
 
 
 def _wanted(inputs: Tensor, shallow: Shallow, width: int, around: bool) -> Tensor:
@@ -173,12 +180,17 @@ def _wanted(inputs: Tensor, shallow: Shallow, width: int, around: bool) -> Tenso
 
 
 def _inner_leaves(
-    index: int, kernel: Kernel, points: Tensor, wanted: tuple[Tensor, Tensor], width: int
+    index: int,
+    kernel: Kernel,
+    points: Tensor,
+    wanted: tuple[Tensor, Tensor],
+    width: int,
+    dtype: torch.dtype,
 ) -> Params:
     """The law of whitened values under which the layer's mean is nearest to the wanted gaps at the rows."""
     inputs, gaps = wanted
     precise = kernel.precise()
-    L = factor(precise, points)
+    L = factor(precise, points, dtype)
     center = points.new_zeros(len(points), width)
     if bool(gaps.abs().max() > 0):
         A = torch.linalg.solve_triangular(L, precise(points, inputs), upper=False)
