@@ -34,6 +34,9 @@ FINAL_DRAWS = 64
 FINAL_ROWS = 1000
 """The number of rows that the bound at the end takes at a time."""
 
+MOST_LAYERS = 5
+"""The most layers that are tried where the bound chooses their number."""
+
 
 @savable("recipe.ByAscent")
 @dataclass(frozen=True, eq=False)
@@ -44,11 +47,14 @@ class ByAscent(Recipe):
         start: The name of the start that had the best bound.
         bounds: The average bound between successive looks.
         num_steps: The number of steps.
+        depth_bounds: The bounds of one layer, two layers and so on, as far as they were tried, where the
+            bound chose the number of layers. Empty where the number was given.
     """
 
     start: str
     bounds: Tensor = field(repr=False)
     num_steps: int
+    depth_bounds: tuple[float, ...] = ()
 
     def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
         """Refuse: all layers would move."""
@@ -65,12 +71,13 @@ class ByAscent(Recipe):
         )
 
     def facts(self, posterior: Posterior) -> dict[str, str]:
-        """The method."""
-        return {"method": "deep.fit"}
+        """The method, and how many depths were compared."""
+        count = len(self.depth_bounds)
+        return {"method": f"deep.fit (best of {count} depths)" if count else "deep.fit"}
 
 
 def fit(
-    layers: int | Sequence[SparseLayer | Kernel],
+    layers: int | Sequence[SparseLayer | Kernel] | None,
     data: Data,
     likelihood: Observed,
     *,
@@ -88,18 +95,30 @@ def fit(
     targets, or at its mean function if that has a clearly better bound after half of the steps. Cost per
     step: B·S·M² per layer and output, for B rows, S draws and M inducing points, plus M³ per layer.
 
+    Without a number of layers the bound chooses it. Fits of L = 1, 2, … layers have bounds b_L, and
+
+        L* = argmax over L ≤ K of b_L, with K the first depth where b_K ≤ b_{K−1}, and 5 at most.
+
+    Each depth is a fit of its own, so this costs as much as the fits of 1, …, K layers together. The bound of
+    many layers needs more steps than that of few: if there are too few steps, the choice is too shallow.
+
     Args:
-        layers: The number of squared-exponential layers, or a list of kernels or `SparseLayer`s.
+        layers: The number of squared-exponential layers, or a list of kernels or `SparseLayer`s. None lets
+            the bound choose the number; `recipe.depth_bounds` of the posterior has the bounds of all depths
+            that were tried.
         data: The inputs (N, D) and targets.
         likelihood: How targets follow the last layer. `Gaussian()` learns the variance of the noise.
-        ascent: Settings; None means `Ascent()`.
+        ascent: Settings; None means `Ascent()`. If the bound chooses the number of layers, each depth has a
+            checkpoint of its own: `checkpoint="fit.safetensors"` writes fit_1.safetensors for one layer,
+            fit_2.safetensors for two, and so on.
 
     Returns:
         The posterior. Its evidence is the bound, or none for `Ascent(objective="predictive")`.
 
     Raises:
         InputError: If the data or layers do not fit together, a column is constant, there are more inducing
-            points than distinct rows, or the fit diverges.
+            points than distinct rows, the fit diverges, or the number of layers is left to the objective
+            "predictive", which has no bound.
         BoundFell: If the bound is lower at the end than at the start.
 
     >>> from net2gp.likelihoods import Gaussian
@@ -107,6 +126,9 @@ def fit(
     >>> posterior = fit(1, (x, x.sin()), Gaussian(0.01), ascent=Ascent(num_steps=20))
     >>> posterior.num_outputs, posterior.recipe.num_steps
     (1, 20)
+    >>> chosen = fit(None, (x, x.sin()), Gaussian(0.01), ascent=Ascent(num_steps=20))
+    >>> len(chosen.process.layers), len(chosen.recipe.depth_bounds)  # two layers had a lower bound than one
+    (1, 2)
 
     References: Salimbeni & Deisenroth, "Doubly stochastic variational inference for deep Gaussian
     processes", NeurIPS 2017; Damianou & Lawrence, "Deep Gaussian processes", AISTATS 2013; Salimbeni,
@@ -116,10 +138,47 @@ def fit(
     ascent = Ascent() if ascent is None else ascent
     if not isinstance(ascent, Ascent):
         raise InputError(f"ascent must be deep.Ascent(...) or None, but is {describe(ascent)}.")
+    if layers is None:
+        return cast("Posterior[Observed]", _best_depth(data, likelihood, ascent))
     problem = make_problem(layers, data, likelihood, ascent)
+    return cast("Posterior[Observed]", _fitted(problem, ascent))
+
+
+def _fitted(problem: DeepProblem, ascent: Ascent) -> Posterior:
+    """The posterior of layers whose number is known."""
     with torch.inference_mode(False), torch.enable_grad():
         found = climb_all(problem, ascent, _checkpoint(problem, ascent))
-    return cast("Posterior[Observed]", posterior_of(problem, found, ascent))
+    return posterior_of(problem, found, ascent)
+
+
+def _best_depth(data: Data, likelihood: Likelihood, ascent: Ascent) -> Posterior:
+    """The fit with the largest bound: layers are added until one more does not raise it."""
+    if ascent.objective == "predictive":
+        raise InputError(
+            'the number of layers is None, but objective="predictive" has no bound that could choose it. '
+            'Pass a number of layers, such as deep.fit(2, ...), or Ascent(objective="bound").'
+        )
+    tried: list[Posterior] = []
+    bounds: list[float] = []
+    for depth in range(1, MOST_LAYERS + 1):
+        problem = make_problem(depth, data, likelihood, ascent)
+        data = problem.given  # a loader is read once
+        tried.append(_fitted(problem, _of_depth(ascent, depth)))
+        bounds.append(float(tried[-1].log_marginal_likelihood()))
+        if depth > 1 and bounds[-1] <= bounds[-2]:
+            break
+    best = tried[bounds.index(max(bounds))]
+    assert isinstance(best.recipe, ByAscent)
+    return replace(best, recipe=replace(best.recipe, depth_bounds=tuple(bounds)))
+
+
+def _of_depth(ascent: Ascent, depth: int) -> Ascent:
+    """The settings with a checkpoint for one of several depths."""
+    if ascent.checkpoint is None:
+        return ascent
+    path = Path(ascent.checkpoint)
+    Checkpoint(path).check_writable()  # a folder has no file name to which the depth could be added
+    return replace(ascent, checkpoint=path.with_name(f"{path.stem}_{depth}{path.suffix}"))
 
 
 def posterior_of(problem: DeepProblem, found: Found, ascent: Ascent) -> Posterior:
