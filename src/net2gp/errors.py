@@ -208,15 +208,6 @@ def check_finite(tensor: Tensor, name: str) -> None:
     )
 
 
-def recording(tensor: Tensor) -> bool:
-    """Whether operations on a tensor are only recorded for later, so that its entries cannot be looked at.
-
-    >>> recording(torch.zeros(1))
-    False
-    """
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def check_positive(
     value: float | Tensor, name: str, *, zero: bool = False, single: bool = False
 ) -> None:
@@ -249,16 +240,14 @@ def check_positive(
         raise InputError(
             f"{name} must be one number, but has shape {tuple(tensor.shape)}. Pass for example {name}=0.1."
         )
-    if recording(tensor):
-        return
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # nothing can be looked at while a step is recorded
     good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
     if not bool(good.all()):
         wanted = "zero or positive" if zero else "positive"
         shown = tensor[~good].reshape(-1)[0].item()
-        raise InputError(
-            f"{name} must be {wanted} and finite, but {shown:g} was given."
-            f" Pass for example {name}=0.1."
-        )
+        said = f"{name} must be {wanted} and finite, but {shown:g} was given."
+        raise InputError(f"{said} Pass for example {name}=0.1.")
 
 
 def one_number(value: Any, name: str, hint: str = "") -> float | Tensor:

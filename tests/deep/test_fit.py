@@ -241,7 +241,7 @@ def test_settings_are_checked():
 
 
 def test_a_bound_that_falls_is_an_error(monkeypatch):
-    monkeypatch.setattr(loop.Climb, "_one", lambda climb: -float(climb.step))
+    monkeypatch.setattr(loop.Climb, "_one", lambda climb: torch.tensor(-float(climb.step)))
     with pytest.raises(BoundFell, match=r"the bound fell from .* Pass a smaller learning_rate"):
         fit(2, toy(), Gaussian(), ascent=replace(QUICK, look_every=5))
 

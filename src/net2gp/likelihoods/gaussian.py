@@ -10,7 +10,8 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.errors import InputError, check_positive, recording
+from net2gp.errors import InputError, check_positive
+from net2gp.inputs import recording
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.targets import check_real_targets, shape_targets
 

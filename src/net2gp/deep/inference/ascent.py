@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch import Tensor
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
-from net2gp.deep.inference.stack import Batch, Stack
+from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
+from net2gp.deep.inference.steps.recording import Recording, record
 from net2gp.errors import BoundFell, InputError
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg.checkpoint import Checkpoint
@@ -30,6 +32,13 @@ SHORT_RATE = 0.1
 
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
+
+WARM = 3
+"""The number of steps before one is recorded."""
+
+BETAS = (0.9, 0.99)
+ADAM = ("step", "exp_avg", "exp_avg_sq")
+"""The decay rates of Adam, and the names of its state."""
 
 Advance = Callable[..., None]
 
@@ -70,27 +79,28 @@ class Climb:
     ) -> None:
         self.problem, self.stack, self.ascent = problem, stack, ascent
         self.start, self.seed = start, seed
+        self.order: tuple[int, Tensor] = (-1, torch.empty(0))
         self.natural_rate = natural_rate(problem, ascent)
-        leaves = list(stack.leaves.values())
-        self.optimizer = (
-            torch.optim.Adam(leaves, lr=ascent.learning_rate, betas=(0.9, 0.99)) if leaves else None
-        )
+        self.optimizer = _adam(stack, ascent.learning_rate)
         self.step = 0
         self.looks: list[float] = []
         self.errors: list[float] = []
-        self.window: list[float] = []
+        self.window: list[Tensor] = []
         self.stopped = False
+        self.recording: Recording | None = None
+        self.recordable = problem.x.is_cuda and self.optimizer is not None
+        self.safe: tuple[int, dict[str, Tensor]] | None = None
 
-    def batch(self, step: int) -> Batch:
+    def rows(self, step: int) -> Tensor:
         """The rows of a step: a part of a new order of all rows in every epoch."""
-        size, count = self.ascent.batch_size, self.problem.num_rows
+        size, count, device = self.ascent.batch_size, self.problem.num_rows, self.problem.x.device
         if size is None or size >= count:
-            return batch_of(self.problem, torch.arange(count, device=self.problem.x.device))
+            return torch.arange(count, device=device)
         epoch, part = divmod(step, count // size)
-        order = torch.randperm(count, generator=_seeded(self.seed, epoch, 1))
-        return batch_of(
-            self.problem, order[part * size : (part + 1) * size].to(self.problem.x.device)
-        )
+        if self.order[0] != epoch:
+            order = torch.randperm(count, generator=_seeded(self.seed, epoch, 1))
+            self.order = (epoch, order.to(device))
+        return self.order[1][part * size : (part + 1) * size]
 
     def climb(self, until: int, advance: Advance, keep: Callable[[], None]) -> None:
         """Take steps up to a number of them, or until there is no progress.
@@ -103,43 +113,84 @@ class Climb:
         Raises:
             InputError: If the bound becomes infinite or NaN.
         """
+        note = ""
         while self.step < until and not self.stopped:
-            bound = self._one()
-            self.window.append(bound)
+            self.window.append(self._one())
+            if not self.problem.x.is_cuda:
+                note = f"bound {self._checked(self.window[-1:])[0]:.1f}"
             self.step += 1
             if len(self.window) == self.ascent.look_every or self.step == self.ascent.num_steps:
-                self._look()
+                if not self._look():
+                    continue
+                note = f"bound {self.looks[-1]:.1f}"
             keep()
-            advance(note=f"bound {bound:.1f}")
-
-    def _one(self) -> float:
-        ascent = self.ascent
-        rate = 1.0 if self.step == 0 else self.natural_rate
-        generator = _seeded(self.seed, self.step, 0)
-        estimate = self.stack.estimate(self.batch(self.step), ascent.num_samples, generator, rate)
-        value = float(estimate.bound.detach())
-        if not math.isfinite(value):
-            raise InputError(
-                f"the fit diverged: the bound is {value} after {self.step} steps. Pass a smaller "
-                "learning_rate, as Ascent(learning_rate=0.01), or scale inputs and targets to variance 1."
+            advance(note=note)
+        if self.recording is not None:
+            self.recording = (
+                None  # the graph holds memory, and a later climb may have other settings
             )
+
+    def _one(self) -> Tensor:
+        """Take one step: recorded on a GPU once the first few have filled all places in memory."""
         if self.optimizer is not None:
-            falling = 0.5 * (1 + math.cos(math.pi * self.step / ascent.num_steps))
-            for group in self.optimizer.param_groups:
-                group["lr"] = ascent.learning_rate * falling
+            falling = 0.5 * (1 + math.cos(math.pi * self.step / self.ascent.num_steps))
+            _set_rate(self.optimizer, self.ascent.learning_rate * falling)
+        generator = _seeded(self.seed, self.step, 0)
+        rows = self.rows(self.step)
+        if self.recordable and self.recording is None and self.step >= WARM:
+            plain = lambda rows: self._plain(rows, torch.Generator())
+            self.recording = record(plain, self.stack, rows, self.ascent.look_every + 1)
+            self.recordable = self.recording is not None
+            self._save()
+        if self.recording is not None:
+            return self.recording.run(self.step, rows, generator)
+        return self._plain(rows, generator)
+
+    def _plain(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        rate = 1.0 if self.step == 0 else self.natural_rate
+        if self.optimizer is not None:
             self.optimizer.zero_grad()
+        batch = batch_of(self.problem, rows)
+        estimate = self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
+        if self.optimizer is not None:
             (-estimate.bound / self.problem.num_rows).backward()
             self.optimizer.step()
-        return value
+        return estimate.bound.detach()
 
-    def _look(self) -> None:
-        values = torch.tensor(self.window, dtype=torch.float64)
+    def _checked(self, bounds: list[Tensor]) -> list[float]:
+        values = torch.stack(bounds).tolist()
+        wrong = [value for value in values if not math.isfinite(value)]
+        if wrong:
+            raise InputError(
+                f"the fit diverged: the bound is {wrong[0]} after {self.step} steps. Pass a smaller "
+                "learning_rate, as Ascent(learning_rate=0.01), or scale inputs and targets to variance 1."
+            )
+        return values
+
+    def _look(self) -> bool:
+        """Look at the average bound, and return whether the steps since the last look are good."""
+        found = torch.stack(self.window).double().cpu()
+        if self.recording is not None and not bool(torch.isfinite(found).all()):
+            # more jitter may help, which only a step that looks at its matrices can choose
+            self.recording, self.recordable, self.window = None, False, []
+            assert self.safe is not None
+            self.step = self.safe[0]
+            self._load(self.safe[1])
+            return False
+        values = torch.tensor(self._checked(list(found)), dtype=torch.float64)
         self.looks.append(float(values.mean()))
         self.errors.append(float(values.std(correction=0)) / len(values) ** 0.5)
         self.window = []
         patience = self.ascent.patience
         if patience is not None and len(self.looks) > patience:
             self.stopped = max(self.looks[-patience:]) <= max(self.looks[:-patience])
+        if self.recording is not None:
+            self._save()
+        return True
+
+    def _save(self) -> None:
+        """Keep the state on the GPU, in case that a recorded step fails."""
+        self.safe = (self.step, {name: value.clone() for name, value in self._state().items()})
 
     def settle(self) -> Found:
         """Let the last layer come to rest, and check that the bound has grown.
@@ -152,9 +203,9 @@ class Climb:
             for k in range(SETTLING):
                 rate = self.natural_rate / (1 + k * self.natural_rate)
                 step = self.ascent.num_steps + k
-                self.stack.estimate(
-                    self.batch(step), self.ascent.num_samples, _seeded(self.seed, step, 0), rate
-                )
+                batch = batch_of(self.problem, self.rows(step))
+                generator = _seeded(self.seed, step, 0)
+                self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
         # The averages are estimates, so a fall counts if it is far beyond their errors.
         chance = 4 * (self.errors[0] + self.errors[-1]) + 0.01 * abs(looks[0]) + 1e-6
         if looks[-1] < looks[0] - chance:
@@ -164,14 +215,30 @@ class Climb:
             )
         return Found(self.stack, self.start, tuple(looks), self.step)
 
-    def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The state as tensors by name."""
+    def _state(self) -> dict[str, Tensor]:
+        """All that a step changes, by name."""
         state = {"precision": self.stack.precision, "shift": self.stack.shift}
         for name, leaf in self.stack.leaves.items():
             state[f"leaf.{name}"] = leaf.detach()
             for part, value in (self.optimizer.state[leaf] if self.optimizer else {}).items():
                 state[f"adam.{part}.{name}"] = value
-        return {f"{prefix}.{name}": value for name, value in state.items()}
+        return state
+
+    def _load(self, state: dict[str, Tensor]) -> None:
+        """Go back to such a state."""
+        self.stack.precision.copy_(state["precision"])
+        self.stack.shift.copy_(state["shift"])
+        for name, leaf in self.stack.leaves.items():
+            leaf.data.copy_(state[f"leaf.{name}"])
+            if self.optimizer is None or f"adam.step.{name}" not in state:
+                continue
+            own = {part: state[f"adam.{part}.{name}"].clone() for part in ADAM}
+            own["step"] = own["step"].to(leaf.device if leaf.is_cuda else "cpu")
+            self.optimizer.state[leaf] = own
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """The state as tensors by name."""
+        return {f"{prefix}.{name}": value for name, value in self._state().items()}
 
     def numbers(self) -> dict[str, object]:
         """The state as numbers."""
@@ -179,26 +246,36 @@ class Climb:
             "step": self.step,
             "looks": self.looks,
             "errors": self.errors,
-            "window": self.window,
+            "window": [float(value) for value in self.window],
             "stopped": self.stopped,
         }
 
-    def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, object]) -> None:
+    def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go back to a state that was written."""
-        own = {
-            name.removeprefix(f"{prefix}."): value
-            for name, value in tensors.items()
-            if name.startswith(f"{prefix}.")
-        }
-        self.stack.precision, self.stack.shift = own["precision"], own["shift"]
-        for name, leaf in self.stack.leaves.items():
-            leaf.data.copy_(own[f"leaf.{name}"])
-            parts = ("step", "exp_avg", "exp_avg_sq")
-            if self.optimizer is not None and f"adam.step.{name}" in own:
-                self.optimizer.state[leaf] = {p: own[f"adam.{p}.{name}"] for p in parts}
-                self.optimizer.state[leaf]["step"] = own[f"adam.step.{name}"].cpu()
+        start = f"{prefix}."
+        self._load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
         for name, value in numbers.items():
             setattr(self, name, value)
+        self.window = [self.problem.x.new_tensor(value) for value in numbers["window"]]
+
+
+def _adam(stack: Stack, rate: float) -> torch.optim.Optimizer | None:
+    """Adam for the variables, if there are any. On a GPU its steps can be recorded."""
+    leaves = list(stack.leaves.values())
+    if not leaves:
+        return None
+    if not leaves[0].is_cuda:
+        return torch.optim.Adam(leaves, lr=rate, betas=BETAS)
+    place = torch.tensor(rate, device=leaves[0].device)
+    return torch.optim.Adam(leaves, lr=place, betas=BETAS, capturable=True)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def natural_rate(problem: DeepProblem, ascent: Ascent) -> float:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.cross import cross
-from net2gp.deep.inference.forms import quadratic_forms
 from net2gp.deep.inference.sparse_layer import AffineMean
-from net2gp.errors import InputError, recording
+from net2gp.deep.inference.steps.cross import cross
+from net2gp.deep.inference.steps.forms import quadratic_forms
+from net2gp.errors import InputError
+from net2gp.inputs import recording
 from net2gp.tags import savable
 from net2gp.types import Kernel
 

@@ -1,0 +1,145 @@
+"""The fast parts of a step: the same values and gradients as the plain formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import net2gp as n2g
+from net2gp import RBF
+from net2gp.deep import Ascent, fit
+from net2gp.deep.inference import ascent as loop
+from net2gp.deep.inference.problem import make_problem
+from net2gp.deep.inference.steps import forms
+from net2gp.deep.inference.steps.cross import cross
+from net2gp.deep.inference.steps.forms import quadratic_forms
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("numbers", [1, 200, 2**17])
+@pytest.mark.parametrize("count", [1, 3])
+def test_quadratic_forms_are_those_of_the_definition(monkeypatch, numbers, count):
+    """Also if rows are taken in blocks."""
+    monkeypatch.setattr(forms, "NUMBERS", numbers)
+    A, S = normal(5, 150).requires_grad_(), normal(count, 5, 5, seed=1).requires_grad_()
+    weights = normal(150, count, seed=2)
+    plain = (S.mT @ A).square().sum(1).mT
+    fast = quadratic_forms(A, S @ S.mT)
+    torch.testing.assert_close(fast, plain)
+    for got, wanted in zip(
+        torch.autograd.grad((weights * fast).sum(), (A, S)),
+        torch.autograd.grad((weights * plain).sum(), (A, S)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_quadratic_forms_of_float32_matrices_have_seven_digits():
+    A, S = normal(40, 100), normal(2, 40, 40, seed=1)
+    W = S @ S.mT
+    rough = quadratic_forms(A, W.float())
+    assert rough.dtype == torch.float64
+    torch.testing.assert_close(rough, quadratic_forms(A, W), rtol=1e-5, atol=1e-3)
+
+
+def test_a_matrix_without_a_gradient_gets_none():
+    A, W = normal(3, 4).requires_grad_(), torch.eye(3, dtype=torch.float64)[None]
+    (got,) = torch.autograd.grad(quadratic_forms(A, W).sum(), A)
+    torch.testing.assert_close(got, 2 * A)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_kernels_between_points_and_rows_are_those_of_the_kernel(offset):
+    points, inputs = ((offset + normal(n, 3, seed=n)).requires_grad_() for n in (6, 9))
+    scale = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    variance = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    kernel, weights = RBF(scale, variance), normal(6, 9)
+    found = [(weights * cross(kernel, points, inputs, torch.float64)).sum()]
+    found.append((weights * kernel(points, inputs)).sum())
+    leaves = (points, inputs, scale, variance)
+    torch.testing.assert_close(*found)
+    got, wanted = (torch.autograd.grad(value, leaves) for value in found)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_other_kernels_are_called_as_they_are():
+    points, inputs = normal(3, 2), normal(4, 2, seed=1)
+    kernel = RBF() + n2g.kernels.Linear()
+    got = cross(kernel, points, inputs, torch.float32)
+    torch.testing.assert_close(got, kernel(points, inputs).float())
+
+
+def climb_of(device: str, batch_size: int | None = None, **more: object) -> loop.Climb:
+    """A climb of two layers before its first step."""
+    x = normal(60, 2).to(device)
+    y = x[:, :1].sin() + 0.1 * normal(60, 1, seed=1).to(device)
+    settings = {"num_steps": 40, "num_inducing": 8, "num_samples": 2, "look_every": 10}
+    ascent = Ascent(batch_size=batch_size, starts=("linear",), **(settings | more))  # type: ignore[arg-type]
+    return loop._climbs(make_problem(2, (x, y), n2g.Gaussian(), ascent), ascent)[0]
+
+
+def test_gradients_with_batches_are_near_those_in_double_precision():
+    """Batches have products in float32, whose errors are far below the noise of a batch."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        climb = climb_of("cpu", batch_size=20)
+        assert climb.stack.dtype == torch.float32
+        climb.stack.dtype = dtype
+        climb._one()
+        found.append({name: leaf.grad for name, leaf in climb.stack.leaves.items()})
+    for name, wanted in found[1].items():
+        assert wanted is not None
+        got = found[0][name]
+        assert got is not None
+        assert float((got - wanted).norm()) < 1e-3 * float(wanted.norm()) + 1e-6, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch_size", [None, 20])
+def test_recorded_steps_are_the_plain_ones(batch_size):
+    found = []
+    for records in (True, False):
+        climb = climb_of("cuda", batch_size)
+        climb.recordable = records
+        climb.climb(30, lambda note: None, lambda: None)
+        assert climb.recordable == records  # nothing had to be given up
+        found.append(climb)
+    torch.testing.assert_close(found[0].looks, found[1].looks, rtol=1e-6, atol=1e-6)
+    for name, leaf in found[0].stack.leaves.items():
+        torch.testing.assert_close(leaf, found[1].stack.leaves[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_that_fails_is_taken_again_with_more_jitter(monkeypatch):
+    """A singular matrix shows as NaN in a recorded step; the plain one adds to its diagonal."""
+    from net2gp.deep.inference import inducing
+
+    climb = climb_of("cuda")
+    climb.climb(10, lambda note: None, lambda: None)
+    climb.recordable = True
+    monkeypatch.setitem(inducing.JITTER, torch.float64, -1e-3)
+    monkeypatch.setattr(inducing, "TRIES", 1)
+    wrong = pytest.raises(n2g.errors.InputError, match="singular")
+    with wrong:
+        climb.climb(40, lambda note: None, lambda: None)
+    assert not climb.recordable
+    assert len(climb.looks) == 1
+
+
+@pytest.mark.gpu
+def test_classes_are_recorded_too():
+    x = normal(60, 2).cuda()
+    y = (x[:, 0] > 0).long()
+    settings = Ascent(num_steps=20, num_inducing=8, num_samples=2, starts=("linear",))
+    problem = make_problem(2, (x, y), n2g.Categorical(), settings)
+    climb = loop._climbs(problem, settings)[0]
+    climb.climb(20, lambda note: None, lambda: None)
+    assert climb.recordable
+    posterior = fit(2, (x, y), n2g.Categorical(), ascent=settings)
+    assert bool((posterior.predict(x).probs.argmax(1) == y).double().mean() > 0.8)
