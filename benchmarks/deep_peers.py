@@ -1,19 +1,25 @@
-"""gpytorch's deep Gaussian processes and deep sigma point processes, as its examples build them.
+"""Deep processes of gpytorch, as its examples build them, and of GPflux, as its tutorial builds them.
 
 gpytorch is a dependency of net2gp, so that both run in one process on the same data. Layers have squared
 exponential kernels with one length scale per input, Cholesky factors of the covariance of whitened inducing
 values, a linear mean in inner layers and a constant one in the last. Inducing points of the first layer start
 where ours do, and those of later layers at normal draws. Numbers are float32, the default of gpytorch, unless
 another dtype is asked for.
+
+GPflux needs TensorFlow, and runs in an environment of its own (`worker_gpflux.py`).
 """
 
 from __future__ import annotations
 
 import math
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import gpytorch
+import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood
@@ -22,6 +28,9 @@ from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
 from gpytorch.models.deep_gps.dspp import DSPP, DSPPLayer
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from torch import Tensor, nn
+
+from peers import PEERS, ensure
+from run import HERE, environment
 
 PREDICTION_DRAWS = 100
 
@@ -211,9 +220,13 @@ class Fit:
 
     @torch.no_grad()
     def hidden(self, x: Tensor) -> Tensor:
-        """The mean of the first layer, (N, C)."""
+        """The mean of what enters the last layer, (N, C)."""
         self.model.eval()
-        return self.model.layers[0](x.to(self.x)).mean.reshape(-1, len(x), self.run.width).mean(0)
+        found = x.to(self.x)
+        with gpytorch.settings.num_likelihood_samples(PREDICTION_DRAWS):
+            for layer in self.model.layers[:-1]:
+                found = layer(found)
+        return found.mean.reshape(-1, len(x), self.run.width).mean(0)
 
 
 def log_density(prediction: tuple[Tensor, Tensor, Tensor], y: Tensor) -> Tensor:
@@ -227,3 +240,37 @@ def mean_of(prediction: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """The mean of a mixture of Gaussians: (N,)."""
     weights, means, _ = prediction
     return (weights.exp()[:, None] * means).sum(0)
+
+
+@dataclass(frozen=True)
+class FluxFit:
+    """Mixtures as `Fit.predict` has them, the mean of what enters the last layer, and CPU seconds."""
+
+    test: tuple[Tensor, Tensor, Tensor]
+    grid: tuple[Tensor, Tensor, Tensor]
+    hidden: Tensor
+    seconds: float
+
+
+def gpflux_fit(data: tuple[Tensor, Tensor], x_test: Tensor, grid: Tensor, run: Run) -> FluxFit:
+    """A deep process of GPflux, of which `run` sets layers, steps, inducing points, rate and seed."""
+    python = ensure(PEERS["gpflux"])
+    arrays = {"x": data[0], "y": data[1], "x_test": x_test, "grid": grid}
+    names = ("num_layers", "num_inducing", "num_steps", "learning_rate", "seed")
+    settings = {name: getattr(run, name) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "arrays.npz", Path(folder) / "result.npz"
+        np.savez(source, **{name: value.numpy() for name, value in arrays.items()}, **settings)
+        command = [str(python), str(HERE / "worker_gpflux.py"), str(source), str(target)]
+        env = environment() | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"GPflux failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
+        with np.load(target) as stored:
+            found = {key: torch.from_numpy(np.asarray(stored[key])) for key in stored.files}
+    count = len(found["means test"])
+    weights = torch.full((count,), -math.log(count), dtype=torch.float64)
+    test, shown = (
+        (weights, found[f"means {name}"], found[f"variances {name}"]) for name in ("test", "grid")
+    )
+    return FluxFit(test, shown, found["hidden"], float(found["cpu_s"]))

@@ -105,6 +105,15 @@ PEERS = {
             module="numpyro, gpytorch, safetensors",
             constraints=("torch==2.13.0",),
         ),
+        # 2.15 is the last TensorFlow whose own Keras is version 2, for which GPflux is written
+        Peer(
+            name="gpflux",
+            requirements=(
+                *("gpflux==0.4.5", "gpflow==2.11.2", "tensorflow==2.15.1"),
+                *("tensorflow-probability==0.23.0", "numpy<2", "scipy<1.14", "setuptools<80"),
+            ),
+            module="gpflux",
+        ),
         # those that stand alone ask for a torchvision or torchaudio of another torch
         Peer(
             name="real-networks",
