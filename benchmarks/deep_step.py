@@ -317,16 +317,18 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         top.fill_between(grid, mean - 2 * std, mean + 2 * std, alpha=0.25, lw=0)
         top.plot(grid, mean)
         top.plot(x[:, 0], y[:, 0], "k.", ms=3)
-        depth = f" ({mine[0]['depth']})" if method == CHOSEN else ""
-        top.set_title(method + depth, fontsize=11)
+        by_bound = f"{method}: {mine[0]['depth']}"
+        top.set_title(by_bound if method == CHOSEN else method, fontsize=11)
         top.set_ylim(-0.5, 1.5)
         curves = [np.array(row["curves"][2]) for row in mine if len(row["curves"]) > 2]
         for hidden in curves:
             scaled = (hidden - hidden.min()) / (hidden.max() - hidden.min())
             bottom.plot(grid, scaled, lw=0.8, alpha=0.7)
+        lowest = bottom if curves else top
+        lowest.set_xlabel("x")
         if not curves:
             bottom.axis("off")
-        bottom.set_xlabel("x")
+            top.tick_params(labelbottom=True)
     axes[0, 0].set_ylabel("first seed: mean of y, ± 2 std")
     axes[1, 0].set_ylabel("all seeds: inner function, scaled")
     figure.savefig(path, dpi=110)
