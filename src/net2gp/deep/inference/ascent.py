@@ -30,6 +30,12 @@ MARGIN = 3.0
 SHORT_RATE = 0.1
 """The rate of the last layer where a single batch does not have its optimum."""
 
+LATE = 0.15
+"""The share of its first value below which the learning rate is small: a slow last layer can then follow."""
+
+ENOUGH = 2
+"""How many rows a batch needs for each inducing point, so that it has nearly the optimum of all rows."""
+
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
 
@@ -80,7 +86,6 @@ class Climb:
         self.problem, self.stack, self.ascent = problem, stack, ascent
         self.start, self.seed = start, seed
         self.order: tuple[int, Tensor] = (-1, torch.empty(0))
-        self.natural_rate = natural_rate(problem, ascent)
         self.optimizer = _adam(stack, ascent.learning_rate)
         self.step = 0
         self.looks: list[float] = []
@@ -88,6 +93,7 @@ class Climb:
         self.window: list[Tensor] = []
         self.stopped = False
         self.recording: Recording | None = None
+        self.rate = math.nan
         self.recordable = problem.x.is_cuda and self.optimizer is not None
         self.safe: tuple[int, dict[str, Tensor]] | None = None
 
@@ -133,21 +139,21 @@ class Climb:
     def _one(self) -> Tensor:
         """Take one step: recorded on a GPU once the first few have filled all places in memory."""
         if self.optimizer is not None:
-            falling = 0.5 * (1 + math.cos(math.pi * self.step / self.ascent.num_steps))
-            _set_rate(self.optimizer, self.ascent.learning_rate * falling)
+            _set_rate(self.optimizer, self.ascent.learning_rate * falling(self.step, self.ascent))
         generator = _seeded(self.seed, self.step, 0)
         rows = self.rows(self.step)
-        if self.recordable and self.recording is None and self.step >= WARM:
-            plain = lambda rows: self._plain(rows, torch.Generator())
+        rate = natural_rate(self.problem, self.ascent, self.step)
+        if self.recordable and self.step >= WARM and (self.recording is None or rate != self.rate):
+            plain = lambda rows: self._plain(rows, torch.Generator(), rate)
             self.recording = record(plain, self.stack, rows, self.ascent.look_every + 1)
-            self.recordable = self.recording is not None
-            self._save()
+            self.recordable, self.rate = self.recording is not None, rate
+            if self.safe is None:
+                self._save()
         if self.recording is not None:
             return self.recording.run(self.step, rows, generator)
-        return self._plain(rows, generator)
+        return self._plain(rows, generator, rate)
 
-    def _plain(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        rate = 1.0 if self.step == 0 else self.natural_rate
+    def _plain(self, rows: Tensor, generator: torch.Generator, rate: float) -> Tensor:
         if self.optimizer is not None:
             self.optimizer.zero_grad()
         batch = batch_of(self.problem, rows)
@@ -199,9 +205,10 @@ class Climb:
             BoundFell: If the bound is lower than at the start.
         """
         looks = self.looks
+        first = natural_rate(self.problem, self.ascent, self.ascent.num_steps)
         with torch.no_grad():
             for k in range(SETTLING):
-                rate = self.natural_rate / (1 + k * self.natural_rate)
+                rate = first / (1 + k * first)
                 step = self.ascent.num_steps + k
                 batch = batch_of(self.problem, self.rows(step))
                 generator = _seeded(self.seed, step, 0)
@@ -278,12 +285,31 @@ def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def natural_rate(problem: DeepProblem, ascent: Ascent) -> float:
-    """The share of the way to its optimum that the last layer goes in each step."""
+def falling(step: int, ascent: Ascent) -> float:
+    """The learning rate of a step relative to the first: half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * step / ascent.num_steps))
+
+
+def natural_rate(problem: DeepProblem, ascent: Ascent, step: int) -> float:
+    """The share of the way to its optimum that the last layer goes in a step.
+
+    Under Gaussian noise a last layer that is behind the others leaves residuals that they then move for. A
+    batch of enough rows has nearly the optimum, so it is taken while the others move fast. It fits the batch
+    more closely than all rows, which makes the noise too small, so that the last steps average over batches.
+    """
+    if step == 0:
+        return 1.0
     if ascent.natural_rate is not None:
         return ascent.natural_rate
-    all_rows = ascent.batch_size is None or ascent.batch_size >= problem.num_rows
-    return 1.0 if all_rows and has_gaussian_noise(problem.likelihood) else SHORT_RATE
+    if not has_gaussian_noise(problem.likelihood):
+        return SHORT_RATE
+    size = ascent.batch_size
+    if size is None or size >= problem.num_rows:
+        return 1.0
+    wide = problem.layers[-1].num_inducing
+    assert wide is not None
+    early = size >= ENOUGH * wide and falling(step, ascent) > LATE
+    return 1.0 if early else SHORT_RATE
 
 
 def _seeded(seed: int, step: int, kind: int) -> torch.Generator:

@@ -31,8 +31,9 @@ class Ascent:
         learning_rate: The learning rate of Adam. Its variables have the scale of 1: logarithms, whitened
             values, and inducing points in standard deviations of their inputs.
         natural_rate: The share of the way to its optimum that the last layer goes in each step. None means 1
-            under Gaussian noise if every step takes all rows, since the optimum is then known in closed
-            form, and 0.1 otherwise.
+            under Gaussian noise, since the optimum is then known in closed form, and 0.1 otherwise. If
+            batches have fewer than two rows per inducing point, and in the last quarter of the steps with
+            any batches, it is 0.1 as well, which averages over batches.
         num_samples: The number of draws through the layers per row and step.
         batch_size: The number of rows of a batch; None takes all rows in every step.
         num_inducing: The number of inducing points per layer. None means 100, or the number of distinct

@@ -30,7 +30,8 @@ class Plan:
         kernel: The kernel, in float64, whose numbers are replaced.
         mean: The mean function.
         points: The inducing points at the start, (M, …).
-        scale: The unit in which they move, per column.
+        scale: A root of the covariance of the inputs, (D, D), by which their moves are multiplied: they move
+            along the directions in which the inputs vary. Inputs of more axes have a unit for each entry.
         width: The number of outputs C.
     """
 
@@ -148,7 +149,8 @@ class Stack:
         kernel = with_numbers(plan.kernel, numbers)
         points = plan.points
         if f"{index}.shift" in self.leaves:
-            points = points + plan.scale * self.leaves[f"{index}.shift"]
+            shift = self.leaves[f"{index}.shift"]
+            points = points + (shift @ plan.scale if shift.dim() == 2 else shift * plan.scale)
         return Working(kernel, points, factor(kernel, points, self.dtype), plan.mean, self.dtype)
 
     def law(self, index: int) -> tuple[Tensor, Tensor]:

@@ -88,9 +88,7 @@ def _shallow_from(problem: DeepProblem, batch: Batch, scale: float, ascent: Asce
     if ascent.tune:
         leaves |= {f"0.kernel.{name}": value.log() for name, value in numbers.items()}
     leaves |= _noise_leaf(problem, None)
-    stack = Stack(
-        (plan,), {n: v.clone().requires_grad_() for n, v in leaves.items()}, problem.likelihood
-    )
+    stack = Stack((plan,), _free(leaves, problem), problem.likelihood)
     steps = min(SHALLOW_STEPS, ascent.num_steps)
     optimizer = torch.optim.Adam(stack.leaves.values(), lr=SHALLOW_RATE) if leaves else None
     for step in range(steps):
@@ -159,8 +157,14 @@ def initial(
         plans.append(Plan(kernel.precise(), mean, points, spread(inputs), layer.width))
         inputs = outputs
     leaves |= _noise_leaf(problem, shallow.log_noise)
-    free = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
-    return Stack(tuple(plans), free, problem.likelihood, dtype_of_products(problem, ascent))
+    dtype = dtype_of_products(problem, ascent)
+    return Stack(tuple(plans), _free(leaves, problem), problem.likelihood, dtype)
+
+
+def _free(leaves: Params, problem: DeepProblem) -> Params:
+    """Copies on the device of the data that require gradients."""
+    like = problem.x
+    return {n: v.detach().to(like, copy=True).requires_grad_() for n, v in leaves.items()}
 
 
 def dtype_of_products(problem: DeepProblem, ascent: Ascent) -> torch.dtype:
@@ -237,10 +241,25 @@ def _noise_leaf(problem: DeepProblem, known: Tensor | None) -> Params:
 
 
 def spread(inputs: Tensor) -> Tensor:
-    """The standard deviation of each column, or of all if a column is constant: like one row."""
-    flat = inputs.detach().flatten(1)
-    own, whole = flat.std(0, correction=0), flat.var(0, correction=0).mean().sqrt().clamp(min=1e-12)
-    return torch.where(own > 1e-9 * whole, own, whole).reshape(inputs.shape[1:])
+    """Compute the unit in which inducing points move: they stay where the inputs vary.
+
+    Args:
+        inputs: N inputs of a layer.
+
+    Returns:
+        The symmetric root of their covariance, (D, D), or the standard deviations of inputs of more axes.
+
+    >>> spread(torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
+    tensor([[0.7071, 0.7071],
+            [0.7071, 0.7071]])
+    """
+    values = inputs.detach()
+    if values.dim() > 2:
+        own, whole = values.std(0, correction=0), values.var(0, correction=0).mean().sqrt()
+        return torch.where(own > 1e-9 * whole, own, whole.clamp(min=1e-12))
+    centered = values - values.mean(0)
+    sizes, directions = torch.linalg.eigh(centered.mT @ centered / len(values))
+    return (directions * sizes.clamp(min=0).sqrt()) @ directions.mT
 
 
 def inducing_points(
