@@ -91,7 +91,7 @@ class Climb:
         self.looks: list[float] = []
         self.errors: list[float] = []
         self.window: list[Tensor] = []
-        self.stopped = False
+        self.flattered, self.stopped = 0, False
         self.recording: Recording | None = None
         self.rate = math.nan
         self.recordable = problem.x.is_cuda and self.optimizer is not None
@@ -187,12 +187,25 @@ class Climb:
         self.looks.append(float(values.mean()))
         self.errors.append(float(values.std(correction=0)) / len(values) ** 0.5)
         self.window = []
-        patience = self.ascent.patience
-        if patience is not None and len(self.looks) > patience:
-            self.stopped = max(self.looks[-patience:]) <= max(self.looks[:-patience])
+        if self._is_flattered():
+            self.flattered = len(self.looks)
+        patience, looks = self.ascent.patience, self.fair_looks
+        if patience is not None and len(looks) > patience:
+            self.stopped = max(looks[-patience:]) <= max(looks[:-patience])
         if self.recording is not None:
             self._save()
         return True
+
+    def _is_flattered(self) -> bool:
+        """Whether the last layer of the step before was at the optimum of the batch that it is judged by."""
+        size, last = self.ascent.batch_size, self.step - 1
+        some = size is not None and size < self.problem.num_rows
+        return some and natural_rate(self.problem, self.ascent, last) == 1.0
+
+    @property
+    def fair_looks(self) -> list[float]:
+        """The looks that can be compared with the last one."""
+        return self.looks[self.flattered :] or self.looks
 
     def _save(self) -> None:
         """Keep the state on the GPU, in case that a recorded step fails."""
@@ -204,7 +217,8 @@ class Climb:
         Raises:
             BoundFell: If the bound is lower than at the start.
         """
-        looks = self.looks
+        looks = self.fair_looks
+        errors = self.errors[-len(looks) :]
         first = natural_rate(self.problem, self.ascent, self.ascent.num_steps)
         with torch.no_grad():
             for k in range(SETTLING):
@@ -214,13 +228,13 @@ class Climb:
                 generator = _seeded(self.seed, step, 0)
                 self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
         # The averages are estimates, so a fall counts if it is far beyond their errors.
-        chance = 4 * (self.errors[0] + self.errors[-1]) + 0.01 * abs(looks[0]) + 1e-6
+        chance = 4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6
         if looks[-1] < looks[0] - chance:
             raise BoundFell(
                 f"the bound fell from {looks[0]:.4g} to {looks[-1]:.4g} in {self.step} steps. Pass a smaller "
                 "learning_rate, as Ascent(learning_rate=0.01), or more num_samples."
             )
-        return Found(self.stack, self.start, tuple(looks), self.step)
+        return Found(self.stack, self.start, tuple(self.looks), self.step)
 
     def _state(self) -> dict[str, Tensor]:
         """All that a step changes, by name."""
@@ -254,6 +268,7 @@ class Climb:
             "looks": self.looks,
             "errors": self.errors,
             "window": [float(value) for value in self.window],
+            "flattered": self.flattered,
             "stopped": self.stopped,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -159,7 +160,9 @@ class Stack:
             below = self.leaves[f"{index}.root"].tril(-1)
             diagonal = self.leaves[f"{index}.log_diagonal"].exp()
             return self.leaves[f"{index}.center"], below + torch.diag_embed(diagonal)
-        R = torch.linalg.cholesky(self.precision)
+        R, info = torch.linalg.cholesky_ex(self.precision)
+        # a failure must show in the bound: looking at it here would wait for a GPU
+        R = torch.where((info == 0)[:, None, None], R, math.nan)
         center = torch.cholesky_solve(self.shift[..., None], R)[..., 0].mT
         return center, torch.linalg.solve_triangular(R, _identity(R), upper=False).mT
 
