@@ -37,7 +37,7 @@ CHAIN_COLUMNS = {
 }
 EXPLANATION = """\
 One hidden layer of 50 tanh units, one split of each table, prior N(0, v) of all parameters and Gaussian noise
-as in the first table (standardized targets). NUTS: four to eight chains in float64 from draws of the prior,
+as in the first table (standardized targets). NUTS: four or five chains in float64 from draws of the prior,
 each after 250 to 500 draws of warm-up; R̂ and effective sample sizes are of predictions f(x) at the test
 points, the worst of them, since weights are not identifiable. Its second row compares half of its chains with
 the others, which is how close the same posterior comes to itself. Agreement: the share of test points whose

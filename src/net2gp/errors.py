@@ -172,11 +172,6 @@ def _is_inside(path: str) -> bool:
     return path.startswith(_INSIDE) or path == contextlib.__file__
 
 
-def _recorded(tensor: Tensor) -> bool:
-    """Whether operations are only recorded for later, so that there is nothing to look at."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise if a tensor has a NaN or an infinity.
 
@@ -193,15 +188,19 @@ def check_finite(tensor: Tensor, name: str) -> None:
     net2gp.errors.InputError: y must be finite, but 1 of 2 values is NaN or infinite ...
     """
     # A sum propagates every NaN and infinity and, unlike isfinite(), needs no copy.
-    if tensor.is_meta or not tensor.is_floating_point() or _recorded(tensor):
-        return
-    if bool(torch.isfinite(tensor.detach().sum())):
+    if (
+        tensor.is_meta
+        or not tensor.is_floating_point()
+        or bool(torch.isfinite(tensor.detach().sum()))
+    ):
         return
     bad = ~torch.isfinite(tensor.detach())
     if not bool(bad.any()):  # the sum overflowed, but no entry did
         return
-    rows = bad.reshape(bad.shape[0] if bad.dim() else 1, -1).any(1)
-    count, first = int(bad.sum()), int(rows.nonzero()[0])
+    count, first = (
+        int(bad.sum()),
+        int(bad.reshape(bad.shape[0] if bad.dim() else 1, -1).any(1).nonzero()[0]),
+    )
     verb = "is" if count == 1 else "are"
     raise InputError(
         f"{name} must be finite, but {count} of {tensor.numel()} values {verb} NaN or infinite "
@@ -241,14 +240,14 @@ def check_positive(
         raise InputError(
             f"{name} must be one number, but has shape {tuple(tensor.shape)}. Pass for example {name}=0.1."
         )
-    if _recorded(tensor):
-        return
     good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
     if not bool(good.all()):
         wanted = "zero or positive" if zero else "positive"
         shown = tensor[~good].reshape(-1)[0].item()
-        said = f"{name} must be {wanted} and finite, but {shown:g} was given."
-        raise InputError(f"{said} Pass for example {name}=0.1.")
+        raise InputError(
+            f"{name} must be {wanted} and finite, but {shown:g} was given."
+            f" Pass for example {name}=0.1."
+        )
 
 
 def one_number(value: Any, name: str, hint: str = "") -> float | Tensor:

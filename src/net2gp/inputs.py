@@ -395,12 +395,3 @@ def _check_same_order(first: Any, again: Any) -> None:
             "the loader gives other batches on a second pass: it shuffles, or augments at random. "
             "Pass a DataLoader with shuffle=False and without random transforms, or a pair (x, y)."
         )
-
-
-def recording(tensor: Tensor) -> bool:
-    """Whether operations on a tensor are only recorded for later, so that its entries cannot be looked at.
-
-    >>> recording(torch.zeros(1))
-    False
-    """
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -11,7 +11,6 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from net2gp.errors import InputError, check_positive
-from net2gp.inputs import recording
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.targets import check_real_targets, shape_targets
 
@@ -151,7 +150,7 @@ class Gaussian:
 
     def _positive_noise(self, f: Tensor) -> Tensor:
         noise = self.noise_variance(f)
-        if not recording(noise) and not bool((noise > 0).all()):
+        if not bool((noise > 0).all()):
             raise InputError(
                 "with noise_var=0 the observation is f itself and p(y | f) has no density. "
                 "Pass a positive variance, e.g. Gaussian(noise_var=1e-6)."

@@ -13,9 +13,8 @@ from torch import Tensor
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
-from net2gp.deep.inference.stack import Stack
+from net2gp.deep.inference.stack import Batch, Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
-from net2gp.deep.inference.steps.recording import Recording, record
 from net2gp.errors import BoundFell, InputError
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg.checkpoint import Checkpoint
@@ -30,17 +29,14 @@ MARGIN = 3.0
 SHORT_RATE = 0.1
 """The rate of the last layer where a single batch does not have its optimum."""
 
-LATE = 0.15
-"""The share of its first value below which the learning rate is small: a slow last layer can then follow."""
+LATE = 0.5
+"""The share of its first value at which the learning rate is small enough for a slow last layer to follow."""
 
-ENOUGH = 2
+ENOUGH = 5
 """How many rows a batch needs for each inducing point, so that it has nearly the optimum of all rows."""
 
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
-
-WARM = 3
-"""The number of steps before one is recorded."""
 
 BETAS = (0.9, 0.99)
 ADAM = ("step", "exp_avg", "exp_avg_sq")
@@ -92,21 +88,17 @@ class Climb:
         self.errors: list[float] = []
         self.window: list[Tensor] = []
         self.flattered, self.stopped = 0, False
-        self.recording: Recording | None = None
-        self.rate = math.nan
-        self.recordable = problem.x.is_cuda and self.optimizer is not None
-        self.safe: tuple[int, dict[str, Tensor]] | None = None
 
-    def rows(self, step: int) -> Tensor:
+    def batch(self, step: int) -> Batch:
         """The rows of a step: a part of a new order of all rows in every epoch."""
         size, count, device = self.ascent.batch_size, self.problem.num_rows, self.problem.x.device
         if size is None or size >= count:
-            return torch.arange(count, device=device)
+            return batch_of(self.problem, torch.arange(count, device=device))
         epoch, part = divmod(step, count // size)
         if self.order[0] != epoch:
             order = torch.randperm(count, generator=_seeded(self.seed, epoch, 1))
             self.order = (epoch, order.to(device))
-        return self.order[1][part * size : (part + 1) * size]
+        return batch_of(self.problem, self.order[1][part * size : (part + 1) * size])
 
     def climb(self, until: int, advance: Advance, keep: Callable[[], None]) -> None:
         """Take steps up to a number of them, or until there is no progress.
@@ -126,39 +118,21 @@ class Climb:
                 note = f"bound {self._checked(self.window[-1:])[0]:.1f}"
             self.step += 1
             if len(self.window) == self.ascent.look_every or self.step == self.ascent.num_steps:
-                if not self._look():
-                    continue
+                self._look()
                 note = f"bound {self.looks[-1]:.1f}"
             keep()
             advance(note=note)
-        if self.recording is not None:
-            self.recording = (
-                None  # the graph holds memory, and a later climb may have other settings
-            )
 
     def _one(self) -> Tensor:
-        """Take one step: recorded on a GPU once the first few have filled all places in memory."""
-        if self.optimizer is not None:
-            _set_rate(self.optimizer, self.ascent.learning_rate * falling(self.step, self.ascent))
+        """Take one step, and return the bound before the step of all but the last layer."""
+        ascent = self.ascent
+        batch, rate = self.batch(self.step), natural_rate(self.problem, ascent, self.step)
         generator = _seeded(self.seed, self.step, 0)
-        rows = self.rows(self.step)
-        rate = natural_rate(self.problem, self.ascent, self.step)
-        if self.recordable and self.step >= WARM and (self.recording is None or rate != self.rate):
-            plain = lambda rows: self._plain(rows, torch.Generator(), rate)
-            self.recording = record(plain, self.stack, rows, self.ascent.look_every + 1)
-            self.recordable, self.rate = self.recording is not None, rate
-            if self.safe is None:
-                self._save()
-        if self.recording is not None:
-            return self.recording.run(self.step, rows, generator)
-        return self._plain(rows, generator, rate)
-
-    def _plain(self, rows: Tensor, generator: torch.Generator, rate: float) -> Tensor:
+        estimate = self.stack.estimate(batch, ascent.num_samples, generator, rate)
         if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = ascent.learning_rate * falling(self.step, ascent)
             self.optimizer.zero_grad()
-        batch = batch_of(self.problem, rows)
-        estimate = self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
-        if self.optimizer is not None:
             (-estimate.bound / self.problem.num_rows).backward()
             self.optimizer.step()
         return estimate.bound.detach()
@@ -173,43 +147,18 @@ class Climb:
             )
         return values
 
-    def _look(self) -> bool:
-        """Look at the average bound, and return whether the steps since the last look are good."""
-        found = torch.stack(self.window).double().cpu()
-        if self.recording is not None and not bool(torch.isfinite(found).all()):
-            # more jitter may help, which only a step that looks at its matrices can choose
-            self.recording, self.recordable, self.window = None, False, []
-            assert self.safe is not None
-            self.step = self.safe[0]
-            self._load(self.safe[1])
-            return False
-        values = torch.tensor(self._checked(list(found)), dtype=torch.float64)
+    def _look(self) -> None:
+        size, first = self.ascent.batch_size, self.step - len(self.window)
+        values = torch.tensor(self._checked(self.window), dtype=torch.float64)
         self.looks.append(float(values.mean()))
         self.errors.append(float(values.std(correction=0)) / len(values) ** 0.5)
         self.window = []
-        if self._is_flattered():
+        some = size is not None and size < self.problem.num_rows
+        if some and natural_rate(self.problem, self.ascent, max(1, first)) == 1.0:
             self.flattered = len(self.looks)
-        patience, looks = self.ascent.patience, self.fair_looks
+        patience, looks = self.ascent.patience, self.looks[self.flattered :]
         if patience is not None and len(looks) > patience:
             self.stopped = max(looks[-patience:]) <= max(looks[:-patience])
-        if self.recording is not None:
-            self._save()
-        return True
-
-    def _is_flattered(self) -> bool:
-        """Whether the last layer of the step before was at the optimum of the batch that it is judged by."""
-        size, last = self.ascent.batch_size, self.step - 1
-        some = size is not None and size < self.problem.num_rows
-        return some and natural_rate(self.problem, self.ascent, last) == 1.0
-
-    @property
-    def fair_looks(self) -> list[float]:
-        """The looks that can be compared with the last one."""
-        return self.looks[self.flattered :] or self.looks
-
-    def _save(self) -> None:
-        """Keep the state on the GPU, in case that a recorded step fails."""
-        self.safe = (self.step, {name: value.clone() for name, value in self._state().items()})
 
     def settle(self) -> Found:
         """Let the last layer come to rest, and check that the bound has grown.
@@ -217,19 +166,18 @@ class Climb:
         Raises:
             BoundFell: If the bound is lower than at the start.
         """
-        looks = self.fair_looks
-        errors = self.errors[-len(looks) :]
+        looks, errors = self.looks[self.flattered :], self.errors[self.flattered :]
         first = natural_rate(self.problem, self.ascent, self.ascent.num_steps)
         with torch.no_grad():
             for k in range(SETTLING):
                 rate = first / (1 + k * first)
                 step = self.ascent.num_steps + k
-                batch = batch_of(self.problem, self.rows(step))
                 generator = _seeded(self.seed, step, 0)
-                self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
+                self.stack.estimate(self.batch(step), self.ascent.num_samples, generator, rate)
         # The averages are estimates, so a fall counts if it is far beyond their errors.
-        chance = 4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6
-        if looks[-1] < looks[0] - chance:
+        if looks and looks[-1] < looks[0] - (
+            4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6
+        ):
             raise BoundFell(
                 f"the bound fell from {looks[0]:.4g} to {looks[-1]:.4g} in {self.step} steps. Pass a smaller "
                 "learning_rate, as Ascent(learning_rate=0.01), or more num_samples."
@@ -254,7 +202,7 @@ class Climb:
             if self.optimizer is None or f"adam.step.{name}" not in state:
                 continue
             own = {part: state[f"adam.{part}.{name}"].clone() for part in ADAM}
-            own["step"] = own["step"].to(leaf.device if leaf.is_cuda else "cpu")
+            own["step"] = own["step"].cpu()
             self.optimizer.state[leaf] = own
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
@@ -282,22 +230,9 @@ class Climb:
 
 
 def _adam(stack: Stack, rate: float) -> torch.optim.Optimizer | None:
-    """Adam for the variables, if there are any. On a GPU its steps can be recorded."""
+    """Adam for the variables, if there are any."""
     leaves = list(stack.leaves.values())
-    if not leaves:
-        return None
-    if not leaves[0].is_cuda:
-        return torch.optim.Adam(leaves, lr=rate, betas=BETAS)
-    place = torch.tensor(rate, device=leaves[0].device)
-    return torch.optim.Adam(leaves, lr=place, betas=BETAS, capturable=True)
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    return torch.optim.Adam(leaves, lr=rate, betas=BETAS) if leaves else None
 
 
 def falling(step: int, ascent: Ascent) -> float:
@@ -312,12 +247,12 @@ def natural_rate(problem: DeepProblem, ascent: Ascent, step: int) -> float:
     batch of enough rows has nearly the optimum, so it is taken while the others move fast. It fits the batch
     more closely than all rows, which makes the noise too small, so that the last steps average over batches.
     """
+    if not has_gaussian_noise(problem.likelihood):
+        return ascent.natural_rate or SHORT_RATE
     if step == 0:
         return 1.0
     if ascent.natural_rate is not None:
         return ascent.natural_rate
-    if not has_gaussian_noise(problem.likelihood):
-        return SHORT_RATE
     size = ascent.batch_size
     if size is None or size >= problem.num_rows:
         return 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.deep.inference.steps.cross import cross
 from net2gp.deep.inference.steps.forms import quadratic_forms
 from net2gp.errors import InputError
-from net2gp.inputs import recording
 from net2gp.tags import savable
 from net2gp.types import Kernel
 
@@ -77,10 +75,6 @@ def factor(kernel: Kernel, points: Tensor, dtype: torch.dtype = torch.float64) -
     K = kernel(points)
     scale = K.diagonal().mean().detach()
     identity = torch.eye(len(K), dtype=K.dtype, device=K.device)
-    if recording(K):
-        # nothing can be looked at now: a singular matrix must show in the bound
-        L, info = torch.linalg.cholesky_ex(K + (JITTER[dtype] * scale) * identity)
-        return torch.where(info == 0, L, math.nan)
     if not bool(torch.isfinite(scale)) or not float(scale) > 0:
         raise InputError(
             "the kernel matrix of the inducing points is not finite: training diverged, or the kernel gives "

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from net2gp.errors import InputError, check_count, check_positive
+from net2gp.errors import InputError, check_count, check_flag, check_positive, check_seed
+from net2gp.linalg.checkpoint import check_path
 
 Start = Literal["shallow", "linear"]
 """Where the first layer starts: at a shallow fit of the targets, or at its mean function."""
@@ -32,7 +33,7 @@ class Ascent:
             values, and inducing points in standard deviations of their inputs.
         natural_rate: The share of the way to its optimum that the last layer goes in each step. None means 1
             under Gaussian noise, since the optimum is then known in closed form, and 0.1 otherwise. If
-            batches have fewer than two rows per inducing point, and in the last quarter of the steps with
+            batches have fewer than five rows per inducing point, and in the second half of the steps with
             any batches, it is 0.1 as well, which averages over batches.
         num_samples: The number of draws through the layers per row and step.
         batch_size: The number of rows of a batch; None takes all rows in every step.
@@ -92,12 +93,22 @@ class Ascent:
             )
         check_positive(self.divergence_weight, "divergence_weight", single=True)
         check_positive(self.learning_rate, "learning_rate", single=True)
+        object.__setattr__(self, "learning_rate", float(self.learning_rate))
         if self.natural_rate is not None:
             check_positive(self.natural_rate, "natural_rate", single=True)
             if self.natural_rate > 1:
                 raise InputError(
                     f"natural_rate is a share of at most 1, but is {self.natural_rate}. Pass for example 0.1."
                 )
+        check_seed(self.seed)
+        check_path(self.checkpoint)
+        check_positive(self.checkpoint_seconds, "checkpoint_seconds", zero=True, single=True)
+        for name in ("relevances", "tune", "move_points"):
+            check_flag(getattr(self, name), name)
+        if not isinstance(self.starts, tuple | list):
+            raise InputError(
+                f'starts must be a tuple of "shallow" and "linear", but is {self.starts!r}.'
+            )
         unknown = [start for start in self.starts if start not in ("shallow", "linear")]
         if not self.starts or unknown:
             raise InputError(

@@ -113,8 +113,6 @@ class Stack:
             "0.kernel.<place>" of layer 0, and "log_noise".
         likelihood: How targets follow the last layer.
         dtype: The dtype of products of M × M matrices with many columns.
-
-    `numbers` draws standard normal numbers of a shape.
     """
 
     def __init__(
@@ -129,7 +127,6 @@ class Stack:
         count, like = len(last.points), last.points
         self.precision = torch.eye(count).to(like).expand(last.width, -1, -1).clone()
         self.shift = like.new_zeros(last.width, count)
-        self.numbers = mirrored
 
     @property
     def likelihood(self) -> Likelihood:
@@ -163,8 +160,8 @@ class Stack:
         R, info = torch.linalg.cholesky_ex(self.precision)
         # a failure must show in the bound: looking at it here would wait for a GPU
         R = torch.where((info == 0)[:, None, None], R, math.nan)
-        center = torch.cholesky_solve(self.shift[..., None], R)[..., 0].mT
-        return center, torch.linalg.solve_triangular(R, _identity(R), upper=False).mT
+        inverse = torch.linalg.solve_triangular(R, _identity(R), upper=False)
+        return (inverse.mT @ (inverse @ self.shift[..., None]))[..., 0].mT, inverse.mT
 
     def moments(self, index: int) -> Law:
         """Mean and covariance of the whitened values of a layer, and their divergence from the prior.
@@ -201,7 +198,7 @@ class Stack:
                 mean, variance = (v.expand(count, *v.shape) for v in (mean, variance))
             else:
                 mean, variance = (v.reshape(count, len(x), -1) for v in (mean, variance))
-            z = self.numbers(mean.shape, generator).to(mean)
+            z = mirrored(mean.shape, generator).to(mean)
             draws = mean + variance.sqrt() * z
             projection = self.working(index + 1).project(draws.flatten(0, 1).double())
         return projection, total, count
