@@ -315,8 +315,8 @@ def stepped(method: str, pair: tuple[Tensor, Tensor], sizes: Sizes) -> float:
 EXPLANATION = """\
 Means over the splits ± standard errors, in the units of the table; the best is bold. Layers are as wide as
 the inputs. Both libraries take {steps} steps of Adam on batches of {batch} rows with {inducing} inducing
-points per layer, {samples} draws per row ({sites} sigma points for DSPP), and a rate that falls from {rate} to
-zero along half a cosine. net2gp computes in float64, its large products in float32, and gpytorch in float32,
+points per layer, {samples} draws per row ({sites} sigma points for DSPP), and a rate that falls from {rate}
+to zero along half a cosine. net2gp computes in float64, its large products in float32; gpytorch in float32,
 its default. One start at the linear mean function (the default of `deep.fit` tries a second one).
 Predictions average over 100 draws, or over the sigma points."""
 
