@@ -39,8 +39,7 @@ SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
 
 BETAS = (0.9, 0.99)
-ADAM = ("step", "exp_avg", "exp_avg_sq")
-"""The decay rates of Adam, and the names of its state."""
+"""The decay rates of Adam."""
 
 Advance = Callable[..., None]
 
@@ -175,39 +174,22 @@ class Climb:
                 generator = _seeded(self.seed, step, 0)
                 self.stack.estimate(self.batch(step), self.ascent.num_samples, generator, rate)
         # The averages are estimates, so a fall counts if it is far beyond their errors.
-        if looks and looks[-1] < looks[0] - (
-            4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6
-        ):
+        chance = 4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6 if looks else 0.0
+        if looks and looks[-1] < looks[0] - chance:
             raise BoundFell(
                 f"the bound fell from {looks[0]:.4g} to {looks[-1]:.4g} in {self.step} steps. Pass a smaller "
                 "learning_rate, as Ascent(learning_rate=0.01), or more num_samples."
             )
         return Found(self.stack, self.start, tuple(self.looks), self.step)
 
-    def _state(self) -> dict[str, Tensor]:
-        """All that a step changes, by name."""
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """The state as tensors by name."""
         state = {"precision": self.stack.precision, "shift": self.stack.shift}
         for name, leaf in self.stack.leaves.items():
             state[f"leaf.{name}"] = leaf.detach()
             for part, value in (self.optimizer.state[leaf] if self.optimizer else {}).items():
                 state[f"adam.{part}.{name}"] = value
-        return state
-
-    def _load(self, state: dict[str, Tensor]) -> None:
-        """Go back to such a state."""
-        self.stack.precision.copy_(state["precision"])
-        self.stack.shift.copy_(state["shift"])
-        for name, leaf in self.stack.leaves.items():
-            leaf.data.copy_(state[f"leaf.{name}"])
-            if self.optimizer is None or f"adam.step.{name}" not in state:
-                continue
-            own = {part: state[f"adam.{part}.{name}"].clone() for part in ADAM}
-            own["step"] = own["step"].cpu()
-            self.optimizer.state[leaf] = own
-
-    def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The state as tensors by name."""
-        return {f"{prefix}.{name}": value for name, value in self._state().items()}
+        return {f"{prefix}.{name}": value for name, value in state.items()}
 
     def numbers(self) -> dict[str, object]:
         """The state as numbers."""
@@ -222,8 +204,18 @@ class Climb:
 
     def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go back to a state that was written."""
-        start = f"{prefix}."
-        self._load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
+        own = {
+            name.removeprefix(f"{prefix}."): value
+            for name, value in tensors.items()
+            if name.startswith(f"{prefix}.")
+        }
+        self.stack.precision, self.stack.shift = own["precision"], own["shift"]
+        for name, leaf in self.stack.leaves.items():
+            leaf.data.copy_(own[f"leaf.{name}"])
+            parts = ("step", "exp_avg", "exp_avg_sq")
+            if self.optimizer is not None and f"adam.step.{name}" in own:
+                self.optimizer.state[leaf] = {p: own[f"adam.{p}.{name}"] for p in parts}
+                self.optimizer.state[leaf]["step"] = own[f"adam.step.{name}"].cpu()
         for name, value in numbers.items():
             setattr(self, name, value)
         self.window = [self.problem.x.new_tensor(value) for value in numbers["window"]]
