@@ -191,6 +191,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
     if (
         tensor.is_meta
         or not tensor.is_floating_point()
+        or not readable(tensor)
         or bool(torch.isfinite(tensor.detach().sum()))
     ):
         return
@@ -206,6 +207,15 @@ def check_finite(tensor: Tensor, name: str) -> None:
         f"{name} must be finite, but {count} of {tensor.numel()} values {verb} NaN or infinite "
         f"(first in row {first}). Drop or impute those rows, e.g. keep = {name}.isfinite()."
     )
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the entries of a tensor can be looked at: not while operations are recorded for a GPU.
+
+    >>> readable(torch.zeros(1))
+    True
+    """
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def check_positive(
@@ -240,6 +250,8 @@ def check_positive(
         raise InputError(
             f"{name} must be one number, but has shape {tuple(tensor.shape)}. Pass for example {name}=0.1."
         )
+    if not readable(tensor):
+        return
     good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
     if not bool(good.all()):
         wanted = "zero or positive" if zero else "positive"

@@ -26,9 +26,52 @@ def test_the_objective_is_the_log_density_of_the_prediction():
     x, y = toy()
     posterior = fit(2, (x, y), Gaussian(), ascent=QUICK)
     means, variances = posterior.process.components(x)
-    found = log_densities(posterior.likelihood, means, variances, y)
+    logs = posterior.process.weights.log()
+    found = log_densities(posterior.likelihood, means, variances, y, logs)
     torch.testing.assert_close(found, posterior.predict(x).log_prob(y))
     assert means.shape == (4, len(x), 1)
+
+
+def weighted() -> tuple[n2g.Posterior, torch.Tensor, torch.Tensor]:
+    """A posterior whose sigma points have weights .7, .1, .1 and .1, with its means and variances."""
+    x, y = toy()
+    posterior = fit(2, (x, y), Gaussian(), ascent=QUICK)
+    weights = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)
+    inner = replace(posterior.process.inner, weights=weights)
+    process = replace(posterior.process, inner=inner)
+    return replace(posterior, process=process), *process.components(x)
+
+
+def test_weights_are_learned_and_add_up_to_one():
+    weights = weighted()[0].process.weights
+    found = fit(2, toy(), Gaussian(), ascent=QUICK).process.weights
+    assert float(found.sum()) == pytest.approx(1.0)
+    assert float(found.std()) > 1e-4
+    assert float(weights[0]) == 0.7
+
+
+def test_moments_are_those_of_the_weighted_mixture():
+    posterior, means, variances = weighted()
+    x, _ = toy()
+    w = posterior.process.weights[:, None, None]
+    mean = (w * means).sum(0)
+    variance = (w * (variances + means.square())).sum(0) - mean.square()
+    law = posterior.marginal(x)
+    torch.testing.assert_close(law.mean, mean)
+    torch.testing.assert_close(law.variance, variance)
+    torch.testing.assert_close(posterior.process.mean(x), mean)
+    torch.testing.assert_close(posterior.process.moments(x)[1][:, :, 0], variance)
+    torch.testing.assert_close(posterior.process.joint(x)[1].diagonal(), variance[:, 0])
+    torch.testing.assert_close(posterior.predict(x).mean, mean)
+
+
+def test_draws_follow_the_weights():
+    posterior = weighted()[0]
+    x, _ = toy()
+    draws = posterior.process.draw(x[:1], 4000, torch.Generator().manual_seed(0))
+    mean, variance = posterior.process.diagonal(x[:1])
+    error = (float(draws.mean()) - float(mean)) / (float(variance) / 4000) ** 0.5
+    assert abs(error) < 4
 
 
 def test_points_that_integrate_outputs_give_the_density_of_gaussian_noise():
@@ -62,6 +105,21 @@ def test_it_takes_labels_and_batches():
         [RBF(), RBF()], (x, labels), n2g.Bernoulli(), ascent=replace(QUICK, batch_size=8)
     )
     assert posterior.predict(x).probs.shape == (24, 1)
+
+
+def test_classes_average_with_the_weights():
+    x, y = toy()
+    labels = (y[:, 0] > 0).long() + (y[:, 0] > 0.5).long()
+    posterior = fit(2, (x, labels), n2g.Categorical(), ascent=QUICK)
+    process, likelihood = posterior.process, posterior.likelihood
+    weights = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    first = replace(process, inner=replace(process.inner, weights=weights))
+    means, variances = process.components(x)
+    alone = process._outputs(means[:1], variances[:1]).softmax(-1).mean(0)
+    torch.testing.assert_close(first.predict(x, likelihood, True).probs, alone)
+    probs = process._outputs(means[:1], variances[:1]).softmax(-1)
+    split = first.split(x, likelihood, True)
+    torch.testing.assert_close(split.epistemic, probs.var(0, correction=0))
 
 
 def test_objectives_are_checked():

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import net2gp as n2g
-from net2gp import RBF
+from net2gp import RBF, errors
 from net2gp.deep import Ascent, fit
 from net2gp.deep.inference import ascent as loop
+from net2gp.deep.inference import inducing
 from net2gp.deep.inference.problem import make_problem
 from net2gp.deep.inference.steps import forms
 from net2gp.deep.inference.steps.cross import cross
 from net2gp.deep.inference.steps.forms import quadratic_forms
+from net2gp.likelihoods import gaussian
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -75,12 +81,16 @@ def test_other_kernels_are_called_as_they_are():
     torch.testing.assert_close(got, kernel(points, inputs).float())
 
 
-def climb_of(batch_size: int) -> loop.Climb:
-    """A climb of two layers before its first step."""
-    x = normal(60, 2)
-    y = x[:, :1].sin() + 0.1 * normal(60, 1, seed=1)
-    ascent = Ascent(num_inducing=8, num_samples=2, batch_size=batch_size, starts=("linear",))
-    return loop._climbs(make_problem(2, (x, y), n2g.Gaussian(), ascent), ascent)[0]
+def climb_of(batch_size: int | None, device: str = "cpu", kind: str = "noise") -> loop.Climb:
+    """A climb of two layers before its first step, for targets with noise, classes or sigma points."""
+    x = normal(60, 2).to(device)
+    y = x[:, :1].sin() + 0.1 * normal(60, 1, seed=1).to(device)
+    settings: dict[str, Any] = {"num_steps": 40, "num_inducing": 8, "num_samples": 2}
+    settings |= {"objective": "predictive"} if kind == "sigma points" else {}
+    ascent = Ascent(batch_size=batch_size, look_every=10, starts=("linear",), **settings)
+    pair = (x, (y[:, 0] > 0).long()) if kind == "classes" else (x, y)
+    likelihood = n2g.Categorical() if kind == "classes" else n2g.Gaussian()
+    return loop._climbs(make_problem(2, pair, likelihood, ascent), ascent)[0]
 
 
 def test_gradients_with_batches_are_near_those_in_double_precision():
@@ -134,3 +144,104 @@ def test_a_learning_rate_in_a_tensor_is_not_changed():
     settings = Ascent(num_steps=5, num_inducing=5, learning_rate=rate)  # type: ignore[arg-type]
     fit(2, noisy(0, 20), n2g.Gaussian(), ascent=settings)
     assert float(rate) == pytest.approx(0.02)
+
+
+class Looks(TorchDispatchMode):
+    """Counts operations that a recording on a GPU cannot hold: values that are read or come from the host."""
+
+    NAMES = ("_local_scalar_dense", "lift_fresh", "nonzero", "is_nonzero", "_linalg_check_errors")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.name.removeprefix("aten::") in self.NAMES:
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+KINDS = ["noise", "classes", "sigma points"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_recorded_looks_at_no_value(monkeypatch, kind):
+    """A GPU would have to wait for it, and a recording would fail."""
+    climb = climb_of(20, kind=kind)
+    for _ in range(3):
+        climb._one()
+        climb.step += 1
+    for module in (errors, gaussian, inducing):
+        monkeypatch.setattr(module, "readable", lambda tensor: False)
+    climb.stack.numbers = lambda shape, generator: torch.zeros(shape, dtype=torch.float64)
+    rows = climb.rows(3)
+    _ignore_adam(climb, monkeypatch)
+    with Looks() as looks:
+        climb._plain(rows, torch.Generator(), 0.1)
+    assert looks.found == []
+
+
+def _ignore_adam(climb: loop.Climb, monkeypatch) -> None:
+    """Adam looks at its count of steps on a CPU, but not on a GPU."""
+    assert climb.optimizer is not None
+    monkeypatch.setattr(climb.optimizer, "step", lambda: None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [None, 20, 45])
+def test_recorded_steps_are_the_plain_ones(batch_size, kind):
+    """Also if the last layer goes to its optimum in the first half alone, as with batches of 45."""
+    found = []
+    for records in (True, False):
+        climb = climb_of(batch_size, "cuda", kind)
+        climb.take.possible = records
+        climb.climb(40, lambda note: None, lambda: None)
+        assert climb.take.possible == records  # nothing had to be given up
+        found.append(climb)
+    torch.testing.assert_close(found[0].looks, found[1].looks, rtol=1e-6, atol=1e-6)
+    for name, leaf in found[0].stack.leaves.items():
+        torch.testing.assert_close(leaf, found[1].stack.leaves[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_that_fails_is_taken_again_with_more_jitter(monkeypatch):
+    """A singular matrix shows as NaN in a recorded step; the plain one adds to its diagonal."""
+    climb = climb_of(None, "cuda")
+    climb.climb(10, lambda note: None, lambda: None)
+    monkeypatch.setitem(inducing.JITTER, torch.float64, -1e-3)
+    monkeypatch.setattr(inducing, "TRIES", 1)
+    wrong = pytest.raises(n2g.errors.InputError, match="singular")
+    with wrong:
+        climb.climb(40, lambda note: None, lambda: None)
+    assert not climb.take.possible
+    assert len(climb.looks) == 1
+
+
+@pytest.mark.gpu
+def test_a_fit_on_a_gpu_goes_on_from_its_checkpoint(tmp_path):
+    """Recorded steps leave all state where a checkpoint finds it."""
+    x, y = (value.cuda() for value in noisy(0, 100))
+    settings = Ascent(num_steps=30, num_inducing=10, batch_size=25, look_every=5)
+    whole = fit(2, (x, y), n2g.Gaussian(), ascent=settings)
+    path = tmp_path / "state.safetensors"
+    kept = replace(settings, checkpoint=path, checkpoint_seconds=0.0)
+
+    class Stop(Exception):
+        pass
+
+    taken = []
+
+    def one(climb):
+        taken.append(climb.step)
+        if len(taken) == 18:
+            raise Stop
+        return plain(climb)
+
+    plain = loop.Climb._one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Climb, "_one", one)
+        with pytest.raises(Stop):
+            fit(2, (x, y), n2g.Gaussian(), ascent=kept)
+    again = fit(2, (x, y), n2g.Gaussian(), ascent=kept)
+    torch.testing.assert_close(again.predict(x).mean, whole.predict(x).mean, rtol=1e-3, atol=1e-4)

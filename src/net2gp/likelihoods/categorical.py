@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor, distributions
-from torch.nn.functional import one_hot
 
 from net2gp.errors import InputError
 from net2gp.likelihoods.integrals import by_points, mean_and_variance, moments, psd_root
@@ -119,7 +118,9 @@ class Categorical:
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
         """Compute e_y − softmax(f): (N, C)."""
-        return one_hot(y.long(), f.shape[-1]).to(f) - f.softmax(-1)
+        # one_hot would look at the labels
+        classes = torch.arange(f.shape[-1], device=f.device)
+        return (y.long()[:, None] == classes).to(f) - f.softmax(-1)
 
     def curvature(self, f: Tensor) -> Tensor:
         """Compute diag(p) − p pᵀ: (N, C, C)."""

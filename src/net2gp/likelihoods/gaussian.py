@@ -10,7 +10,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from net2gp.errors import InputError, check_positive
+from net2gp.errors import InputError, check_positive, readable
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.likelihoods.targets import check_real_targets, shape_targets
 
@@ -150,7 +150,7 @@ class Gaussian:
 
     def _positive_noise(self, f: Tensor) -> Tensor:
         noise = self.noise_variance(f)
-        if not bool((noise > 0).all()):
+        if readable(noise) and not bool((noise > 0).all()):
             raise InputError(
                 "with noise_var=0 the observation is f itself and p(y | f) has no density. "
                 "Pass a positive variance, e.g. Gaussian(noise_var=1e-6)."

@@ -13,8 +13,9 @@ from torch import Tensor
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
-from net2gp.deep.inference.stack import Batch, Stack
+from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
+from net2gp.deep.inference.steps.recording import Recorder
 from net2gp.errors import BoundFell, InputError
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg.checkpoint import Checkpoint
@@ -39,7 +40,8 @@ SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
 
 BETAS = (0.9, 0.99)
-"""The decay rates of Adam."""
+ADAM = ("step", "exp_avg", "exp_avg_sq")
+"""The decay rates of Adam, and the names of its state."""
 
 Advance = Callable[..., None]
 
@@ -87,17 +89,19 @@ class Climb:
         self.errors: list[float] = []
         self.window: list[Tensor] = []
         self.flattered, self.stopped = 0, False
+        self.take = Recorder(self._plain, stack, ascent.look_every + 1)
+        self.safe: tuple[int, dict[str, Tensor]] = (0, {})
 
-    def batch(self, step: int) -> Batch:
+    def rows(self, step: int) -> Tensor:
         """The rows of a step: a part of a new order of all rows in every epoch."""
         size, count, device = self.ascent.batch_size, self.problem.num_rows, self.problem.x.device
         if size is None or size >= count:
-            return batch_of(self.problem, torch.arange(count, device=device))
+            return torch.arange(count, device=device)
         epoch, part = divmod(step, count // size)
         if self.order[0] != epoch:
             order = torch.randperm(count, generator=_seeded(self.seed, epoch, 1))
             self.order = (epoch, order.to(device))
-        return batch_of(self.problem, self.order[1][part * size : (part + 1) * size])
+        return self.order[1][part * size : (part + 1) * size]
 
     def climb(self, until: int, advance: Advance, keep: Callable[[], None]) -> None:
         """Take steps up to a number of them, or until there is no progress.
@@ -117,20 +121,27 @@ class Climb:
                 note = f"bound {self._checked(self.window[-1:])[0]:.1f}"
             self.step += 1
             if len(self.window) == self.ascent.look_every or self.step == self.ascent.num_steps:
-                self._look()
+                if not self._look():
+                    continue
                 note = f"bound {self.looks[-1]:.1f}"
             keep()
             advance(note=note)
+        self.take.rest()
 
     def _one(self) -> Tensor:
         """Take one step, and return the bound before the step of all but the last layer."""
-        ascent = self.ascent
-        batch, rate = self.batch(self.step), natural_rate(self.problem, ascent, self.step)
-        generator = _seeded(self.seed, self.step, 0)
-        estimate = self.stack.estimate(batch, ascent.num_samples, generator, rate)
         if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = ascent.learning_rate * falling(self.step, ascent)
+            _set_rate(self.optimizer, self.ascent.learning_rate * falling(self.step, self.ascent))
+        if not self.window and self.take.possible:
+            self.safe = (self.step, {name: value.clone() for name, value in self._state().items()})
+        rate = natural_rate(self.problem, self.ascent, self.step)
+        generator = _seeded(self.seed, self.step, 0)
+        return self.take(self.step, self.rows(self.step), generator, rate)
+
+    def _plain(self, rows: Tensor, generator: torch.Generator, rate: float) -> Tensor:
+        batch = batch_of(self.problem, rows)
+        estimate = self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
+        if self.optimizer is not None:
             self.optimizer.zero_grad()
             (-estimate.bound / self.problem.num_rows).backward()
             self.optimizer.step()
@@ -146,8 +157,16 @@ class Climb:
             )
         return values
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Look at the average bound, and return whether the steps since the last look are good."""
         size, first = self.ascent.batch_size, self.step - len(self.window)
+        found = torch.stack(self.window)
+        if self.take.recording is not None and not bool(found.isfinite().all()):
+            # more jitter may help, which only a step that looks at its matrices can choose
+            self.take.stop()
+            self.step, self.window = self.safe[0], []
+            self._load(self.safe[1])
+            return False
         values = torch.tensor(self._checked(self.window), dtype=torch.float64)
         self.looks.append(float(values.mean()))
         self.errors.append(float(values.std(correction=0)) / len(values) ** 0.5)
@@ -158,6 +177,7 @@ class Climb:
         patience, looks = self.ascent.patience, self.looks[self.flattered :]
         if patience is not None and len(looks) > patience:
             self.stopped = max(looks[-patience:]) <= max(looks[:-patience])
+        return True
 
     def settle(self) -> Found:
         """Let the last layer come to rest, and check that the bound has grown.
@@ -172,7 +192,8 @@ class Climb:
                 rate = first / (1 + k * first)
                 step = self.ascent.num_steps + k
                 generator = _seeded(self.seed, step, 0)
-                self.stack.estimate(self.batch(step), self.ascent.num_samples, generator, rate)
+                batch = batch_of(self.problem, self.rows(step))
+                self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
         # The averages are estimates, so a fall counts if it is far beyond their errors.
         chance = 4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6 if looks else 0.0
         if looks and looks[-1] < looks[0] - chance:
@@ -182,14 +203,33 @@ class Climb:
             )
         return Found(self.stack, self.start, tuple(self.looks), self.step)
 
-    def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The state as tensors by name."""
+    def _state(self) -> dict[str, Tensor]:
+        """All that a step changes, by name."""
         state = {"precision": self.stack.precision, "shift": self.stack.shift}
         for name, leaf in self.stack.leaves.items():
             state[f"leaf.{name}"] = leaf.detach()
             for part, value in (self.optimizer.state[leaf] if self.optimizer else {}).items():
                 state[f"adam.{part}.{name}"] = value
-        return {f"{prefix}.{name}": value for name, value in state.items()}
+        return state
+
+    def _load(self, state: dict[str, Tensor]) -> None:
+        """Go back to such a state."""
+        self.stack.precision.copy_(state["precision"])
+        self.stack.shift.copy_(state["shift"])
+        for name, leaf in self.stack.leaves.items():
+            leaf.data.copy_(state[f"leaf.{name}"])
+            if self.optimizer is None:
+                continue
+            own = {
+                part: state[f"adam.{part}.{name}"]
+                for part in ADAM
+                if f"adam.{part}.{name}" in state
+            }
+            self.optimizer.state[leaf] = {part: value.clone() for part, value in own.items()}
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """The state as tensors by name."""
+        return {f"{prefix}.{name}": value for name, value in self._state().items()}
 
     def numbers(self) -> dict[str, object]:
         """The state as numbers."""
@@ -204,27 +244,28 @@ class Climb:
 
     def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go back to a state that was written."""
-        own = {
-            name.removeprefix(f"{prefix}."): value
-            for name, value in tensors.items()
-            if name.startswith(f"{prefix}.")
-        }
-        self.stack.precision, self.stack.shift = own["precision"], own["shift"]
-        for name, leaf in self.stack.leaves.items():
-            leaf.data.copy_(own[f"leaf.{name}"])
-            parts = ("step", "exp_avg", "exp_avg_sq")
-            if self.optimizer is not None and f"adam.step.{name}" in own:
-                self.optimizer.state[leaf] = {p: own[f"adam.{p}.{name}"] for p in parts}
-                self.optimizer.state[leaf]["step"] = own[f"adam.step.{name}"].cpu()
+        start = f"{prefix}."
+        self._load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
         for name, value in numbers.items():
             setattr(self, name, value)
         self.window = [self.problem.x.new_tensor(value) for value in numbers["window"]]
 
 
 def _adam(stack: Stack, rate: float) -> torch.optim.Optimizer | None:
-    """Adam for the variables, if there are any."""
+    """Adam for the variables, if there are any. On a GPU its steps can be recorded."""
     leaves = list(stack.leaves.values())
-    return torch.optim.Adam(leaves, lr=rate, betas=BETAS) if leaves else None
+    if not leaves or not leaves[0].is_cuda:
+        return torch.optim.Adam(leaves, lr=rate, betas=BETAS) if leaves else None
+    place = torch.tensor(rate, dtype=torch.float64, device=leaves[0].device)
+    return torch.optim.Adam(leaves, lr=place, betas=BETAS, capturable=True)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def falling(step: int, ascent: Ascent) -> float:

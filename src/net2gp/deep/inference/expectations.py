@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
+from net2gp.inputs import ordinary_tensors
 from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_derivatives
 from net2gp.likelihoods.links import MonteCarlo
 from net2gp.likelihoods.traits import has_one_class
@@ -12,6 +15,14 @@ from net2gp.types import Likelihood
 
 CLASS_NODES = 32
 """The number of quasi-random points that integrate the logits of classes out in a step."""
+
+
+@lru_cache(maxsize=8)
+@ordinary_tensors()
+def _nodes(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The quasi-random points, which are copied to a device once: recorded steps cannot copy."""
+    like = torch.empty(0, dtype=dtype, device=device)
+    return MonteCarlo(CLASS_NODES).base_sample(num_classes, like=like)
 
 
 def expectations(
@@ -38,7 +49,7 @@ def expectations(
     if not has_one_class(likelihood):
         return expected_derivatives(likelihood, mean, torch.diag_embed(variance), y)
     # Roots of diagonal matrices are known, and those of equal entries have no derivative in eigh.
-    nodes = MonteCarlo(CLASS_NODES).base_sample(mean.shape[1], like=mean)
+    nodes = _nodes(mean.shape[1], mean.dtype, mean.device)
     std = variance.sqrt()
     rows, count = len(mean), len(nodes)
     f = (mean + std * nodes[:, None]).flatten(0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.deep.inference.steps.cross import cross
 from net2gp.deep.inference.steps.forms import quadratic_forms
-from net2gp.errors import InputError
+from net2gp.errors import InputError, readable
 from net2gp.tags import savable
 from net2gp.types import Kernel
 
@@ -75,6 +76,10 @@ def factor(kernel: Kernel, points: Tensor, dtype: torch.dtype = torch.float64) -
     K = kernel(points)
     scale = K.diagonal().mean().detach()
     identity = torch.eye(len(K), dtype=K.dtype, device=K.device)
+    if not readable(K):
+        # a singular matrix must then show in the bound
+        L, info = torch.linalg.cholesky_ex(K + (JITTER[dtype] * scale) * identity)
+        return torch.where(info == 0, L, math.nan)
     if not bool(torch.isfinite(scale)) or not float(scale) > 0:
         raise InputError(
             "the kernel matrix of the inducing points is not finite: training diverged, or the kernel gives "

@@ -139,8 +139,8 @@ class Deep:
     """The law of f that a deep Gaussian process has after a fit.
 
     Given functions h_s drawn from the inner layers, f is a Gaussian process. The law is the mixture of S such
-    processes with equal weights, so it is not Gaussian: predictions average over the draws, and f can be
-    bimodal where the inner layers are uncertain.
+    processes, with equal weights unless they are sigma points. So it is not Gaussian: predictions average
+    over the draws, and f can be bimodal where the inner layers are uncertain.
 
     Args:
         last: The last layer.
@@ -164,6 +164,16 @@ class Deep:
     def count(self) -> int:
         """The number of draws S."""
         return len(self.inner) if self.values is None else len(self.values)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The weights of the S processes, (S,), or None if they are equal."""
+        return self.inner.weights if isinstance(self.inner, SigmaPoints) else None
+
+    def _average(self, values: Tensor) -> Tensor:
+        """The average over the draws, which are the first axis."""
+        weights = self.weights
+        return values.mean(0) if weights is None else torch.tensordot(weights.to(values), values, 1)
 
     @property
     def layers(self) -> tuple[InducingLayer, ...]:
@@ -197,7 +207,7 @@ class Deep:
 
     def mean(self, x: Inputs) -> Tensor:
         """The average over the draws: (N, C)."""
-        return self._by_chunks(x, lambda found: (self._means(found),))[0].mean(0)
+        return self._average(self._by_chunks(x, lambda found: (self._means(found),))[0])
 
     def components(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Means and variances of f given each draw of the inner layers: (S, N, C) each."""
@@ -237,15 +247,16 @@ class Deep:
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean (N, C) and the covariance of each point (N, C, C)."""
         means, variances = self.components(x)
-        mean = means.mean(0)
+        mean = self._average(means)
         centered = means - mean
-        between = torch.einsum("snc,snd->ncd", centered, centered) / len(means)
-        return mean, torch.diag_embed(variances.mean(0)) + between
+        between = self._average(centered[..., :, None] * centered[..., None, :])
+        return mean, torch.diag_embed(self._average(variances)) + between
 
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances: (N, C) each."""
         means, variances = self.components(x)
-        return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+        mean = self._average(means)
+        return mean, self._average(variances) + self._average((means - mean).square())
 
     def contrast(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and Var[f_c − f_t] for the class t of the largest mean: (N, C) each."""
@@ -256,15 +267,18 @@ class Deep:
         """The mean (N·C,) and the covariance (N·C, N·C)."""
         assert isinstance(x, Tensor)
         means, _ = self.components(x)
+        mean, count = self._average(means), means.shape[2]
+        shares = (
+            means.new_full((len(means),), 1 / len(means)) if self.weights is None else self.weights
+        )
         within: Tensor | float = 0.0
-        for hidden in self.hidden(x):
-            within = within + self._covariance(hidden) / len(means)
+        for hidden, share in zip(self.hidden(x), shares, strict=True):
+            within = within + share * self._covariance(hidden)
         assert isinstance(within, Tensor)
-        mean, count = means.mean(0), means.shape[2]
         flat = (means - mean).flatten(1)
         whole = torch.einsum("cnm,cd->ncmd", within, torch.eye(count).to(within))
         size = mean.numel()
-        between = flat.mT @ flat / len(flat)
+        between = (shares.to(flat)[:, None] * flat).mT @ flat
         return mean.reshape(-1), whole.reshape(size, size).to(mean.dtype) + between
 
     def prior_variances(self, x: Inputs) -> Tensor:
@@ -278,13 +292,18 @@ class Deep:
             noise = torch.stack([likelihood.noise_variance(mean) for mean in means])
             std = (variances + noise).sqrt()
             parts = distributions.Normal(means.movedim(0, -1), std.movedim(0, -1))
-            weights = distributions.Categorical(logits=torch.zeros_like(parts.mean))
+            logits = torch.zeros_like(parts.mean)
+            if self.weights is not None:
+                logits = logits + self.weights.log().to(logits)
+            weights = distributions.Categorical(logits=logits)
             return distributions.Independent(distributions.MixtureSameFamily(weights, parts), 1)
         if has_one_class(likelihood) or means.shape[2] > 1:
-            return mixture(likelihood, self._outputs(means, variances))
-        return average(
-            [likelihood.predict(Variances(m, v)) for m, v in zip(means, variances, strict=True)]
-        )
+            f = self._outputs(means, variances)
+            if self.weights is None:
+                return mixture(likelihood, f)
+            return average([mixture(likelihood, part) for part in f.split(NODES)], self.weights)
+        laws = [likelihood.predict(Variances(m, v)) for m, v in zip(means, variances, strict=True)]
+        return average(laws, self.weights)
 
     def split(self, x: Inputs, likelihood: Likelihood, own: bool) -> Split:
         """The variance of E[y | f], and the average of Var[y | f]."""
@@ -292,9 +311,11 @@ class Deep:
             mean, variance = self.diagonal(x)
             return Split(variance, likelihood.noise_variance(mean))
         f = self._outputs(*self.components(x))
-        mean, variance = target_moments(likelihood, f.flatten(0, 1))
-        mean, variance = (v.reshape(len(f), -1, v.shape[-1]) for v in (mean, variance))
-        return Split(mean.var(0, correction=0), variance.mean(0))
+        parts = target_moments(likelihood, f.flatten(0, 1))
+        means, variances = (v.reshape(self.count, NODES, -1, v.shape[-1]) for v in parts)
+        mean = self._average(means.mean(1))
+        spread = self._average((means - mean).square().mean(1))
+        return Split(spread, self._average(variances.mean(1)))
 
     def _outputs(self, means: Tensor, variances: Tensor) -> Tensor:
         """Values of f, a fixed quasi-random sample per draw of the inner layers: (S·8, N, C)."""
@@ -315,7 +336,13 @@ class Deep:
         assert isinstance(x, Tensor)
         means, _ = self.components(x)
         own = torch.device("cpu") if generator is None else generator.device
-        chosen = torch.randint(len(means), (num_samples,), generator=generator, device=own).cpu()
+        if self.weights is None:
+            chosen = torch.randint(
+                len(means), (num_samples,), generator=generator, device=own
+            ).cpu()
+        else:
+            shares = self.weights.to(own)
+            chosen = torch.multinomial(shares, num_samples, True, generator=generator).cpu()
         shape = (num_samples, self.num_outputs, len(x), 1)
         z = random_normal(shape, generator=generator, device=x.device)
         hidden = self.hidden(x)

@@ -29,10 +29,12 @@ class SigmaPoints:
     Args:
         layers: The inner layers.
         sites: The multiples ξ of each layer, (S, C).
+        weights: The weight of each function, which add up to 1: (S,); None for equal weights.
     """
 
     layers: tuple[InducingLayer, ...]
     sites: tuple[Tensor, ...] = field(repr=False)
+    weights: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.sites[0]) if self.sites else 1
@@ -51,10 +53,10 @@ class SigmaPoints:
 class SigmaStack(Stack):
     """The layers of a deep sigma point process during a fit.
 
-    All layers have free variables, also the last one, and "<index>.sites" are the multiples ξ of an inner
-    layer. The objective is
+    All layers have free variables, also the last one. "<index>.sites" are the multiples ξ of an inner layer,
+    and "log_weights" the logarithms of the weights w, up to a constant. The objective is
 
-        Σ_n log (1/S) Σ_s p(y_n | h_s(x_n)) − β Σ_l KL(q(v_l) ‖ N(0, I)),
+        Σ_n log Σ_s w_s p(y_n | h_s(x_n)) − β Σ_l KL(q(v_l) ‖ N(0, I)),
 
     which is no bound on the evidence: it is the log density of the prediction itself.
     """
@@ -87,6 +89,8 @@ class SigmaStack(Stack):
         for index, plan in enumerate(stack.plans[:-1]):
             sites = MonteCarlo(num_points, seed=index).base_sample(plan.width, like=center)
             leaves[f"{index}.sites"] = sites
+        if last:
+            leaves["log_weights"] = center.new_zeros(num_points)
         free = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
         made = cls(stack.plans, free, stack.given, stack.dtype)
         made.divergence_weight = weight
@@ -112,24 +116,39 @@ class SigmaStack(Stack):
             if index < len(self.plans) - 1:
                 current = mean + variance.sqrt() * self.leaves[f"{index}.sites"][:, None]
         likelihood = of_points(self.likelihood, batch.rows)
-        log_probs = log_densities(likelihood, mean, variance, batch.y)
+        log_probs = log_densities(likelihood, mean, variance, batch.y, self.log_weights)
         objective = batch.weight * log_probs.sum() - self.divergence_weight * total
         return Estimate(objective, log_probs[None], total)
+
+    @property
+    def log_weights(self) -> Tensor | None:
+        """The logarithms of the weights of the sigma points, or None without inner layers."""
+        logs = self.leaves.get("log_weights")
+        return None if logs is None else logs.log_softmax(0)
 
     def sigma_points(self, layers: tuple[InducingLayer, ...]) -> SigmaPoints:
         """The functions of the inner layers after a fit."""
         sites = [self.leaves[f"{i}.sites"].detach().clone() for i in range(len(self.plans) - 1)]
-        return SigmaPoints(layers[:-1], tuple(sites))
+        logs = self.log_weights
+        weights = None if logs is None else logs.detach().exp()
+        return SigmaPoints(layers[:-1], tuple(sites), weights)
 
 
-def log_densities(likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """Compute log (1/S) Σ_s p(y_n | h_s) for outputs of given means and variances under each s.
+def log_densities(
+    likelihood: Likelihood,
+    mean: Tensor,
+    variance: Tensor,
+    y: Tensor,
+    log_weights: Tensor | None = None,
+) -> Tensor:
+    """Compute log Σ_s w_s p(y_n | h_s) for outputs of given means and variances under each s.
 
     Args:
         likelihood: The likelihood of the B rows.
         mean: Means of the outputs, (S, B, C).
         variance: Their variances, (S, B, C).
         y: Targets.
+        log_weights: The logarithms of the weights, (S,); None for equal weights.
 
     Returns:
         The log densities, (B,).
@@ -139,13 +158,15 @@ def log_densities(likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Ten
     >>> log_densities(Gaussian(0.5), torch.zeros(2, 1, 1), half, torch.zeros(1, 1))
     tensor([-0.9189])
     """
-    count = len(mean)
+    if log_weights is None:
+        log_weights = mean.new_full((len(mean),), -math.log(len(mean)))
     if has_gaussian_noise(likelihood):
         total = variance + likelihood.noise_variance(mean[0])
         targets = y.reshape(mean.shape[1:]).to(mean)
         logs = -0.5 * ((targets - mean).square() / total + total.log() + math.log(2 * math.pi))
-        return (logs.logsumexp(0) - math.log(count)).sum(-1)
+        return (logs + log_weights[:, None, None]).logsumexp(0).sum(-1)
     nodes = MonteCarlo(NODES).base_sample(mean.shape[2], like=mean)
     f = (mean[:, None] + variance[:, None].sqrt() * nodes[:, None]).flatten(0, 1)
     logs = torch.stack([likelihood.log_prob(one, y) for one in f])
-    return logs.logsumexp(0) - math.log(len(f))
+    each = log_weights.repeat_interleave(NODES) - math.log(NODES)
+    return (logs + each[:, None]).logsumexp(0)

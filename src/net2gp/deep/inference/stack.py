@@ -113,6 +113,8 @@ class Stack:
             "0.kernel.<place>" of layer 0, and "log_noise".
         likelihood: How targets follow the last layer.
         dtype: The dtype of products of M × M matrices with many columns.
+
+    `numbers` draws standard normal numbers of a shape.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Stack:
         count, like = len(last.points), last.points
         self.precision = torch.eye(count).to(like).expand(last.width, -1, -1).clone()
         self.shift = like.new_zeros(last.width, count)
+        self.numbers = mirrored
 
     @property
     def likelihood(self) -> Likelihood:
@@ -198,7 +201,7 @@ class Stack:
                 mean, variance = (v.expand(count, *v.shape) for v in (mean, variance))
             else:
                 mean, variance = (v.reshape(count, len(x), -1) for v in (mean, variance))
-            z = mirrored(mean.shape, generator).to(mean)
+            z = self.numbers(mean.shape, generator).to(mean)
             draws = mean + variance.sqrt() * z
             projection = self.working(index + 1).project(draws.flatten(0, 1).double())
         return projection, total, count

@@ -1,1 +1,1 @@
-"""What makes the steps of a fit fast: kernels between points and rows, and quadratic forms."""
+"""What makes the steps of a fit fast: fused kernels, quadratic forms, and recorded steps on a GPU."""
