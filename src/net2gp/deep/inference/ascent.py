@@ -27,8 +27,9 @@ TRIAL_SHARE = 0.5
 MARGIN = 3.0
 """By how much the bound of a later start must be better: a factor of twenty in the evidence."""
 
-SHORT_RATE = 0.1
-"""The rate of the last layer where a single batch does not have its optimum."""
+SHORT_RATE, LEAST_SHARE = 0.1, 0.1
+"""The rate of the last layer where a single batch does not have its optimum, and the least share of it that
+is left at the end: it then averages over a hundred batches."""
 
 LATE = 0.5
 """The share of its first value at which the learning rate is small enough for a slow last layer to follow."""
@@ -138,7 +139,7 @@ class Climb:
         generator = _seeded(self.seed, self.step, 0)
         return self.take(self.step, self.rows(self.step), generator, rate)
 
-    def _plain(self, rows: Tensor, generator: torch.Generator, rate: float) -> Tensor:
+    def _plain(self, rows: Tensor, generator: torch.Generator, rate: float | Tensor) -> Tensor:
         batch = batch_of(self.problem, rows)
         estimate = self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
         if self.optimizer is not None:
@@ -280,19 +281,20 @@ def natural_rate(problem: DeepProblem, ascent: Ascent, step: int) -> float:
     batch of enough rows has nearly the optimum, so it is taken while the others move fast. It fits the batch
     more closely than all rows, which makes the noise too small, so that the last steps average over batches.
     """
-    if not has_gaussian_noise(problem.likelihood):
-        return ascent.natural_rate or SHORT_RATE
-    if step == 0:
+    gaussian, size = has_gaussian_noise(problem.likelihood), ascent.batch_size
+    if gaussian and step == 0:
         return 1.0
     if ascent.natural_rate is not None:
         return ascent.natural_rate
-    size = ascent.batch_size
     if size is None or size >= problem.num_rows:
-        return 1.0
+        return 1.0 if gaussian else SHORT_RATE
+    short = SHORT_RATE * max(LEAST_SHARE, falling(step, ascent))
+    if not gaussian:
+        return short
     wide = problem.layers[-1].num_inducing
     assert wide is not None
     early = size >= ENOUGH * wide and falling(step, ascent) > LATE
-    return 1.0 if early else SHORT_RATE
+    return 1.0 if early else short
 
 
 def _seeded(seed: int, step: int, kind: int) -> torch.Generator:

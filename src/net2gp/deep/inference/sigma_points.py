@@ -103,7 +103,7 @@ class SigmaStack(Stack):
         return self.leaves[f"{index}.center"], below + torch.diag_embed(diagonal)
 
     def estimate(
-        self, batch: Batch, num_samples: int, generator: torch.Generator, rate: float = 0.0
+        self, batch: Batch, num_samples: int, generator: torch.Generator, rate: float | Tensor = 0.0
     ) -> Estimate:
         """Compute the objective on a batch. There is nothing to draw, and no step of the last layer."""
         current, total = batch.x[None], batch.x.new_zeros(())

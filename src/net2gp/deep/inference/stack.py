@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ from net2gp.deep.inference.inducing import (
 from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.likelihoods.traits import has_gaussian_noise, of_points
 from net2gp.types import Kernel, Likelihood, Params
+
+Numbers = Callable[[torch.Size, torch.Generator], Tensor]
+"""Draws standard normal numbers of a shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +133,7 @@ class Stack:
         count, like = len(last.points), last.points
         self.precision = torch.eye(count).to(like).expand(last.width, -1, -1).clone()
         self.shift = like.new_zeros(last.width, count)
-        self.numbers = mirrored
+        self.numbers: Numbers = mirrored
 
     @property
     def likelihood(self) -> Likelihood:
@@ -207,7 +211,7 @@ class Stack:
         return projection, total, count
 
     def estimate(
-        self, batch: Batch, num_samples: int, generator: torch.Generator, rate: float = 0.0
+        self, batch: Batch, num_samples: int, generator: torch.Generator, rate: float | Tensor = 0.0
     ) -> Estimate:
         """Estimate the bound, after a step of the last layer along its natural gradient.
 
@@ -223,7 +227,7 @@ class Stack:
         projection, inner, count = self.propagate(batch.x, num_samples, generator)
         y = batch.y.repeat(count, *[1] * (batch.y.dim() - 1))
         likelihood = of_points(self.likelihood, batch.rows.repeat(count))
-        if rate:
+        if isinstance(rate, Tensor) or rate:
             self.step(projection, y, likelihood, batch.weight / count, rate)
         law = self.moments(len(self.plans) - 1)
         mean, variance = projection.mean(law.center), projection.variance_by(law.covariance)
@@ -234,7 +238,12 @@ class Stack:
 
     @torch.no_grad()
     def step(
-        self, projection: Projection, y: Tensor, likelihood: Likelihood, weight: float, rate: float
+        self,
+        projection: Projection,
+        y: Tensor,
+        likelihood: Likelihood,
+        weight: float,
+        rate: float | Tensor,
     ) -> None:
         """Move the last layer along its natural gradient.
 
