@@ -280,7 +280,8 @@ def test_draws_through_three_layers_are_each_a_composition_of_functions():
             K = layer.kernel(current, layer.points)
             A = K @ layer.whitener.mT
             rest = (layer.kernel.diag(current) - A.square().sum(1)).clamp(min=0)
-            current = layer.mean(current) + A @ values[index] + rest.sqrt()[:, None] * parts[index]
+            around = A @ values[index] + rest.sqrt()[:, None] * parts[index]
+            current = layer.mean(current) + layer.scale * around
         torch.testing.assert_close(found, current, rtol=0, atol=1e-6)
     means, variances = posterior.process.components(x)
     mean, covariance = posterior.process.joint(x)

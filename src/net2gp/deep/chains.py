@@ -105,7 +105,7 @@ def propagated(
         num_rows: The number of rows B.
 
     Returns:
-        Means (K, B, C), and the variance that the inducing points leave open, (K, B, 1) or (1, B, 1).
+        Means (K, B, C), and the variance that the inducing points leave open, which has as many axes.
     """
     found, count = layer.project(inputs), len(values)
     A = found.weights.reshape(len(found.weights), -1, num_rows).expand(-1, count, -1)
@@ -113,7 +113,8 @@ def propagated(
     offset = found.offset
     if isinstance(offset, Tensor) and offset.dim() > 1:
         offset = offset.reshape(-1, num_rows, offset.shape[-1])
-    return mean + offset, found.residual.reshape(-1, num_rows, 1)
+    mean = mean if layer.scale is None else mean * layer.scale
+    return mean + offset, found.scaled(found.residual.reshape(-1, num_rows, 1))
 
 
 def sghmc(

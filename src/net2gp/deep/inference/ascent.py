@@ -44,6 +44,9 @@ BETAS = (0.9, 0.99)
 ADAM = ("step", "exp_avg", "exp_avg_sq")
 """The decay rates of Adam, and the names of its state."""
 
+FAST, FACTOR = ("kernel.", "log_scale", "sites", "log_weights"), 3.0
+"""Variables of which there are few, so that gradients say more of each, and how much faster they move."""
+
 Advance = Callable[..., None]
 
 
@@ -254,19 +257,31 @@ class Climb:
 
 def _adam(stack: Stack, rate: float) -> torch.optim.Optimizer | None:
     """Adam for the variables, if there are any. On a GPU its steps can be recorded."""
-    leaves = list(stack.leaves.values())
-    if not leaves or not leaves[0].is_cuda:
-        return torch.optim.Adam(leaves, lr=rate, betas=BETAS) if leaves else None
-    place = torch.tensor(rate, dtype=torch.float64, device=leaves[0].device)
-    return torch.optim.Adam(leaves, lr=place, betas=BETAS, capturable=True)
+    if not stack.leaves:
+        return None
+    device = stack.precision.device
+    groups: list[dict[str, Any]] = []
+    for factor in (1.0, FACTOR):
+        own = [
+            v for name, v in stack.leaves.items() if (FACTOR if _is_fast(name) else 1.0) == factor
+        ]
+        place = torch.tensor(rate, dtype=torch.float64, device=device)
+        lr = place if device.type == "cuda" else rate
+        groups += [{"params": own, "factor": factor, "lr": lr}] if own else []
+    return torch.optim.Adam(groups, betas=BETAS, capturable=device.type == "cuda")
+
+
+def _is_fast(name: str) -> bool:
+    return any(part in name for part in FAST)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
+        own = rate * group["factor"]
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own
 
 
 def falling(step: int, ascent: Ascent) -> float:

@@ -31,14 +31,17 @@ class Projection(NamedTuple):
         weights: A = L⁻¹ k(Z, h) with K(Z, Z) = L Lᵀ: (M, R).
         residual: k(h, h) − AᵀA, the variance that the inducing values leave open: (R,).
         offset: The mean function: (R, C), or a number.
+        scale: The factor of each output, (C,); None for 1.
     """
 
     weights: Tensor
     residual: Tensor
     offset: Tensor | float
+    scale: Tensor | None = None
 
     def mean(self, center: Tensor) -> Tensor:
-        """Aᵀm + offset, for the mean m of whitened values, (M, C): (R, C)."""
+        """s Aᵀm + offset, for the mean m of whitened values, (M, C): (R, C)."""
+        center = center if self.scale is None else center * self.scale
         return self.weights.mT @ center.to(self.weights.dtype) + self.offset
 
     def variance(self, root: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ class Projection(NamedTuple):
             root: S with covariance S Sᵀ, (C, M, M).
         """
         spread = (root.mT @ self.weights).square().sum(1).mT
-        return self.residual[:, None] + spread
+        return self.scaled(self.residual[:, None] + spread)
 
     def variance_by(self, covariance: Tensor) -> Tensor:
         """The same for covariances of whitened values, with products of their dtype: (R, C).
@@ -56,7 +59,11 @@ class Projection(NamedTuple):
         Args:
             covariance: W, (C, M, M).
         """
-        return self.residual[:, None] + quadratic_forms(self.weights, covariance)
+        return self.scaled(self.residual[:, None] + quadratic_forms(self.weights, covariance))
+
+    def scaled(self, variance: Tensor) -> Tensor:
+        """Multiply variances by the squared factor of each output, which is the last axis."""
+        return variance if self.scale is None else variance * self.scale.square().to(variance.dtype)
 
 
 def factor(kernel: Kernel, points: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -102,6 +109,7 @@ def project(
     mean: AffineMean,
     inputs: Tensor,
     dtype: torch.dtype = torch.float64,
+    scale: Tensor | None = None,
 ) -> Projection:
     """Compute what a layer needs to know of its inputs. The cost is M² for each of them.
 
@@ -112,6 +120,7 @@ def project(
         mean: The mean function.
         inputs: R inputs.
         dtype: The dtype of products with the inverse of L, and of weights and residual variances.
+        scale: The factor of each output, (C,); None for 1.
 
     Returns:
         Weights, residual variances and means.
@@ -120,7 +129,7 @@ def project(
     identity = torch.eye(len(L), dtype=L.dtype, device=L.device)
     whitener = torch.linalg.solve_triangular(L, identity, upper=False).to(dtype)
     A = whitener @ cross(kernel, points, inputs, dtype)
-    return Projection(A, residual(kernel, A, inputs), mean(inputs))
+    return Projection(A, residual(kernel, A, inputs), mean(inputs), scale)
 
 
 def residual(kernel: Kernel, A: Tensor, inputs: Tensor) -> Tensor:
@@ -152,8 +161,8 @@ def divergence(center: Tensor, root: Tensor) -> Tensor:
 class InducingLayer:
     """A fitted layer: C Gaussian processes, given by the law of their whitened values v at inducing points.
 
-    The values at the inducing points are L v plus the mean function, with K(Z, Z) = L Lᵀ, so that v ~ N(0, I)
-    before the data and N(center, root rootᵀ) after.
+    The values at the inducing points are s L v plus the mean function, with K(Z, Z) = L Lᵀ and a factor s of
+    each output, so that v ~ N(0, I) before the data and N(center, root rootᵀ) after.
 
     Args:
         kernel: The kernel, with its trained numbers.
@@ -162,6 +171,7 @@ class InducingLayer:
         whitener: L⁻¹, (M, M).
         center: The mean of v, (M, C).
         root: A root of the covariance of v, lower triangular, (C, M, M).
+        scale: The factor s of each output, (C,); None for 1.
     """
 
     kernel: Kernel
@@ -170,6 +180,7 @@ class InducingLayer:
     whitener: Tensor = field(repr=False)
     center: Tensor = field(repr=False)
     root: Tensor = field(repr=False)
+    scale: Tensor | None = field(default=None, repr=False)
 
     @property
     def width(self) -> int:
@@ -180,7 +191,7 @@ class InducingLayer:
         """What the layer needs to know of R inputs, by products alone."""
         kernel = self.kernel.precise()
         A = self.whitener @ kernel(self.points, inputs)
-        return Projection(A, residual(kernel, A, inputs), self.mean(inputs))
+        return Projection(A, residual(kernel, A, inputs), self.mean(inputs), self.scale)
 
     def covariance(self, inputs: Tensor, *, given: bool = False) -> Tensor:
         """Compute the covariance of each output over R inputs, given everything before the layer.
@@ -194,8 +205,8 @@ class InducingLayer:
         """
         kernel = self.kernel.precise()
         A = self.whitener @ kernel(self.points, inputs)
-        open_part = kernel(inputs) - A.mT @ A
-        if given:
-            return open_part.expand(self.width, -1, -1)
-        spread = self.root.mT @ A
-        return open_part + spread.mT @ spread
+        found = (kernel(inputs) - A.mT @ A).expand(self.width, -1, -1)
+        if not given:
+            spread = self.root.mT @ A
+            found = found + spread.mT @ spread
+        return found if self.scale is None else found * self.scale.square()[:, None, None]

@@ -40,8 +40,9 @@ class InnerDraws:
     """S functions drawn from the inner layers, one composition each.
 
     A draw fixes the whitened values v of every layer and a number e per output: its function is
-    h(x) = m(x) + Aᵀv + e √(k(x, x) − AᵀA). At each point it has the law of the layer. What the inducing
-    points leave open is the same multiple of its standard deviation at all points.
+    h(x) = m(x) + s (Aᵀv + e √(k(x, x) − AᵀA)), with the factor s of the output. At each point it has the law
+    of the layer. What the inducing points leave open is the same multiple of its standard deviation at all
+    points.
 
     Args:
         layers: The inner layers.
@@ -71,7 +72,9 @@ class InnerDraws:
                     offset.reshape(-1, len(x), offset.shape[-1]) if offset.dim() > 1 else offset
                 )
             std = found.residual.sqrt().reshape(-1, len(x), 1)
-            current = (mean + offset + std * e[:, None]).reshape(count * len(x), -1)
+            around = mean + std * e[:, None]
+            around = around if layer.scale is None else around * layer.scale
+            current = (around + offset).reshape(count * len(x), -1)
         return current.reshape(count, len(x), -1)
 
 

@@ -30,7 +30,8 @@ class Ascent:
         divergence_weight: The factor of the divergences in the objective "predictive".
         num_steps: The number of steps.
         learning_rate: The learning rate of Adam. Its variables have the scale of 1: logarithms, whitened
-            values, and inducing points in standard deviations of their inputs.
+            values, and inducing points in standard deviations of their inputs. The numbers of kernels and
+            sigma points move three times as fast, since there are few of them.
         natural_rate: The share of the way to its optimum that the last layer goes in each step. None means 1
             under Gaussian noise, since the optimum is then known in closed form, and 0.1 otherwise. If
             batches have fewer than five rows per inducing point, and in the second half of the steps with
@@ -43,7 +44,8 @@ class Ascent:
             unless the bound of a later one is better by 3 or more. "shallow" lets the first layer start as a
             shallow fit of the targets, "linear" at its mean function.
         num_restarts: How many times each start is tried, with other random numbers.
-        relevances: Whether each input of an `RBF` gets a length scale of its own.
+        relevances: Whether each input of an `RBF` gets a length scale of its own, and each of several outputs
+            of an inner layer a variance of its own, so that outputs that are not needed become linear.
         tune: Whether the numbers of the kernels are trained. False keeps them as they are.
         move_points: Whether inducing points are trained.
         look_every: The number of steps between two looks at the average bound.

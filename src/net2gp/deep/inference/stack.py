@@ -71,10 +71,11 @@ class Working(NamedTuple):
     L: Tensor
     mean: AffineMean
     dtype: torch.dtype
+    scale: Tensor | None
 
     def project(self, inputs: Tensor) -> Projection:
         """What the layer needs to know of its inputs."""
-        return project(self.kernel, self.points, self.L, self.mean, inputs, self.dtype)
+        return project(self.kernel, self.points, self.L, self.mean, inputs, self.dtype, self.scale)
 
 
 class Law(NamedTuple):
@@ -113,7 +114,7 @@ class Stack:
 
     Args:
         plans: What stays fixed.
-        leaves: The variables by name: "0.shift", "0.center", "0.root", "0.log_diagonal" and
+        leaves: The variables by name: "0.shift", "0.center", "0.root", "0.log_diagonal", "0.log_scale" and
             "0.kernel.<place>" of layer 0, and "log_noise".
         likelihood: How targets follow the last layer.
         dtype: The dtype of products of M × M matrices with many columns.
@@ -156,7 +157,10 @@ class Stack:
         if f"{index}.shift" in self.leaves:
             shift = self.leaves[f"{index}.shift"]
             points = points + (shift @ plan.scale if shift.dim() == 2 else shift * plan.scale)
-        return Working(kernel, points, factor(kernel, points, self.dtype), plan.mean, self.dtype)
+        logs = self.leaves.get(f"{index}.log_scale")
+        scale = None if logs is None else logs.exp()
+        L = factor(kernel, points, self.dtype)
+        return Working(kernel, points, L, plan.mean, self.dtype, scale)
 
     def law(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (M, C) and triangular root (C, M, M) of the whitened values of a layer."""
@@ -272,9 +276,10 @@ class Stack:
         for index in range(len(self.plans)):
             now, (center, root) = self.working(index), self.law(index)
             whitener = torch.linalg.solve_triangular(now.L, _identity(now.L), upper=False)
-            parts = (now.points, whitener, center, root)
+            tensors = (now.points, whitener, center, root)
+            points, whitener, center, root = (value.detach().clone() for value in tensors)
             found.append(
-                InducingLayer(now.kernel, now.mean, *(part.detach().clone() for part in parts))
+                InducingLayer(now.kernel, now.mean, points, whitener, center, root, now.scale)
             )
         return tuple(found)
 

@@ -26,10 +26,11 @@ SHALLOW_SCALES = (1.0, 0.25)
 MOST_ROWS = 2000
 """The most rows that initial values are computed from."""
 
-INNER_STD = 0.05
-"""The standard deviation of whitened values of inner layers at the start."""
+INNER_STD = {"bound": 0.05, "predictive": 1.0}
+"""The standard deviation of whitened values of inner layers at the start, by the objective: sigma points lie
+apart from the start, so that the prediction can have several modes."""
 
-LINEAR_SHARE = 0.1
+LINEAR_SHARE = {"bound": 0.03, "predictive": 1.0}
 """The variance of an inner layer around its mean function, relative to its inputs, at the start."""
 
 
@@ -146,12 +147,16 @@ def initial(
             kernel = shallow.kernel if around else _prepared(layer.kernel, inputs, ascent)
             gaps = outputs - mean(inputs)
             share = float(gaps.square().mean(0).max())
-            share = share or LINEAR_SHARE * float(inputs.flatten(1).var(0, correction=0).mean())
+            usual = LINEAR_SHARE[ascent.objective] * inputs.flatten(1).var(0, correction=0).mean()
+            share = share or float(usual)
             kernel = _scaled(kernel, inputs, share) if ascent.tune else kernel
             dtype = dtype_of_products(problem, ascent)
-            leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width, dtype)
+            std = INNER_STD[ascent.objective]
+            leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width, dtype, std)
         if ascent.tune:
             leaves |= {f"{index}.kernel.{n}": v.log() for n, v in numbers_of(kernel).items()}
+        if ascent.tune and ascent.relevances and not last and layer.width > 1:
+            leaves[f"{index}.log_scale"] = problem.x.new_zeros(layer.width)
         if ascent.move_points:
             leaves[f"{index}.shift"] = torch.zeros_like(points)
         plans.append(Plan(kernel.precise(), mean, points, spread(inputs), layer.width))
@@ -190,6 +195,7 @@ def _inner_leaves(
     wanted: tuple[Tensor, Tensor],
     width: int,
     dtype: torch.dtype,
+    std: float,
 ) -> Params:
     """The law of whitened values under which the layer's mean is nearest to the wanted gaps at the rows."""
     inputs, gaps = wanted
@@ -201,7 +207,7 @@ def _inner_leaves(
         # a ridge of a thousandth keeps the values near the prior where rows say nothing
         system = A @ A.mT + 1e-3 * torch.eye(len(A)).to(A)
         center = torch.linalg.solve(system, A @ gaps)
-    logs = center.new_full((width, len(points)), math.log(INNER_STD))
+    logs = center.new_full((width, len(points)), math.log(std))
     return {
         f"{index}.center": center,
         f"{index}.root": center.new_zeros(width, len(points), len(points)),

@@ -125,4 +125,6 @@ def draw_layer(
     rest = kernel(inputs) - A.mT @ A
     root = symmetric_root(rest)
     e = random_normal((len(inputs), width), generator=generator, device=inputs.device)
-    return A.mT @ v.mT + root @ e + layer.mean(inputs), log_ratio
+    around = A.mT @ v.mT + root @ e
+    around = around if layer.scale is None else around * layer.scale
+    return around + layer.mean(inputs), log_ratio
