@@ -126,6 +126,26 @@ def test_batches_find_the_noise_of_all_rows(batch_size):
     assert float(posterior.log_marginal_likelihood()) > float(whole.log_marginal_likelihood()) - 30
 
 
+@pytest.mark.parametrize("likelihood", [n2g.Gaussian(), n2g.Categorical()])
+def test_steps_after_which_the_bound_collapses_are_taken_back(monkeypatch, likelihood):
+    """They are repeated with half of their length, and leave no trace."""
+    plain, seen = loop.Climb._plain, []
+
+    def wild(climb, rows, generator, rate):
+        seen.append((climb.step, climb.caution))
+        bound = plain(climb, rows, generator, rate)
+        return bound - 1e9 if climb.step == 17 and climb.caution > 0.3 else bound
+
+    monkeypatch.setattr(loop.Climb, "_plain", wild)
+    x, y = noisy(0, 60)
+    targets = y if isinstance(likelihood, n2g.Gaussian) else (y[:, 0] > 0).long()
+    settings = Ascent(num_steps=30, num_inducing=8, look_every=5, starts=("linear",))
+    posterior = fit(2, (x, targets), likelihood, ascent=settings)
+    assert float(posterior.recipe.bounds.min()) > -1e5
+    assert [step for step, _ in seen].count(17) == 3
+    assert {caution for step, caution in seen if step > 19} == {0.25}
+
+
 @pytest.mark.parametrize("look_every", [7, 100])
 def test_batches_are_no_fall_of_the_bound(look_every):
     """Bounds of batches to which the last layer was just fitted are not compared with others."""

@@ -15,6 +15,7 @@ from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
+from net2gp.deep.inference.steps.adam import STATE, adam, set_rate
 from net2gp.deep.inference.steps.recording import Recorder
 from net2gp.errors import BoundFell, InputError
 from net2gp.likelihoods.traits import has_gaussian_noise
@@ -40,12 +41,9 @@ ENOUGH = 5
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
 
-BETAS = (0.9, 0.99)
-ADAM = ("step", "exp_avg", "exp_avg_sq")
-"""The decay rates of Adam, and the names of its state."""
-
-FAST, FACTOR = ("kernel.", "log_scale", "sites", "log_weights"), 3.0
-"""Variables of which there are few, so that gradients say more of each, and how much faster they move."""
+COLLAPSE, CAUTION = 5.0, 1 / 64
+"""By how many nats per row the average bound may fall below the best one before the steps since the last look
+are taken back and repeated with half of their length, and the least part of it that is tried."""
 
 Advance = Callable[..., None]
 
@@ -87,12 +85,12 @@ class Climb:
         self.problem, self.stack, self.ascent = problem, stack, ascent
         self.start, self.seed = start, seed
         self.order: tuple[int, Tensor] = (-1, torch.empty(0))
-        self.optimizer = _adam(stack, ascent.learning_rate)
+        self.optimizer = adam(stack, ascent.learning_rate)
         self.step = 0
         self.looks: list[float] = []
         self.errors: list[float] = []
         self.window: list[Tensor] = []
-        self.flattered, self.stopped = 0, False
+        self.flattered, self.stopped, self.caution = 0, False, 1.0
         self.take = Recorder(self._plain, stack, ascent.look_every + 1)
         self.safe: tuple[int, dict[str, Tensor]] = (0, {})
 
@@ -135,10 +133,12 @@ class Climb:
     def _one(self) -> Tensor:
         """Take one step, and return the bound before the step of all but the last layer."""
         if self.optimizer is not None:
-            _set_rate(self.optimizer, self.ascent.learning_rate * falling(self.step, self.ascent))
-        if not self.window and self.take.possible:
-            self.safe = (self.step, {name: value.clone() for name, value in self._state().items()})
+            short = self.caution * falling(self.step, self.ascent)
+            set_rate(self.optimizer, self.ascent.learning_rate * short)
+        if not self.window:
+            self._keep_safe()
         rate = natural_rate(self.problem, self.ascent, self.step)
+        rate = rate if rate == 1.0 else self.caution * rate
         generator = _seeded(self.seed, self.step, 0)
         return self.take(self.step, self.rows(self.step), generator, rate)
 
@@ -168,12 +168,16 @@ class Climb:
         if self.take.recording is not None and not bool(found.isfinite().all()):
             # more jitter may help, which only a step that looks at its matrices can choose
             self.take.stop()
-            self.step, self.window = self.safe[0], []
-            self._load(self.safe[1])
+            self._go_back()
             return False
         values = torch.tensor(self._checked(self.window), dtype=torch.float64)
+        if self._collapsed(float(values.mean())) and self.caution > CAUTION:
+            self.take.rest()
+            self._go_back()
+            self.caution /= 2
+            return False
         self.looks.append(float(values.mean()))
-        self.errors.append(float(values.std(correction=0)) / len(values) ** 0.5)
+        self.errors.append(_error(values))
         self.window = []
         some = size is not None and size < self.problem.num_rows
         if some and natural_rate(self.problem, self.ascent, max(1, first)) == 1.0:
@@ -182,6 +186,22 @@ class Climb:
         if patience is not None and len(looks) > patience:
             self.stopped = max(looks[-patience:]) <= max(looks[:-patience])
         return True
+
+    def _collapsed(self, value: float) -> bool:
+        """Whether an average bound is far below the best one, by more than twice what was gained so far."""
+        looks = self.looks[self.flattered :]
+        if not looks:
+            return False
+        lost, gained = max(looks) - value, max(looks) - looks[0]
+        return lost > max(COLLAPSE * self.problem.num_rows, 2 * gained)
+
+    def _keep_safe(self) -> None:
+        self.safe = (self.step, {name: value.clone() for name, value in self._state().items()})
+
+    def _go_back(self) -> None:
+        """Take the steps since the last look back."""
+        self.step, self.window = self.safe[0], []
+        self._load(self.safe[1])
 
     def settle(self) -> Found:
         """Let the last layer come to rest, and check that the bound has grown.
@@ -226,7 +246,7 @@ class Climb:
                 continue
             own = {
                 part: state[f"adam.{part}.{name}"]
-                for part in ADAM
+                for part in STATE
                 if f"adam.{part}.{name}" in state
             }
             self.optimizer.state[leaf] = {part: value.clone() for part, value in own.items()}
@@ -244,6 +264,7 @@ class Climb:
             "window": [float(value) for value in self.window],
             "flattered": self.flattered,
             "stopped": self.stopped,
+            "caution": self.caution,
         }
 
     def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
@@ -253,35 +274,13 @@ class Climb:
         for name, value in numbers.items():
             setattr(self, name, value)
         self.window = [self.problem.x.new_tensor(value) for value in numbers["window"]]
+        self._keep_safe()
 
 
-def _adam(stack: Stack, rate: float) -> torch.optim.Optimizer | None:
-    """Adam for the variables, if there are any. On a GPU its steps can be recorded."""
-    if not stack.leaves:
-        return None
-    device = stack.precision.device
-    groups: list[dict[str, Any]] = []
-    for factor in (1.0, FACTOR):
-        own = [
-            v for name, v in stack.leaves.items() if (FACTOR if _is_fast(name) else 1.0) == factor
-        ]
-        place = torch.tensor(rate, dtype=torch.float64, device=device)
-        lr = place if device.type == "cuda" else rate
-        groups += [{"params": own, "factor": factor, "lr": lr}] if own else []
-    return torch.optim.Adam(groups, betas=BETAS, capturable=device.type == "cuda")
-
-
-def _is_fast(name: str) -> bool:
-    return any(part in name for part in FAST)
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        own = rate * group["factor"]
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(own)
-        else:
-            group["lr"] = own
+def _error(values: Tensor) -> float:
+    """The standard error of an average, by the median distance to the median: few values matter little."""
+    distance = float((values - values.median()).abs().median())
+    return 1.4826 * distance / len(values) ** 0.5
 
 
 def falling(step: int, ascent: Ascent) -> float:
