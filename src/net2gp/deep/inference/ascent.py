@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.problem import DeepProblem, chosen_rows
+from net2gp.deep.inference.problem import DeepProblem, chosen_rows, in_batches
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
-from net2gp.deep.inference.steps.adam import STATE, adam, set_rate
+from net2gp.deep.inference.steps.adam import FACTOR, STATE, adam, set_rate
 from net2gp.deep.inference.steps.recording import Recorder
 from net2gp.errors import BoundFell, InputError
 from net2gp.likelihoods.traits import has_gaussian_noise
@@ -85,7 +85,8 @@ class Climb:
         self.problem, self.stack, self.ascent = problem, stack, ascent
         self.start, self.seed = start, seed
         self.order: tuple[int, Tensor] = (-1, torch.empty(0))
-        self.optimizer = adam(stack, ascent.learning_rate)
+        quick = in_batches(problem, ascent) or ascent.objective == "predictive"
+        self.optimizer = adam(stack, ascent.learning_rate, FACTOR if quick else 1.0)
         self.step = 0
         self.looks: list[float] = []
         self.errors: list[float] = []
@@ -163,7 +164,7 @@ class Climb:
 
     def _look(self) -> bool:
         """Look at the average bound, and return whether the steps since the last look are good."""
-        size, first = self.ascent.batch_size, self.step - len(self.window)
+        first = self.step - len(self.window)
         found = torch.stack(self.window)
         if self.take.recording is not None and not bool(found.isfinite().all()):
             # more jitter may help, which only a step that looks at its matrices can choose
@@ -179,7 +180,7 @@ class Climb:
         self.looks.append(float(values.mean()))
         self.errors.append(_error(values))
         self.window = []
-        some = size is not None and size < self.problem.num_rows
+        some = in_batches(self.problem, self.ascent)
         if some and natural_rate(self.problem, self.ascent, max(1, first)) == 1.0:
             self.flattered = len(self.looks)
         patience, looks = self.ascent.patience, self.looks[self.flattered :]
@@ -300,7 +301,7 @@ def natural_rate(problem: DeepProblem, ascent: Ascent, step: int) -> float:
         return 1.0
     if ascent.natural_rate is not None:
         return ascent.natural_rate
-    if size is None or size >= problem.num_rows:
+    if size is None or not in_batches(problem, ascent):
         return 1.0 if gaussian else SHORT_RATE
     short = SHORT_RATE * max(LEAST_SHARE, falling(step, ascent))
     if not gaussian:

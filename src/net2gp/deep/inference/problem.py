@@ -208,6 +208,11 @@ def _check_kernel(kernel: Kernel, x: Tensor) -> None:
         )
 
 
+def in_batches(problem: DeepProblem, ascent: Ascent) -> bool:
+    """Whether a step has some of the rows only."""
+    return ascent.batch_size is not None and ascent.batch_size < problem.num_rows
+
+
 def chosen_rows(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Draw that many rows without replacement, in their order, on the device of `x`."""
     order = torch.randperm(len(x), generator=generator)[:count].sort().values

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from net2gp.deep.inference.hyperparameters import numbers_of, with_numbers, with_relevances
 from net2gp.deep.inference.inducing import factor
-from net2gp.deep.inference.problem import DeepProblem, chosen_rows
+from net2gp.deep.inference.problem import DeepProblem, chosen_rows, in_batches
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
 from net2gp.deep.inference.stack import Batch, Plan, Stack
@@ -30,8 +30,9 @@ INNER_STD = {"bound": 0.05, "predictive": 1.0}
 """The standard deviation of whitened values of inner layers at the start, by the objective: sigma points lie
 apart from the start, so that the prediction can have several modes."""
 
-LINEAR_SHARE = {"bound": 0.03, "predictive": 1.0}
-"""The variance of an inner layer around its mean function, relative to its inputs, at the start."""
+LINEAR_SHARE, BATCH_SHARE, SIGMA_SHARE = 0.1, 0.03, 1.0
+"""The variance of an inner layer around its mean function, relative to its inputs, at the start: with all
+rows in each step, with batches, and for sigma points."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +148,8 @@ def initial(
             kernel = shallow.kernel if around else _prepared(layer.kernel, inputs, ascent)
             gaps = outputs - mean(inputs)
             share = float(gaps.square().mean(0).max())
-            usual = LINEAR_SHARE[ascent.objective] * inputs.flatten(1).var(0, correction=0).mean()
-            share = share or float(usual)
+            usual = _linear_share(problem, ascent)
+            share = share or usual * float(inputs.flatten(1).var(0, correction=0).mean())
             kernel = _scaled(kernel, inputs, share) if ascent.tune else kernel
             dtype = dtype_of_products(problem, ascent)
             std = INNER_STD[ascent.objective]
@@ -174,8 +175,13 @@ def _free(leaves: Params, problem: DeepProblem) -> Params:
 
 def dtype_of_products(problem: DeepProblem, ascent: Ascent) -> torch.dtype:
     """float64 if all rows are in each step, and float32 for batches, whose own noise is much larger."""
-    size = ascent.batch_size
-    return torch.float64 if size is None or size >= problem.num_rows else torch.float32
+    return torch.float32 if in_batches(problem, ascent) else torch.float64
+
+
+def _linear_share(problem: DeepProblem, ascent: Ascent) -> float:
+    if ascent.objective == "predictive":
+        return SIGMA_SHARE
+    return BATCH_SHARE if in_batches(problem, ascent) else LINEAR_SHARE
 
 
 def _wanted(inputs: Tensor, shallow: Shallow, width: int, around: bool) -> Tensor:

@@ -16,15 +16,17 @@ STATE = ("step", "exp_avg", "exp_avg_sq")
 """The names of what Adam keeps of each variable."""
 
 FAST, FACTOR = ("kernel.", "log_scale", "sites", "log_weights"), 3.0
-"""Variables of which there are few, so that gradients say more of each, and how much faster they move."""
+"""Variables of which there are few, so that gradients say more of each, and how much faster they move where
+there is most to learn: from batches, and for sigma points."""
 
 
-def adam(stack: Stack, rate: float) -> torch.optim.Optimizer | None:
+def adam(stack: Stack, rate: float, factor: float) -> torch.optim.Optimizer | None:
     """Make the optimizer of all variables of a fit. On a GPU its steps can be recorded.
 
     Args:
         stack: The layers.
         rate: The learning rate.
+        factor: The factor of the rate for variables of which there are few.
 
     Returns:
         The optimizer, or None without variables.
@@ -37,7 +39,7 @@ def adam(stack: Stack, rate: float) -> torch.optim.Optimizer | None:
         own = [value for name, value in stack.leaves.items() if _is_fast(name) == fast]
         place = torch.tensor(rate, dtype=torch.float64, device=device)
         lr = place if device.type == "cuda" else rate
-        groups += [{"params": own, "factor": FACTOR if fast else 1.0, "lr": lr}] if own else []
+        groups += [{"params": own, "factor": factor if fast else 1.0, "lr": lr}] if own else []
     return torch.optim.Adam(groups, betas=BETAS, capturable=device.type == "cuda")
 
 
