@@ -295,6 +295,8 @@ def natural_rate(problem: DeepProblem, ascent: Ascent, step: int) -> float:
     Under Gaussian noise a last layer that is behind the others leaves residuals that they then move for. A
     batch of enough rows has nearly the optimum, so it is taken while the others move fast. It fits the batch
     more closely than all rows, which makes the noise too small, so that the last steps average over batches.
+    Without Gaussian noise the average grows longer in the end; with it, targets of little noise need a last
+    layer that follows.
     """
     gaussian, size = has_gaussian_noise(problem.likelihood), ascent.batch_size
     if gaussian and step == 0:
@@ -303,13 +305,12 @@ def natural_rate(problem: DeepProblem, ascent: Ascent, step: int) -> float:
         return ascent.natural_rate
     if size is None or not in_batches(problem, ascent):
         return 1.0 if gaussian else SHORT_RATE
-    short = SHORT_RATE * max(LEAST_SHARE, falling(step, ascent))
     if not gaussian:
-        return short
+        return SHORT_RATE * max(LEAST_SHARE, falling(step, ascent))
     wide = problem.layers[-1].num_inducing
     assert wide is not None
     early = size >= ENOUGH * wide and falling(step, ascent) > LATE
-    return 1.0 if early else short
+    return 1.0 if early else SHORT_RATE
 
 
 def _seeded(seed: int, step: int, kind: int) -> torch.Generator:
