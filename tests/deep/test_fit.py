@@ -288,3 +288,51 @@ def test_draws_through_three_layers_are_each_a_composition_of_functions():
     torch.testing.assert_close(mean, means.mean(0).flatten())
     total = variances.mean(0) + means.var(0, correction=0)
     torch.testing.assert_close(covariance.diagonal(), total.flatten())
+
+
+@pytest.mark.parametrize("likelihood", [n2g.likelihoods.StudentT(), n2g.likelihoods.Poisson()])
+def test_parts_of_the_variance_add_up_without_gaussian_noise(likelihood):
+    """The points that integrate the last layer have mean 0 and variance 1."""
+    x, y = toy()
+    targets = (
+        y if isinstance(likelihood, n2g.likelihoods.StudentT) else torch.poisson(y[:, 0].exp())
+    )
+    posterior = fit(2, (x, targets), likelihood, ascent=QUICK)
+    split, law = posterior.split(x), posterior.predict(x)
+    total = split.epistemic + split.aleatoric
+    torch.testing.assert_close(total, law.variance.reshape(total.shape), rtol=0.02, atol=0)
+
+
+def test_probabilities_of_classes_are_those_of_draws():
+    x, y = toy(40)
+    labels = (y[:, 0] > 0).long() + (y[:, 0] > 0.5).long()
+    posterior = fit(2, (x, labels), n2g.Categorical(), ascent=replace(QUICK, num_draws=100))
+    f = posterior.sample(x, 20_000, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    torch.testing.assert_close(posterior.predict(x).probs, f.mean(0), rtol=0, atol=0.01)
+    spread = posterior.split(x).epistemic
+    torch.testing.assert_close(spread, f.var(0), rtol=0.2, atol=1e-3)
+
+
+@pytest.mark.parametrize("mean", [1.0, 50.0, 1000.0])
+def test_counts_of_any_size_can_be_fitted(mean):
+    x, _ = toy(60)
+    generator = torch.Generator().manual_seed(1)
+    counts = torch.poisson(mean * (0.3 * x[:, 0].sin()).exp(), generator=generator)
+    settings = replace(QUICK, num_steps=40, learning_rate=0.05)
+    posterior = fit(2, (x, counts), n2g.likelihoods.Poisson(), ascent=settings)
+    constant = torch.distributions.Poisson(counts.mean()).log_prob(counts).sum()
+    assert float(posterior.log_marginal_likelihood()) > float(constant) - 20
+
+
+def test_a_checkpoint_of_other_variables_is_refused(tmp_path, monkeypatch):
+    settings = replace(QUICK, checkpoint=tmp_path / "fit.safetensors")
+    fit(2, toy(columns=2), Gaussian(), ascent=settings)
+    tensors = loop.Climb.restore
+
+    def older(climb, prefix, found, numbers):
+        kept = {name: value for name, value in found.items() if "log_scale" not in name}
+        tensors(climb, prefix, kept, numbers)
+
+    monkeypatch.setattr(loop.Climb, "restore", older)
+    with pytest.raises(InputError, match="written by another version"):
+        fit(2, toy(columns=2), Gaussian(), ascent=settings)

@@ -146,6 +146,26 @@ def test_steps_after_which_the_bound_collapses_are_taken_back(monkeypatch, likel
     assert {caution for step, caution in seen if step > 19} == {0.25}
 
 
+def test_steps_are_taken_back_to_the_same_look_after_a_run_was_killed(monkeypatch, tmp_path):
+    plain, alive = loop.Climb._plain, [True]
+
+    def wild(climb, rows, generator, rate):
+        if climb.step == 17 and alive[0]:
+            raise KeyboardInterrupt
+        bound = plain(climb, rows, generator, rate)
+        return bound - 1e9 if climb.step == 18 and climb.caution == 1.0 else bound
+
+    monkeypatch.setattr(loop.Climb, "_plain", wild)
+    settings = Ascent(num_steps=30, num_inducing=8, look_every=5, checkpoint_seconds=0.0)
+    kept = replace(settings, checkpoint=tmp_path / "fit.safetensors")
+    with pytest.raises(KeyboardInterrupt):
+        fit(1, noisy(0, 60), n2g.Gaussian(), ascent=kept)
+    alive[0] = False
+    resumed = fit(1, noisy(0, 60), n2g.Gaussian(), ascent=kept)
+    whole = fit(1, noisy(0, 60), n2g.Gaussian(), ascent=settings)
+    assert torch.equal(resumed.recipe.bounds, whole.recipe.bounds)
+
+
 @pytest.mark.parametrize("look_every", [7, 100])
 def test_batches_are_no_fall_of_the_bound(look_every):
     """Bounds of batches to which the last layer was just fitted are not compared with others."""

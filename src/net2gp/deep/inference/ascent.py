@@ -253,8 +253,9 @@ class Climb:
             self.optimizer.state[leaf] = {part: value.clone() for part, value in own.items()}
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The state as tensors by name."""
-        return {f"{prefix}.{name}": value for name, value in self._state().items()}
+        """The state as tensors by name, now and at the last look."""
+        safe = {f"safe.{name}": value for name, value in self.safe[1].items()}
+        return {f"{prefix}.{name}": value for name, value in (self._state() | safe).items()}
 
     def numbers(self) -> dict[str, object]:
         """The state as numbers."""
@@ -266,16 +267,31 @@ class Climb:
             "flattered": self.flattered,
             "stopped": self.stopped,
             "caution": self.caution,
+            "safe_step": self.safe[0],
         }
 
     def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go back to a state that was written."""
-        start = f"{prefix}."
-        self._load({n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
+        own = _without(f"{prefix}.", tensors)
+        if (
+            any(f"leaf.{name}" not in own for name in self.stack.leaves)
+            or "safe_step" not in numbers
+        ):
+            raise InputError(
+                "the checkpoint was written by another version of net2gp, which has other variables. Delete "
+                "the file, or pass another path."
+            )
+        self._load(own)
+        self.safe = (numbers["safe_step"], _without("safe.", own))
+        numbers = {name: value for name, value in numbers.items() if name != "safe_step"}
         for name, value in numbers.items():
             setattr(self, name, value)
         self.window = [self.problem.x.new_tensor(value) for value in numbers["window"]]
-        self._keep_safe()
+
+
+def _without(start: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
 
 
 def _error(values: Tensor) -> float:

@@ -17,12 +17,39 @@ CLASS_NODES = 32
 """The number of quasi-random points that integrate the logits of classes out in a step."""
 
 
-@lru_cache(maxsize=8)
+ENOUGH = 8
+"""How many points there must be for each output, so that correlations among them are removed too."""
+
+
+@lru_cache(maxsize=16)
 @ordinary_tensors()
-def _nodes(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The quasi-random points, which are copied to a device once: recorded steps cannot copy."""
-    like = torch.empty(0, dtype=dtype, device=device)
-    return MonteCarlo(CLASS_NODES).base_sample(num_classes, like=like)
+def standard_points(
+    count: int, num_outputs: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Make quasi-random points of mean 0 and variance 1, which few normal points do not have by themselves.
+
+    They are copied to a device once, since recorded steps cannot copy.
+
+    Args:
+        count: The number of points.
+        num_outputs: The number of columns C. Columns are uncorrelated if there are enough points.
+        dtype: The dtype.
+        device: The device.
+
+    Returns:
+        The points, (count, C).
+
+    >>> standard_points(8, 1, torch.float64, torch.device("cpu")).var(0, correction=0)
+    tensor([1.0000], dtype=torch.float64)
+    """
+    z = MonteCarlo(count).base_sample(num_outputs, like=torch.empty(0, dtype=torch.float64))
+    z = z - z.mean(0)
+    if count >= ENOUGH * num_outputs:
+        L = torch.linalg.cholesky(z.mT @ z / count)
+        z = torch.linalg.solve_triangular(L, z.mT, upper=False).mT
+    else:
+        z = z / z.square().mean(0).sqrt()
+    return z.to(dtype=dtype, device=device)
 
 
 def expectations(
@@ -49,7 +76,7 @@ def expectations(
     if not has_one_class(likelihood):
         return expected_derivatives(likelihood, mean, torch.diag_embed(variance), y)
     # Roots of diagonal matrices are known, and those of equal entries have no derivative in eigh.
-    nodes = _nodes(mean.shape[1], mean.dtype, mean.device)
+    nodes = standard_points(CLASS_NODES, mean.shape[1], mean.dtype, mean.device)
     std = variance.sqrt()
     rows, count = len(mean), len(nodes)
     f = (mean + std * nodes[:, None]).flatten(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ from net2gp.deep.inference.sparse_layer import SparseLayer
 from net2gp.errors import InputError, check_count, check_finite
 from net2gp.inputs import check_made, copied, describe, gather
 from net2gp.kernels import RBF
-from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs
+from net2gp.likelihoods.traits import has_gaussian_noise, is_classifier, num_outputs
 from net2gp.types import Data, Kernel, Likelihood
 
 WIDEST = 30
 """The most outputs that an inner layer gets by default."""
+
+CONSTANT_STEPS = 50
+"""The most steps towards the most likely constant."""
 
 MOST_INDUCING = 100
 """The number of inducing points by default, if there are as many distinct rows."""
@@ -59,12 +63,15 @@ class DeepProblem:
             return self.real_targets.var(0, correction=0)
         return self.x.new_ones(self.num_outputs)
 
-    @property
+    @cached_property
     def center(self) -> Tensor:
-        """The mean of real targets per output, or 0 for labels and counts: (C,)."""
+        """The mean of real targets per output, 0 for labels, or the most likely constant otherwise: (C,)."""
         if has_gaussian_noise(self.likelihood):
             return self.real_targets.mean(0)
-        return self.x.new_zeros(self.num_outputs)
+        zeros = self.x.new_zeros(self.num_outputs)
+        if is_classifier(self.likelihood):
+            return zeros
+        return _best_constant(self.likelihood, self.y, zeros)
 
     @property
     def real_targets(self) -> Tensor:
@@ -114,6 +121,22 @@ def make_problem(
     else:
         likelihood.check(trial, y)
     return problem
+
+
+def _best_constant(likelihood: Likelihood, y: Tensor, start: Tensor) -> Tensor:
+    """The outputs that make the targets most likely if they are the same at all rows, or the start."""
+    f = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([f], max_iter=CONSTANT_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = -likelihood.log_prob(f.expand(len(y), -1), y).mean()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    return f.detach() if bool(f.isfinite().all()) else start
 
 
 def _check_columns(x: Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from net2gp.deep.inference.expectations import standard_points
 from net2gp.deep.inference.inducing import InducingLayer, Projection
 from net2gp.deep.inference.sigma_points import SigmaPoints
 from net2gp.deep.inference.stack import mirrored
@@ -17,7 +18,7 @@ from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import describe, follows
 from net2gp.kernels import BaseKernel
 from net2gp.likelihoods.laws import Variances, average
-from net2gp.likelihoods.links import Contrast, MonteCarlo
+from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.responses import target_moments
 from net2gp.likelihoods.traits import has_gaussian_noise, has_one_class
@@ -30,8 +31,9 @@ from net2gp.types import Inputs, Kernel, Likelihood
 NUMBERS = 2**24
 """How many numbers the projections of one chunk of points may hold."""
 
-NODES = 8
-"""Draws of the last layer per draw of the inner layers, where an integral has no closed form."""
+NODES, ALL_NODES = 8, 512
+"""Values of the last layer per draw of the inner layers, and at least how many there are in all, where an
+integral has no closed form."""
 
 
 @savable("deep.InnerDraws")
@@ -304,7 +306,8 @@ class Deep:
             f = self._outputs(means, variances)
             if self.weights is None:
                 return mixture(likelihood, f)
-            return average([mixture(likelihood, part) for part in f.split(NODES)], self.weights)
+            each = f.reshape(self.count, -1, *f.shape[1:])
+            return average([mixture(likelihood, part) for part in each], self.weights)
         laws = [likelihood.predict(Variances(m, v)) for m, v in zip(means, variances, strict=True)]
         return average(laws, self.weights)
 
@@ -315,15 +318,25 @@ class Deep:
             return Split(variance, likelihood.noise_variance(mean))
         f = self._outputs(*self.components(x))
         parts = target_moments(likelihood, f.flatten(0, 1))
-        means, variances = (v.reshape(self.count, NODES, -1, v.shape[-1]) for v in parts)
+        means, variances = (v.reshape(self.count, -1, len(x), v.shape[-1]) for v in parts)
         mean = self._average(means.mean(1))
         spread = self._average((means - mean).square().mean(1))
         return Split(spread, self._average(variances.mean(1)))
 
     def _outputs(self, means: Tensor, variances: Tensor) -> Tensor:
-        """Values of f, a fixed quasi-random sample per draw of the inner layers: (S·8, N, C)."""
-        nodes = MonteCarlo(NODES).base_sample(means.shape[2], like=means)
-        return (means[:, None] + variances[:, None].sqrt() * nodes[:, None]).flatten(0, 1)
+        """Values of f, a fixed quasi-random sample in which each draw of the inner layers has its own part.
+
+        Args:
+            means: Means of the outputs in S draws, (S, N, C).
+            variances: Their variances, (S, N, C).
+
+        Returns:
+            The values, one draw after the other, (S·K, N, C).
+        """
+        S, C = len(means), means.shape[2]
+        K = max(NODES, -(-ALL_NODES // S))
+        nodes = standard_points(S * K, C, means.dtype, means.device).reshape(K, S, 1, C)
+        return (means + variances.sqrt() * nodes).transpose(0, 1).flatten(0, 1)
 
     def functions(
         self, num_samples: int, generator: torch.Generator | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from net2gp.deep.inference.expectations import standard_points
 from net2gp.deep.inference.inducing import InducingLayer
 from net2gp.deep.inference.problem import DeepProblem
 from net2gp.deep.inference.stack import Batch, Estimate, Stack
@@ -17,7 +18,7 @@ from net2gp.likelihoods.traits import has_gaussian_noise, of_points
 from net2gp.tags import savable
 from net2gp.types import Likelihood
 
-NODES = 8
+NODES = 32
 """Quasi-random points per sigma point, by which outputs are integrated out unless noise is Gaussian."""
 
 
@@ -58,7 +59,8 @@ class SigmaStack(Stack):
 
         Σ_n log Σ_s w_s p(y_n | h_s(x_n)) − β Σ_l KL(q(v_l) ‖ N(0, I)),
 
-    which is no bound on the evidence: it is the log density of the prediction itself.
+    which is no bound on the evidence: it is the log density of the prediction itself. Under Gaussian noise,
+    each of several outputs has a mixture of its own, as in predictions.
     """
 
     divergence_weight = 1.0
@@ -165,7 +167,7 @@ def log_densities(
         targets = y.reshape(mean.shape[1:]).to(mean)
         logs = -0.5 * ((targets - mean).square() / total + total.log() + math.log(2 * math.pi))
         return (logs + log_weights[:, None, None]).logsumexp(0).sum(-1)
-    nodes = MonteCarlo(NODES).base_sample(mean.shape[2], like=mean)
+    nodes = standard_points(NODES, mean.shape[2], mean.dtype, mean.device)
     f = (mean[:, None] + variance[:, None].sqrt() * nodes[:, None]).flatten(0, 1)
     logs = torch.stack([likelihood.log_prob(one, y) for one in f])
     each = log_weights.repeat_interleave(NODES) - math.log(NODES)
