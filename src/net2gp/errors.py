@@ -198,10 +198,8 @@ def check_finite(tensor: Tensor, name: str) -> None:
     bad = ~torch.isfinite(tensor.detach())
     if not bool(bad.any()):  # the sum overflowed, but no entry did
         return
-    count, first = (
-        int(bad.sum()),
-        int(bad.reshape(bad.shape[0] if bad.dim() else 1, -1).any(1).nonzero()[0]),
-    )
+    rows = bad.reshape(bad.shape[0] if bad.dim() else 1, -1).any(1)
+    count, first = int(bad.sum()), int(rows.nonzero()[0])
     verb = "is" if count == 1 else "are"
     raise InputError(
         f"{name} must be finite, but {count} of {tensor.numel()} values {verb} NaN or infinite "
@@ -210,11 +208,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether the entries of a tensor can be looked at: not while operations are recorded for a GPU.
-
-    >>> readable(torch.zeros(1))
-    True
-    """
+    """Whether the entries of a tensor can be looked at: not while operations are recorded for a GPU."""
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -250,16 +244,11 @@ def check_positive(
         raise InputError(
             f"{name} must be one number, but has shape {tuple(tensor.shape)}. Pass for example {name}=0.1."
         )
-    if not readable(tensor):
-        return
     good = torch.isfinite(tensor) & ((tensor >= 0) if zero else (tensor > 0))
-    if not bool(good.all()):
+    if readable(tensor) and not bool(good.all()):
         wanted = "zero or positive" if zero else "positive"
-        shown = tensor[~good].reshape(-1)[0].item()
-        raise InputError(
-            f"{name} must be {wanted} and finite, but {shown:g} was given."
-            f" Pass for example {name}=0.1."
-        )
+        said = f"{name} must be {wanted} and finite, but {tensor[~good].reshape(-1)[0].item():g} was given."
+        raise InputError(f"{said} Pass for example {name}=0.1.")
 
 
 def one_number(value: Any, name: str, hint: str = "") -> float | Tensor:

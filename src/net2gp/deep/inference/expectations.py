@@ -39,8 +39,9 @@ def standard_points(
     Returns:
         The points, (count, C).
 
-    >>> standard_points(8, 1, torch.float64, torch.device("cpu")).var(0, correction=0)
-    tensor([1.0000], dtype=torch.float64)
+    >>> points = standard_points(8, 1, torch.float64, torch.device("cpu"))
+    >>> round(float(points.var(correction=0)), 6)
+    1.0
     """
     z = MonteCarlo(count).base_sample(num_outputs, like=torch.empty(0, dtype=torch.float64))
     z = z - z.mean(0)
