@@ -113,8 +113,7 @@ def propagated(
     offset = found.offset
     if isinstance(offset, Tensor) and offset.dim() > 1:
         offset = offset.reshape(-1, num_rows, offset.shape[-1])
-    mean = mean if layer.scale is None else mean * layer.scale
-    return mean + offset, found.scaled(found.residual.reshape(-1, num_rows, 1))
+    return layer.stretched(mean) + offset, found.scaled(found.residual.reshape(-1, num_rows, 1))
 
 
 def sghmc(

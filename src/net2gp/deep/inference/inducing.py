@@ -193,6 +193,10 @@ class InducingLayer:
         A = self.whitener @ kernel(self.points, inputs)
         return Projection(A, residual(kernel, A, inputs), self.mean(inputs), self.scale)
 
+    def stretched(self, values: Tensor) -> Tensor:
+        """Multiply values around the mean function by the factor of each output, which is the last axis."""
+        return values if self.scale is None else values * self.scale
+
     def covariance(self, inputs: Tensor, *, given: bool = False) -> Tensor:
         """Compute the covariance of each output over R inputs, given everything before the layer.
 

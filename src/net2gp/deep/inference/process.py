@@ -74,8 +74,7 @@ class InnerDraws:
                     offset.reshape(-1, len(x), offset.shape[-1]) if offset.dim() > 1 else offset
                 )
             std = found.residual.sqrt().reshape(-1, len(x), 1)
-            around = mean + std * e[:, None]
-            around = around if layer.scale is None else around * layer.scale
+            around = layer.stretched(mean + std * e[:, None])
             current = (around + offset).reshape(count * len(x), -1)
         return current.reshape(count, len(x), -1)
 
@@ -180,6 +179,11 @@ class Deep:
         weights = self.weights
         return values.mean(0) if weights is None else torch.tensordot(weights.to(values), values, 1)
 
+    def _shares(self, like: Tensor) -> Tensor:
+        """The weights of the S processes, also if they are equal: (S,)."""
+        equal = like.new_full((self.count,), 1 / self.count)
+        return equal if self.weights is None else self.weights.to(like)
+
     @property
     def layers(self) -> tuple[InducingLayer, ...]:
         """All layers, from the inputs to f."""
@@ -254,7 +258,7 @@ class Deep:
         means, variances = self.components(x)
         mean = self._average(means)
         centered = means - mean
-        between = self._average(centered[..., :, None] * centered[..., None, :])
+        between = torch.einsum("s,snc,snd->ncd", self._shares(means), centered, centered)
         return mean, torch.diag_embed(self._average(variances)) + between
 
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
@@ -273,9 +277,7 @@ class Deep:
         assert isinstance(x, Tensor)
         means, _ = self.components(x)
         mean, count = self._average(means), means.shape[2]
-        shares = (
-            means.new_full((len(means),), 1 / len(means)) if self.weights is None else self.weights
-        )
+        shares = self._shares(means)
         within: Tensor | float = 0.0
         for hidden, share in zip(self.hidden(x), shares, strict=True):
             within = within + share * self._covariance(hidden)
@@ -283,7 +285,7 @@ class Deep:
         flat = (means - mean).flatten(1)
         whole = torch.einsum("cnm,cd->ncmd", within, torch.eye(count).to(within))
         size = mean.numel()
-        between = (shares.to(flat)[:, None] * flat).mT @ flat
+        between = (shares[:, None] * flat).mT @ flat
         return mean.reshape(-1), whole.reshape(size, size).to(mean.dtype) + between
 
     def prior_variances(self, x: Inputs) -> Tensor:

@@ -125,6 +125,4 @@ def draw_layer(
     rest = kernel(inputs) - A.mT @ A
     root = symmetric_root(rest)
     e = random_normal((len(inputs), width), generator=generator, device=inputs.device)
-    around = A.mT @ v.mT + root @ e
-    around = around if layer.scale is None else around * layer.scale
-    return around + layer.mean(inputs), log_ratio
+    return layer.stretched(A.mT @ v.mT + root @ e) + layer.mean(inputs), log_ratio
