@@ -150,7 +150,6 @@ def run(model: str, options: argparse.Namespace) -> Row:
         "seconds": seconds,
         "kernel_seconds": spent,
         "all_seconds": clock(options) - started,
-        "bound": float(posterior.log_marginal_likelihood()),
         "steps": options.steps,
         "machine": machine,
         "made_by": made_by(),

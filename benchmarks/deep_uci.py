@@ -188,7 +188,7 @@ def work(jobs: Sequence[Job], options: argparse.Namespace) -> None:
     if not jobs:
         return
     if options.jobs == 1 or len(jobs) == 1:
-        torch.set_num_threads(1)
+        alone()
         for job in jobs:
             if options.ends is not None and time.monotonic() > options.ends:
                 return
@@ -207,8 +207,9 @@ def work(jobs: Sequence[Job], options: argparse.Namespace) -> None:
 
 
 def alone() -> None:
-    """One thread for each process."""
+    """One thread for each process, and zero for numbers so small that computing with them is slow."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     warnings.simplefilter("ignore")
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 import net2gp as n2g
 from net2gp import Gaussian
 from net2gp.deep import Ascent, fit
-from net2gp.deep.chains import propagated
 from net2gp.deep.inference.bounds.importance import draw_layer
 from net2gp.deep.inference.inducing import InducingLayer
 
@@ -54,7 +53,7 @@ def test_draws_of_a_layer_have_the_factor_too():
     scaled, plain = pair()
     x, values = normal(7, 3, seed=2), normal(4, 6, 3, seed=3)
     for got, wanted in zip(
-        propagated(scaled, values, x, 7), propagated(plain, values, x, 7), strict=True
+        *(layer.project(x).given(values, 7) for layer in (scaled, plain)), strict=True
     ):
         torch.testing.assert_close(
             got.expand_as(wanted.expand(-1, -1, 3)), wanted.expand(-1, -1, 3)

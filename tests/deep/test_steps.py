@@ -12,13 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import net2gp as n2g
 from net2gp import RBF, errors
-from net2gp.deep import Ascent, fit
+from net2gp.deep import Ascent, SparseLayer, fit
 from net2gp.deep.inference import ascent as loop
 from net2gp.deep.inference import inducing
+from net2gp.deep.inference import stack as stacks
+from net2gp.deep.inference.inducing import factor, project
 from net2gp.deep.inference.problem import make_problem
-from net2gp.deep.inference.steps import forms
+from net2gp.deep.inference.sparse_layer import AffineMean
+from net2gp.deep.inference.stack import Law
+from net2gp.deep.inference.starts import batch_of, manner
+from net2gp.deep.inference.steps import forms, own_kernels
 from net2gp.deep.inference.steps.cross import cross
 from net2gp.deep.inference.steps.forms import quadratic_forms
+from net2gp.deep.inference.steps.own_kernels import OwnLayer, own_grams
 from net2gp.likelihoods import gaussian
 
 
@@ -65,7 +71,7 @@ def test_kernels_between_points_and_rows_are_those_of_the_kernel(offset):
     scale = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
     variance = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
     kernel, weights = RBF(scale, variance), normal(6, 9)
-    found = [(weights * cross(kernel, points, inputs, torch.float64)).sum()]
+    found = [(weights * cross(kernel, points, inputs)).sum()]
     found.append((weights * kernel(points, inputs)).sum())
     leaves = (points, inputs, scale, variance)
     torch.testing.assert_close(*found)
@@ -77,8 +83,7 @@ def test_kernels_between_points_and_rows_are_those_of_the_kernel(offset):
 def test_other_kernels_are_called_as_they_are():
     points, inputs = normal(3, 2), normal(4, 2, seed=1)
     kernel = RBF() + n2g.kernels.Linear()
-    got = cross(kernel, points, inputs, torch.float32)
-    torch.testing.assert_close(got, kernel(points, inputs).float())
+    torch.testing.assert_close(cross(kernel, points, inputs), kernel(points, inputs))
 
 
 def climb_of(batch_size: int | None, device: str = "cpu", kind: str = "noise") -> loop.Climb:
@@ -93,13 +98,14 @@ def climb_of(batch_size: int | None, device: str = "cpu", kind: str = "noise") -
     return loop._climbs(make_problem(2, pair, likelihood, ascent), ascent)[0]
 
 
-def test_gradients_with_batches_are_near_those_in_double_precision():
-    """Batches have products in float32, whose errors are far below the noise of a batch."""
+def test_gradients_are_near_those_in_double_precision(monkeypatch):
+    """Products for variances are float32, whose errors are far below the noise of draws."""
+
     found = []
-    for dtype in (torch.float32, torch.float64):
+    for precise in (False, True):
         climb = climb_of(batch_size=20)
-        assert climb.stack.dtype == torch.float32
-        climb.stack.dtype = dtype
+        if precise:
+            monkeypatch.setattr(Law, "covariance", lambda law: law.root @ law.root.mT)
         climb._one()
         found.append({name: leaf.grad for name, leaf in climb.stack.leaves.items()})
     for name, wanted in found[1].items():
@@ -107,6 +113,52 @@ def test_gradients_with_batches_are_near_those_in_double_precision():
         got = found[0][name]
         assert got is not None
         assert float((got - wanted).norm()) < 1e-3 * float(wanted.norm()) + 1e-6, name
+
+
+def test_inducing_points_leave_no_variance_open_at_themselves():
+    """Also where a layer is nearly linear, so that variances are small differences of large numbers."""
+    points, kernel = normal(30, 2), RBF(100.0, 1e4)
+    found = project(kernel, points, factor(kernel, points), AffineMean(), points)
+    assert float(found.residual.max()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_size"), [("classes", 20), ("classes", None), ("noise", 20)]
+)
+def test_only_classes_in_batches_have_the_bound_of_rows_not_seen(kind, batch_size):
+    climb = climb_of(batch_size, kind=kind)
+    batch = batch_of(climb.problem, climb.rows(0))
+    with torch.no_grad():
+        before = float(climb.stack.estimate(batch, 2, loop._seeded(climb.seed, 0, 0)).bound)
+    found = float(climb._one())
+    unseen = kind == "classes" and batch_size is not None
+    assert (abs(found - before) < 1e-3 * abs(before)) == unseen
+    assert unseen or found > before
+
+
+def test_numbers_of_kernels_stay_within_their_range(monkeypatch):
+    """They can grow together for ever where a layer is nearly linear, at almost the same bound."""
+    monkeypatch.setattr(stacks, "RANGE", 1e-3)
+    climb = climb_of(batch_size=20)
+    start = {name: leaf.detach().clone() for name, leaf in climb.stack.leaves.items()}
+    for _ in range(5):
+        climb._one()
+        climb.step += 1
+    moved = {n: float((v.detach() - start[n]).abs().max()) for n, v in climb.stack.leaves.items()}
+    limited = {n for n, size in moved.items() if size < 1.1e-3}
+    assert limited == {n for n in moved if "kernel" in n or "log_scale" in n or "log_factors" in n}
+
+
+def test_inner_layers_start_with_a_share_of_the_variance_of_their_mean():
+    """Few principal components of many columns vary much more than a column does."""
+    x = torch.cat([5 * normal(60, 2), 0.01 * normal(60, 30, seed=1)], 1)
+    ascent = Ascent(num_steps=5, batch_size=20, num_inducing=8, starts=("linear",))
+    layers = [SparseLayer(RBF(), width=2), RBF()]
+    problem = make_problem(layers, (x, x[:, :1]), n2g.Gaussian(), ascent)
+    stack = loop._climbs(problem, ascent)[0].stack
+    inner, outputs = stack.plans[0], x @ stack.plans[0].mean.weight
+    wanted = manner(problem, ascent).share * outputs.var(0, correction=0).mean()
+    torch.testing.assert_close(inner.kernel.diag(x)[0], wanted)
 
 
 def noisy(seed: int, count: int = 1000) -> tuple[Tensor, Tensor]:
@@ -285,3 +337,82 @@ def test_a_fit_on_a_gpu_goes_on_from_its_checkpoint(tmp_path):
             fit(2, (x, y), n2g.Gaussian(), ascent=kept)
     again = fit(2, (x, y), n2g.Gaussian(), ascent=kept)
     torch.testing.assert_close(again.predict(x).mean, whole.predict(x).mean, rtol=1e-3, atol=1e-4)
+
+
+def own_layer(num_outputs: int = 3) -> tuple[OwnLayer, Tensor, Tensor]:
+    """A layer whose outputs have kernels of their own, and the law of its whitened values."""
+    points, factors = normal(num_outputs, 6, 2), 1 + normal(num_outputs, 2, seed=1).square()
+    kernel = RBF(torch.tensor([0.5, 1.0], dtype=torch.float64), 1.7)
+    scale = 1 + normal(num_outputs, seed=2).square()
+    leaves = [value.requires_grad_() for value in (points, factors, scale)]
+    L = torch.linalg.cholesky(own_grams(kernel, points, factors)).detach()
+    layer = OwnLayer(kernel, leaves[0], L, AffineMean(), leaves[2], leaves[1])
+    root = (normal(num_outputs, 6, 6, seed=3) / 3).tril().requires_grad_()
+    return layer, normal(6, num_outputs, seed=4).requires_grad_(), root
+
+
+@pytest.mark.parametrize("rows", [4, 1024])
+def test_outputs_with_kernels_of_their_own_are_processes_of_their_own(monkeypatch, rows):
+    """Values and gradients, also if rows are taken in blocks."""
+    monkeypatch.setattr(own_kernels, "ROWS", rows)
+    layer, center, root = own_layer()
+    x = normal(9, 2, seed=5).requires_grad_()
+    found = layer.moments(x, center, root)
+    means, variances = [], []
+    for c in range(3):
+        Z, h = layer.points[c] * layer.factors[c], x * layer.factors[c]
+        L = torch.linalg.cholesky(layer.kernel(Z))
+        A = torch.linalg.solve_triangular(L, layer.kernel(Z, h), upper=False)
+        spread = (root[c].mT @ A).square().sum(0) - A.square().sum(0)
+        means.append(layer.scale[c] * A.mT @ center[:, c])
+        variances.append(layer.scale[c] ** 2 * (layer.kernel.diag(h) + spread))
+    wanted = torch.stack(means, 1), torch.stack(variances, 1)
+    weights, leaves = normal(9, 3, seed=6), (x, layer.points, layer.factors, layer.scale)
+    for got, value in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, value)
+        pair = [(weights * v).sum() for v in (got, value)]
+        grads = [
+            torch.autograd.grad(p, (*leaves, center, root), retain_graph=True, allow_unused=True)
+            for p in pair
+        ]
+        for one, other in zip(*grads, strict=True):
+            other = torch.zeros_like(one) if other is None else other
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_kernels_of_far_points_are_never_denormal():
+    """Products of such numbers would be a hundred times as slow."""
+    far = torch.tensor([[0.0], [1000.0]], dtype=torch.float64)
+    K = cross(RBF(), far, far)
+    assert 0 < float(K.min()) < 1e-40
+    assert float((K * K).min()) > 1e-300
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_several_outputs_of_an_inner_layer_have_kernels_of_their_own(width):
+    x = normal(30, 3)
+    layers = [SparseLayer(RBF(), width=width), RBF()]
+    quick = Ascent(num_steps=4, num_inducing=6, num_samples=2, starts=("linear",))
+    inner = fit(layers, (x, x[:, :1]), n2g.Gaussian(), ascent=quick).process.layers[0]
+    assert (inner.factors is None) == (width == 1)
+    if width > 1:
+        assert inner.points.shape == (3, 6, 3)
+        assert float(inner.factors.std(0).min()) > 0
+        assert float(inner.points.std(0).min()) > 0
+
+
+def test_with_many_rows_inner_layers_start_at_their_prior_and_learn_linear_means():
+    x = normal(400, 2)
+    few, many = (
+        Ascent(num_steps=5, batch_size=100, num_inducing=count, starts=("linear",))
+        for count in (8, 4)
+    )
+    stacks = []
+    for ascent in (few, many):
+        problem = make_problem(2, (x, x[:, :1]), n2g.Gaussian(), ascent)
+        stacks.append(loop._climbs(problem, ascent)[0].stack)
+    assert "0.weight" not in stacks[0].leaves
+    assert float(stacks[1].leaves["0.log_diagonal"].detach().max()) == 0
+    posterior = fit(2, (x, x[:, :1]), n2g.Gaussian(), ascent=many)
+    learned = posterior.process.layers[0].mean.weight
+    assert 0 < float((learned - torch.eye(2, dtype=torch.float64)).abs().max()) < 1

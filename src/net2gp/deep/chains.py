@@ -81,7 +81,7 @@ class Target(NamedTuple):
         """
         count, current = len(values[0]), self.x[rows]
         for index, (layer, v) in enumerate(zip(self.layers, values, strict=True)):
-            mean, open_var = propagated(layer, v, current, len(rows))
+            mean, open_var = layer.project(current).given(v, len(rows))
             if index < len(self.layers) - 1:
                 z = torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean)
                 current = (mean + open_var.sqrt() * z).flatten(0, 1)
@@ -91,29 +91,6 @@ class Target(NamedTuple):
         fits = expectations(likelihood, *flat, y).log_prob.reshape(count, -1).sum(1)
         prior = sum(-0.5 * v.square().sum((1, 2)) for v in values)
         return prior + len(self.x) / len(rows) * fits
-
-
-def propagated(
-    layer: InducingLayer, values: Tensor, inputs: Tensor, num_rows: int
-) -> tuple[Tensor, Tensor]:
-    """Compute what a layer gives for whitened values of its own in each of K chains.
-
-    Args:
-        layer: The layer.
-        values: The whitened values, (K, M, C).
-        inputs: The same rows for all chains, (B, …), or rows of each chain, (K·B, …).
-        num_rows: The number of rows B.
-
-    Returns:
-        Means (K, B, C), and the variance that the inducing points leave open, which has as many axes.
-    """
-    found, count = layer.project(inputs), len(values)
-    A = found.weights.reshape(len(found.weights), -1, num_rows).expand(-1, count, -1)
-    mean = torch.einsum("mkn,kmc->knc", A, values)
-    offset = found.offset
-    if isinstance(offset, Tensor) and offset.dim() > 1:
-        offset = offset.reshape(-1, num_rows, offset.shape[-1])
-    return layer.stretched(mean) + offset, found.scaled(found.residual.reshape(-1, num_rows, 1))
 
 
 def sghmc(

@@ -150,6 +150,7 @@ class Climb:
             self.optimizer.zero_grad()
             (-estimate.bound / self.problem.num_rows).backward()
             self.optimizer.step()
+            self.stack.confine()
         return estimate.bound.detach()
 
     def _checked(self, bounds: list[Tensor]) -> list[float]:
@@ -393,7 +394,7 @@ def _climbs(problem: DeepProblem, ascent: Ascent) -> list[Climb]:
         stack = initial(problem, shallow, rows, start, ascent, seed)
         if ascent.objective == "predictive":
             count, weight = ascent.num_samples, ascent.divergence_weight
-            stack = SigmaStack.like(stack, problem, count, weight)
+            stack = SigmaStack.like(stack, count, weight)
         climbs.append(Climb(problem, stack, ascent, start, seed))
     return climbs
 

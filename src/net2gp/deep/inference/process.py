@@ -31,9 +31,10 @@ from net2gp.types import Inputs, Kernel, Likelihood
 NUMBERS = 2**24
 """How many numbers the projections of one chunk of points may hold."""
 
-NODES, ALL_NODES = 8, 512
-"""Values of the last layer per draw of the inner layers, and at least how many there are in all, where an
-integral has no closed form."""
+NODES, ALL_NODES, ONE_OUTPUT = 8, 512, 4096
+"""Values of the last layer per draw of the inner layers, and at least how many there are in all for several
+outputs and for one, where an integral has no closed form. One output can have a rate, which is an exponential
+of it, so that its moments need more."""
 
 
 @savable("deep.InnerDraws")
@@ -66,16 +67,8 @@ class InnerDraws:
             return x[None]
         for layer, v, e in zip(self.layers, self.values, self.open_parts, strict=True):
             found = layer.project(current)
-            A = found.weights.reshape(len(v[0]), -1, len(x))
-            mean = torch.einsum("msn,smc->snc", A.expand(-1, count, -1), v)
-            offset = found.offset
-            if isinstance(offset, Tensor):
-                offset = (
-                    offset.reshape(-1, len(x), offset.shape[-1]) if offset.dim() > 1 else offset
-                )
-            std = found.residual.sqrt().reshape(-1, len(x), 1)
-            around = layer.stretched(mean + std * e[:, None])
-            current = (around + offset).reshape(count * len(x), -1)
+            mean, open_part = found.given(v, len(x))
+            current = (mean + open_part.sqrt() * e[:, None]).reshape(count * len(x), -1)
         return current.reshape(count, len(x), -1)
 
 
@@ -202,8 +195,8 @@ class Deep:
 
     def check(self, x: Inputs) -> None:
         """Raise unless `x` can be points of the first layer."""
-        if not isinstance(x, Tensor) or x.shape[1:] != self.layers[0].points.shape[1:]:
-            shape = ", ".join(["N", *map(str, self.layers[0].points.shape[1:])])
+        if not isinstance(x, Tensor) or x.shape[1:] != self.layers[0].input_shape:
+            shape = ", ".join(["N", *map(str, self.layers[0].input_shape)])
             raise InputError(
                 f"x must be a tensor of shape ({shape}), as in the fit, but is {describe(x)}."
             )
@@ -224,7 +217,7 @@ class Deep:
         def both(found: Projection) -> tuple[Tensor, ...]:
             if self.values is None:
                 return self._means(found), found.variance(self.last.root)
-            return self._means(found), found.residual[:, None].expand(-1, self.num_outputs)
+            return self._means(found), found.residual.expand(-1, self.num_outputs)
 
         means, variances = self._by_chunks(x, both)
         return means, variances
@@ -233,8 +226,8 @@ class Deep:
         """The means of f for the S draws of some points, one draw after the other: (S·N, C)."""
         if self.values is None:
             return found.mean(self.last.center)
-        A = found.weights.reshape(len(found.weights), self.count, -1)
-        return torch.einsum("msn,smc->snc", A, self.values).flatten(0, 1) + found.offset
+        num_rows = found.weights.shape[-1] // self.count
+        return found.given(self.values, num_rows)[0].flatten(0, 1)
 
     def _covariance(self, hidden: Tensor) -> Tensor:
         """The covariance of each output over N inputs of the last layer in one draw: (C, N, N)."""
@@ -245,7 +238,7 @@ class Deep:
     ) -> tuple[Tensor, ...]:
         assert isinstance(x, Tensor)
         count = self.count
-        most = max(len(layer.points) * max(1, layer.width) for layer in self.layers)
+        most = max(len(layer.center) * max(1, layer.width) for layer in self.layers)
         parts = []
         with torch.set_grad_enabled(torch.is_grad_enabled() and follows(x)):
             for chunk in x.split(max(1, NUMBERS // (count * most))):
@@ -336,7 +329,7 @@ class Deep:
             The values, one draw after the other, (S·K, N, C).
         """
         S, C = len(means), means.shape[2]
-        K = max(NODES, -(-ALL_NODES // S))
+        K = max(NODES, -(-(ALL_NODES if C > 1 else ONE_OUTPUT) // S))
         nodes = standard_points(S * K, C, means.dtype, means.device).reshape(K, S, 1, C)
         return (means + variances.sqrt() * nodes).transpose(0, 1).flatten(0, 1)
 

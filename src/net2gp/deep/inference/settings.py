@@ -46,8 +46,9 @@ class Ascent:
             unless the bound of a later one is better by 3 or more. "shallow" lets the first layer start as a
             shallow fit of the targets, "linear" at its mean function.
         num_restarts: How many times each start is tried, with other random numbers.
-        relevances: Whether each input of an `RBF` gets a length scale of its own, and each of several outputs
-            of an inner layer a variance of its own, so that outputs that are not needed become linear.
+        relevances: Whether each input of an `RBF` gets a length scale of its own. Each of several outputs of
+            an inner layer then has a variance, length scales and inducing points of its own, so that outputs
+            can look at different inputs, and those that are not needed become linear.
         tune: Whether the numbers of the kernels are trained. False keeps them as they are.
         move_points: Whether inducing points are trained.
         look_every: The number of steps between two looks at the average bound.

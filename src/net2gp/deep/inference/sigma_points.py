@@ -10,9 +10,7 @@ from torch import Tensor
 
 from net2gp.deep.inference.expectations import standard_points
 from net2gp.deep.inference.inducing import InducingLayer
-from net2gp.deep.inference.problem import DeepProblem
 from net2gp.deep.inference.stack import Batch, Estimate, Stack
-from net2gp.deep.inference.starts import batch_of
 from net2gp.likelihoods.links import MonteCarlo
 from net2gp.likelihoods.traits import has_gaussian_noise, of_points
 from net2gp.tags import savable
@@ -66,35 +64,34 @@ class SigmaStack(Stack):
     divergence_weight = 1.0
 
     @classmethod
-    def like(cls, stack: Stack, problem: DeepProblem, num_points: int, weight: float) -> SigmaStack:
-        """Start from layers before the first step, with the last layer at its optimum.
+    def like(cls, stack: Stack, num_points: int, weight: float) -> SigmaStack:
+        """Start from layers before the first step, with the last layer at its prior.
+
+        An optimum for points that do not lie apart yet would hold them together.
 
         Args:
             stack: The layers.
-            problem: The data.
             num_points: The number of sigma points S.
             weight: The factor β of the divergences.
 
         Returns:
             The layers, whose variables require gradients.
         """
-        rows = torch.arange(problem.num_rows, device=problem.x.device)[:2000]
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for _ in range(5):
-                stack.estimate(batch_of(problem, rows), 4, generator, 1.0)
-            center, root = stack.law(len(stack.plans) - 1)
-        last = len(stack.plans) - 1
-        lower = torch.linalg.cholesky(root @ root.mT)
-        leaves = {**stack.leaves, f"{last}.center": center, f"{last}.root": lower}
-        leaves[f"{last}.log_diagonal"] = lower.diagonal(dim1=-2, dim2=-1).log()
-        for index, plan in enumerate(stack.plans[:-1]):
-            sites = MonteCarlo(num_points, seed=index).base_sample(plan.width, like=center)
+        last, plan = len(stack.plans) - 1, stack.plans[-1]
+        count, like = len(plan.points), plan.points
+        leaves = {
+            **stack.leaves,
+            f"{last}.center": like.new_zeros(count, plan.width),
+            f"{last}.root": like.new_zeros(plan.width, count, count),
+            f"{last}.log_diagonal": like.new_zeros(plan.width, count),
+        }
+        for index, inner in enumerate(stack.plans[:-1]):
+            sites = MonteCarlo(num_points, seed=index).base_sample(inner.width, like=like)
             leaves[f"{index}.sites"] = sites
         if last:
-            leaves["log_weights"] = center.new_zeros(num_points)
+            leaves["log_weights"] = like.new_zeros(num_points)
         free = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
-        made = cls(stack.plans, free, stack.given, stack.dtype)
+        made = cls(stack.plans, free, stack.given)
         made.divergence_weight = weight
         return made
 
@@ -110,10 +107,9 @@ class SigmaStack(Stack):
         """Compute the objective on a batch. There is nothing to draw, and no step of the last layer."""
         current, total = batch.x[None], batch.x.new_zeros(())
         for index in range(len(self.plans)):
-            law = self.moments(index)
+            law = self.whole_law(index)
             total = total + law.divergence
-            found = self.working(index).project(current.flatten(0, 1))
-            parts = (found.mean(law.center), found.variance_by(law.covariance))
+            parts = self.working(index).moments(current.flatten(0, 1), law)
             mean, variance = (p.double().reshape(-1, len(batch.x), p.shape[-1]) for p in parts)
             if index < len(self.plans) - 1:
                 current = mean + variance.sqrt() * self.leaves[f"{index}.sites"][:, None]

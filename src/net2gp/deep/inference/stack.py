@@ -17,11 +17,22 @@ from net2gp.deep.inference.inducing import (
     Projection,
     divergence,
     factor,
+    factored,
+    inverse,
     project,
 )
 from net2gp.deep.inference.sparse_layer import AffineMean
+from net2gp.deep.inference.steps.own_kernels import OwnLayer, own_grams
+from net2gp.kernels import RBF
 from net2gp.likelihoods.traits import has_gaussian_noise, of_points
 from net2gp.types import Kernel, Likelihood, Params
+
+OWN_JITTER = 1e-8
+"""What is added to the diagonal of K(Z, Z) if outputs have kernels of their own, relative to its mean: their
+variances are computed without the roots of that matrix, which costs digits."""
+
+RANGE = 8.0
+"""How far the logarithms of the numbers of kernels may move from where they start: a factor of 3000."""
 
 Numbers = Callable[[torch.Size, torch.Generator], Tensor]
 """Draws standard normal numbers of a shape."""
@@ -63,6 +74,29 @@ class Batch(NamedTuple):
     weight: float
 
 
+class Law(NamedTuple):
+    """The Gaussian over the whitened values of a layer.
+
+    Args:
+        center: Its mean, (M, C).
+        root: A lower triangular root of its covariance, (C, M, M).
+        divergence: Its divergence from the prior.
+    """
+
+    center: Tensor
+    root: Tensor
+    divergence: Tensor
+
+    def covariance(self) -> Tensor:
+        """The covariance, (C, M, M), in the dtype of products with it.
+
+        While the bound is climbed, the products for variances are taken in float32: its gradients are noisy
+        anyway, and these products are most of the work.
+        """
+        root = self.root.float() if torch.is_grad_enabled() else self.root
+        return root @ root.mT
+
+
 class Working(NamedTuple):
     """A layer at the present values of the variables."""
 
@@ -70,26 +104,21 @@ class Working(NamedTuple):
     points: Tensor
     L: Tensor
     mean: AffineMean
-    dtype: torch.dtype
     scale: Tensor | None
+    factors: Tensor | None = None
 
     def project(self, inputs: Tensor) -> Projection:
         """What the layer needs to know of its inputs."""
-        return project(self.kernel, self.points, self.L, self.mean, inputs, self.dtype, self.scale)
+        return project(self.kernel, self.points, self.L, self.mean, inputs, self.scale)
 
-
-class Law(NamedTuple):
-    """The Gaussian over the whitened values of a layer.
-
-    Args:
-        center: Its mean, (M, C).
-        covariance: Its covariance, (C, M, M), in the dtype of products.
-        divergence: Its divergence from the prior.
-    """
-
-    center: Tensor
-    covariance: Tensor
-    divergence: Tensor
+    def moments(self, inputs: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+        """Means and variances of the outputs at R inputs: (R, C) each."""
+        if self.factors is None:
+            found = self.project(inputs)
+            return found.mean(law.center), found.variance_by(law.covariance())
+        assert isinstance(self.kernel, RBF)
+        parts = (self.kernel, self.points, self.L, self.mean, self.scale, self.factors)
+        return OwnLayer(*parts).moments(inputs, law.center, law.root)
 
 
 class Estimate(NamedTuple):
@@ -114,10 +143,11 @@ class Stack:
 
     Args:
         plans: What stays fixed.
-        leaves: The variables by name: "0.shift", "0.center", "0.root", "0.log_diagonal", "0.log_scale" and
-            "0.kernel.<place>" of layer 0, and "log_noise".
+        leaves: The variables by name: "0.shift", "0.center", "0.root", "0.log_diagonal", "0.log_scale",
+            "0.log_factors", "0.weight" and "0.kernel.<place>" of layer 0, and "log_noise".
         likelihood: How targets follow the last layer.
-        dtype: The dtype of products of M × M matrices with many columns.
+        moves_after: Whether the last layer moves after the bound of a step was estimated, and not before. The
+            bound is then one of rows that the last layer has not seen, without bias.
 
     `numbers` draws standard normal numbers of a shape.
     """
@@ -127,14 +157,17 @@ class Stack:
         plans: tuple[Plan, ...],
         leaves: Params,
         likelihood: Likelihood,
-        dtype: torch.dtype = torch.float64,
+        *,
+        moves_after: bool = False,
     ) -> None:
-        self.plans, self.leaves, self.given, self.dtype = plans, leaves, likelihood, dtype
+        self.plans, self.leaves, self.given = plans, leaves, likelihood
+        self.anchors = {n: v.detach().clone() for n, v in leaves.items() if has_limits(n)}
         last = plans[-1]
         count, like = len(last.points), last.points
         self.precision = torch.eye(count).to(like).expand(last.width, -1, -1).clone()
         self.shift = like.new_zeros(last.width, count)
         self.numbers: Numbers = mirrored
+        self.moves_after = moves_after
 
     @property
     def likelihood(self) -> Likelihood:
@@ -156,11 +189,22 @@ class Stack:
         points = plan.points
         if f"{index}.shift" in self.leaves:
             shift = self.leaves[f"{index}.shift"]
-            points = points + (shift @ plan.scale if shift.dim() == 2 else shift * plan.scale)
-        logs = self.leaves.get(f"{index}.log_scale")
-        scale = None if logs is None else logs.exp()
-        L = factor(kernel, points, self.dtype)
-        return Working(kernel, points, L, plan.mean, self.dtype, scale)
+            points = points + (shift @ plan.scale if points.dim() == 2 else shift * plan.scale)
+        scale, factors = (
+            self.leaves[f"{index}.{name}"].exp() if f"{index}.{name}" in self.leaves else None
+            for name in ("log_scale", "log_factors")
+        )
+        mean = plan.mean
+        if f"{index}.weight" in self.leaves:
+            assert mean.weight is not None
+            mean = AffineMean(mean.weight + self.leaves[f"{index}.weight"], mean.offset)
+        if factors is None:
+            return Working(kernel, points, factor(kernel, points), mean, scale)
+        points = points.expand(plan.width, *points.shape[-2:])
+        assert isinstance(kernel, RBF)
+        with torch.no_grad():
+            L = factored(own_grams(kernel, points, factors), OWN_JITTER)
+        return Working(kernel, points, L, mean, scale, factors)
 
     def law(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (M, C) and triangular root (C, M, M) of the whitened values of a layer."""
@@ -174,15 +218,10 @@ class Stack:
         inverse = torch.linalg.solve_triangular(R, _identity(R), upper=False)
         return (inverse.mT @ (inverse @ self.shift[..., None]))[..., 0].mT, inverse.mT
 
-    def moments(self, index: int) -> Law:
-        """Mean and covariance of the whitened values of a layer, and their divergence from the prior.
-
-        While the bound is climbed, the products for variances are taken in float32: its gradients are noisy
-        anyway, and these products are most of the work. Everything else is float64.
-        """
+    def whole_law(self, index: int) -> Law:
+        """The law of the whitened values of a layer, with its divergence from the prior."""
         center, root = self.law(index)
-        products = root.float() if torch.is_grad_enabled() else root
-        return Law(center, products @ products.mT, divergence(center, root))
+        return Law(center, root, divergence(center, root))
 
     def propagate(
         self, x: Tensor, num_samples: int, generator: torch.Generator
@@ -198,26 +237,24 @@ class Stack:
             What the last layer needs to know of the S·B draws, the divergence of the inner layers, and S,
             which is 1 if there is nothing to draw.
         """
-        projection = self.working(0).project(x)
-        total, count = x.new_zeros(()), 1
+        total, count, current = x.new_zeros(()), 1, x
         for index in range(len(self.plans) - 1):
-            law = self.moments(index)
+            law = self.whole_law(index)
             total = total + law.divergence
-            mean, variance = projection.mean(law.center), projection.variance_by(law.covariance)
+            mean, variance = self.working(index).moments(current, law)
             if index == 0:
                 count = num_samples
                 mean, variance = (v.expand(count, *v.shape) for v in (mean, variance))
             else:
                 mean, variance = (v.reshape(count, len(x), -1) for v in (mean, variance))
             z = self.numbers(mean.shape, generator).to(mean)
-            draws = mean + variance.sqrt() * z
-            projection = self.working(index + 1).project(draws.flatten(0, 1).double())
-        return projection, total, count
+            current = (mean + variance.sqrt() * z).flatten(0, 1).double()
+        return self.working(len(self.plans) - 1).project(current), total, count
 
     def estimate(
         self, batch: Batch, num_samples: int, generator: torch.Generator, rate: float | Tensor = 0.0
     ) -> Estimate:
-        """Estimate the bound, after a step of the last layer along its natural gradient.
+        """Estimate the bound, and take a step of the last layer along its natural gradient, before or after.
 
         Args:
             batch: Rows of the data.
@@ -231,10 +268,13 @@ class Stack:
         projection, inner, count = self.propagate(batch.x, num_samples, generator)
         y = batch.y.repeat(count, *[1] * (batch.y.dim() - 1))
         likelihood = of_points(self.likelihood, batch.rows.repeat(count))
-        if isinstance(rate, Tensor) or rate:
+        moves = isinstance(rate, Tensor) or bool(rate)
+        if moves and not self.moves_after:
             self.step(projection, y, likelihood, batch.weight / count, rate)
-        law = self.moments(len(self.plans) - 1)
-        mean, variance = projection.mean(law.center), projection.variance_by(law.covariance)
+        law = self.whole_law(len(self.plans) - 1)
+        if moves and self.moves_after:
+            self.step(projection, y, likelihood, batch.weight / count, rate)
+        mean, variance = projection.mean(law.center), projection.variance_by(law.covariance())
         log_probs = expectations(likelihood, mean.double(), variance.double(), y).log_prob
         total = inner + law.divergence
         bound = batch.weight / count * log_probs.sum() - total
@@ -263,11 +303,21 @@ class Stack:
             curvature = _reciprocal(likelihood.noise_variance(mean))
             residual = likelihood.residual(mean, y)
         else:
-            variance = projection.residual[:, None] + (root.mT @ A).square().sum(1).mT
+            variance = projection.residual + (root.mT @ A).square().sum(1).mT
             found = expectations(likelihood, mean, variance, y)
             curvature, residual = found.curvature.diagonal(dim1=-2, dim2=-1), found.residual
         self.precision.lerp_(weight * _grams(A, curvature) + _identity(A), rate)
         self.shift.lerp_(weight * (A @ (residual + curvature * around)).mT, rate)
+
+    @torch.no_grad()
+    def confine(self) -> None:
+        """Keep the numbers of kernels within their range.
+
+        Where a layer is nearly linear, its variance and length scales can grow together for ever, at almost
+        the same bound, until the inducing points cannot be told apart in floating-point numbers.
+        """
+        for name, start in self.anchors.items():
+            self.leaves[name].clamp_(start - RANGE, start + RANGE)
 
     @torch.no_grad()
     def fitted(self) -> tuple[InducingLayer, ...]:
@@ -275,13 +325,16 @@ class Stack:
         found = []
         for index in range(len(self.plans)):
             now, (center, root) = self.working(index), self.law(index)
-            whitener = torch.linalg.solve_triangular(now.L, _identity(now.L), upper=False)
-            tensors = (now.points, whitener, center, root)
+            tensors = (now.points, inverse(now.L), center, root)
             points, whitener, center, root = (value.detach().clone() for value in tensors)
-            found.append(
-                InducingLayer(now.kernel, now.mean, points, whitener, center, root, now.scale)
-            )
+            law = (points, whitener, center, root)
+            found.append(InducingLayer(now.kernel, now.mean, *law, now.scale, now.factors))
         return tuple(found)
+
+
+def has_limits(name: str) -> bool:
+    """Whether a variable is a number of a kernel, or a factor of an output or of its inputs."""
+    return ".kernel." in name or name.endswith((".log_scale", ".log_factors"))
 
 
 def _reciprocal(noise: Tensor) -> Tensor:

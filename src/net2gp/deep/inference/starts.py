@@ -14,6 +14,7 @@ from net2gp.deep.inference.problem import DeepProblem, chosen_rows, in_batches
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
 from net2gp.deep.inference.stack import Batch, Plan, Stack
+from net2gp.kernels import RBF
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.types import Kernel, Params
 
@@ -26,13 +27,52 @@ SHALLOW_SCALES = (1.0, 0.25)
 MOST_ROWS = 2000
 """The most rows that initial values are computed from."""
 
-INNER_STD = {"bound": 0.05, "predictive": 1.0}
-"""The standard deviation of whitened values of inner layers at the start, by the objective: sigma points lie
-apart from the start, so that the prediction can have several modes."""
+NEAR_STD = 0.05
+"""The standard deviation of whitened values of inner layers at the start, if they start near given values."""
 
-LINEAR_SHARE, BATCH_SHARE, SIGMA_SHARE = 0.1, 0.03, 1.0
-"""The variance of an inner layer around its mean function, relative to its inputs, at the start: with all
-rows in each step, with batches, and for sigma points."""
+MANY = 100
+"""How many rows for each inducing point are many."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How inner layers start at their mean functions.
+
+    Args:
+        share: Their variance around the mean function, relative to the variance of that function.
+        std: The standard deviation of their whitened values.
+        shrink: The factor of their length scales.
+        learns_means: Whether the weights of linear mean functions are trained.
+    """
+
+    share: float
+    std: float
+    shrink: float
+    learns_means: bool
+
+
+def manner(problem: DeepProblem, ascent: Ascent) -> Manner:
+    """Choose how inner layers start.
+
+    Few rows say little about inner layers, which then do best to stay near their mean functions. Sigma points
+    must lie apart, so that the prediction can have several modes, and many rows outweigh the noise of layers
+    that start at their prior with short length scales, from where they find better optima.
+
+    Args:
+        problem: The data and the layers.
+        ascent: Settings.
+
+    Returns:
+        The choice.
+    """
+    widest = max(layer.num_inducing or 0 for layer in problem.layers)
+    many = in_batches(problem, ascent) and problem.num_rows >= MANY * widest
+    many = many and has_gaussian_noise(problem.likelihood)
+    if ascent.objective == "predictive":
+        return Manner(1.0, 1.0, 0.3, False)
+    if many:
+        return Manner(0.7, 1.0, 0.3, True)
+    return Manner(0.03 if in_batches(problem, ascent) else 0.1, NEAR_STD, 1.0, False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +119,8 @@ def _shallow_from(problem: DeepProblem, batch: Batch, scale: float, ascent: Asce
     first = problem.layers[0]
     assert first.num_inducing is not None
     kernel = matched(_prepared(first.kernel, batch.x, ascent), batch.x, problem, ascent)
-    numbers = {
-        name: value * (scale if "lengthscale" in name else 1.0)
-        for name, value in numbers_of(kernel).items()
-    }
-    kernel = with_numbers(kernel, numbers)
+    kernel = _stretched(kernel, scale)
+    numbers = numbers_of(kernel)
     points = centers_of(batch.x, first.num_inducing, generator)
     plan = Plan(kernel, _output_mean(problem), points, spread(batch.x), problem.num_outputs)
     leaves: Params = {}
@@ -127,7 +164,7 @@ def initial(
     Returns:
         The layers, whose variables require gradients.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, usual = torch.Generator().manual_seed(seed), manner(problem, ascent)
     leaves: Params = {}
     inputs, plans = problem.x[rows], []
     for index, layer in enumerate(problem.layers):
@@ -148,23 +185,30 @@ def initial(
             kernel = shallow.kernel if around else _prepared(layer.kernel, inputs, ascent)
             gaps = outputs - mean(inputs)
             share = float(gaps.square().mean(0).max())
-            usual = _linear_share(problem, ascent)
-            share = share or usual * float(inputs.flatten(1).var(0, correction=0).mean())
+            std = usual.std if share == 0 or ascent.objective == "predictive" else NEAR_STD
+            if ascent.tune and share == 0:
+                kernel = _stretched(kernel, usual.shrink)
+            share = share or usual.share * _mean_variance(outputs)
             kernel = _scaled(kernel, inputs, share) if ascent.tune else kernel
-            dtype = dtype_of_products(problem, ascent)
-            std = INNER_STD[ascent.objective]
-            leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width, dtype, std)
+            leaves |= _inner_leaves(index, kernel, points, (inputs, gaps), layer.width, std)
+            if ascent.tune and usual.learns_means and mean.weight is not None:
+                leaves[f"{index}.weight"] = torch.zeros_like(mean.weight)
         if ascent.tune:
             leaves |= {f"{index}.kernel.{n}": v.log() for n, v in numbers_of(kernel).items()}
         if ascent.tune and ascent.relevances and not last and layer.width > 1:
             leaves[f"{index}.log_scale"] = problem.x.new_zeros(layer.width)
+            if isinstance(kernel, RBF) and inputs.dim() == 2:
+                leaves[f"{index}.log_factors"] = inputs.new_zeros(layer.width, inputs.shape[1])
         if ascent.move_points:
-            leaves[f"{index}.shift"] = torch.zeros_like(points)
+            own = (layer.width,) if f"{index}.log_factors" in leaves else ()
+            leaves[f"{index}.shift"] = points.new_zeros(*own, *points.shape)
         plans.append(Plan(kernel.precise(), mean, points, spread(inputs), layer.width))
         inputs = outputs
     leaves |= _noise_leaf(problem, shallow.log_noise)
-    dtype = dtype_of_products(problem, ascent)
-    return Stack(tuple(plans), _free(leaves, problem), problem.likelihood, dtype)
+    # After a step towards its batch the last layer knows the batch, and kernels grow to know it better. Under
+    # Gaussian noise the step goes to an optimum, and to be there is worth more.
+    after = in_batches(problem, ascent) and not has_gaussian_noise(problem.likelihood)
+    return Stack(tuple(plans), _free(leaves, problem), problem.likelihood, moves_after=after)
 
 
 def _free(leaves: Params, problem: DeepProblem) -> Params:
@@ -173,15 +217,10 @@ def _free(leaves: Params, problem: DeepProblem) -> Params:
     return {n: v.detach().to(like, copy=True).requires_grad_() for n, v in leaves.items()}
 
 
-def dtype_of_products(problem: DeepProblem, ascent: Ascent) -> torch.dtype:
-    """float64 if all rows are in each step, and float32 for batches, whose own noise is much larger."""
-    return torch.float32 if in_batches(problem, ascent) else torch.float64
-
-
-def _linear_share(problem: DeepProblem, ascent: Ascent) -> float:
-    if ascent.objective == "predictive":
-        return SIGMA_SHARE
-    return BATCH_SHARE if in_batches(problem, ascent) else LINEAR_SHARE
+def _mean_variance(outputs: Tensor) -> float:
+    """The mean variance of the outputs that vary at all: those beyond the number of inputs are zero."""
+    variances = outputs.var(0, correction=0)
+    return float(variances.sum() / (variances > 0).sum().clamp(min=1))
 
 
 def _wanted(inputs: Tensor, shallow: Shallow, width: int, around: bool) -> Tensor:
@@ -200,13 +239,12 @@ def _inner_leaves(
     points: Tensor,
     wanted: tuple[Tensor, Tensor],
     width: int,
-    dtype: torch.dtype,
     std: float,
 ) -> Params:
     """The law of whitened values under which the layer's mean is nearest to the wanted gaps at the rows."""
     inputs, gaps = wanted
     precise = kernel.precise()
-    L = factor(precise, points, dtype)
+    L = factor(precise, points)
     center = points.new_zeros(len(points), width)
     if bool(gaps.abs().max() > 0):
         A = torch.linalg.solve_triangular(L, precise(points, inputs), upper=False)
@@ -230,6 +268,12 @@ def _prepared(kernel: Kernel, inputs: Tensor, ascent: Ascent) -> Kernel:
 def matched(kernel: Kernel, inputs: Tensor, problem: DeepProblem, ascent: Ascent) -> Kernel:
     """The kernel with the variance of the targets, unless its numbers are to stay."""
     return _scaled(kernel, inputs, float(problem.scale.mean())) if ascent.tune else kernel
+
+
+def _stretched(kernel: Kernel, factor: float) -> Kernel:
+    """The kernel with all its length scales multiplied by a factor."""
+    found = {n: factor * v for n, v in numbers_of(kernel).items() if "lengthscale" in n}
+    return with_numbers(kernel, found)
 
 
 def _scaled(kernel: Kernel, inputs: Tensor, variance: float) -> Kernel:

@@ -63,7 +63,7 @@ def collapsed_bound(kernel: Kernel, data: Data, likelihood: Likelihood, points: 
     total = rows.new_zeros(())
     for r, v in zip(target.mT, noise.mT, strict=True):
         total = total + _one_output(found.weights / v.sqrt(), r / v.sqrt())
-        total = total - 0.5 * ((found.residual / v).sum() + v.log().sum())
+        total = total - 0.5 * ((found.residual[:, 0] / v).sum() + v.log().sum())
     return total
 
 

@@ -115,14 +115,13 @@ def draw_layer(
     Returns:
         The outputs, (N, C), and a number.
     """
-    kernel = layer.kernel.precise()
     count, width = layer.center.shape
     z = random_normal((width, count, 1), generator=generator, device=inputs.device)
     v = layer.center.mT + (layer.root @ z)[..., 0]
     logs = layer.root.diagonal(dim1=-2, dim2=-1).log().sum()
     log_ratio = 0.5 * (z.square().sum() - v.square().sum()) + logs
-    A = layer.whitener @ kernel(layer.points, inputs)
-    rest = kernel(inputs) - A.mT @ A
-    root = symmetric_root(rest)
-    e = random_normal((len(inputs), width), generator=generator, device=inputs.device)
-    return layer.stretched(A.mT @ v.mT + root @ e) + layer.mean(inputs), log_ratio
+    mean = layer.project(inputs).given(v.mT[None], len(inputs))[0][0]
+    roots = symmetric_root(layer.open_covariance(inputs))
+    e = random_normal((width, len(inputs), 1), generator=generator, device=inputs.device)
+    around = (roots @ e)[..., 0].mT
+    return mean + (around if layer.scale is None else around * layer.scale), log_ratio
