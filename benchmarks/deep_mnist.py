@@ -7,17 +7,18 @@
 `2 layers` and `3 layers` have squared-exponential kernels of the pixels, inner layers of 30 outputs around
 principal components, and 100 inducing points per layer, as the demonstration of Salimbeni and Deisenroth
 (2017) has. `convolutional` has two layers whose first kernel is a squared exponential of the distance that
-the infinitely wide limit of a convolutional network assigns to two images. The distance is exact among
-`--landmarks` images and by Nyström's approximation elsewhere: the kernel between all images and the landmarks
-is computed once, in parts, and its leading principal components are the inputs of the fit. So a step costs no
-more than without the network. `--cells` keeps the result of each model; a model that is there is not run
-again, and `--report` only writes the table. `--pack FOLDER` writes the file of images to a folder that can be
-sent to another machine, and `--packed FOLDER` reads it there. Writes `deep_mnist.md`.
+the infinitely wide limit of a convolutional network assigns to two images. The images are averaged over
+neighboring pixels to 14 × 14 before. The distance is exact among `--landmarks` images and by Nyström's
+approximation elsewhere: the kernel between all images and the landmarks is computed once, in parts, and its
+leading principal components are the inputs of the fit. So a step costs no more than without the network.
+`--cells` keeps the result of each model; a model that is there is not run again, and `--report` only writes
+the table. `--pack FOLDER` writes the file of images to a folder that can be sent to another machine, and
+`--packed FOLDER` reads it there. Writes `deep_mnist.md`.
 
-Claims, which the exit status asserts of the models that are there: 3 layers have an accuracy of at least
-97.99 % and a test NLL of at most .071, which are the stored figures of that demonstration for three layers
-(two layers: 97.94 % and .073, which is claimed for ours as well), and `convolutional` has an accuracy of at
-least 98.5 %. A quick run of 300 images asserts that all models end and are better than chance.
+Claims, which the exit status asserts of the models that are there: 2 layers and 3 layers have an accuracy of
+at least 97.99 % and a test NLL of at most .071, which are the stored figures of that demonstration for three
+layers (for two they are 97.94 % and .073), and `convolutional` has an accuracy of at least 98.5 %. A quick run
+of 300 images asserts that all models end and are better than chance.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from net2gp import data
 from net2gp.deep import Ascent, SparseLayer, fit
 from run import RESULTS, made_by, processor
 
-CLAIMS = {"2 layers": (0.9794, 0.073), "3 layers": (0.9799, 0.071), "convolutional": (0.985, None)}
+CLAIMS = {"2 layers": (0.9799, 0.071), "3 layers": (0.9799, 0.071), "convolutional": (0.985, None)}
 """The least accuracy and the largest NLL."""
 
 WIDTH = 30
@@ -74,12 +75,12 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="300 images, 40 steps, on a CPU")
     parser.add_argument("--models", nargs="+", choices=CLAIMS, default=list(CLAIMS))
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--steps", type=int, help="steps of a fit (default 10000)")
+    parser.add_argument("--steps", type=int, help="steps of a fit (default 15000)")
     parser.add_argument("--batch", type=int, default=1000, help="rows of a step (default 1000)")
     parser.add_argument("--samples", type=int, default=2, help="draws per row (default 2)")
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate (default 0.01)")
-    parser.add_argument("--landmarks", type=int, help="landmark images (default 1000)")
-    parser.add_argument("--components", type=int, help="principal components (default 150)")
+    parser.add_argument("--landmarks", type=int, help="landmark images (default 4000)")
+    parser.add_argument("--components", type=int, help="principal components (default 300)")
     parser.add_argument("--cells", type=Path, help="folder of what each model gave, kept")
     parser.add_argument("--output", type=Path, help="folder of the result files")
     parser.add_argument("--report", action="store_true", help="only write what is in the cells")
@@ -87,9 +88,9 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--packed", type=Path, help="read the images from that folder")
     options = parser.parse_args(given)
     scratch = Path(tempfile.mkdtemp(prefix="net2gp-deep-mnist-"))
-    options.steps = options.steps or (40 if options.quick else 10000)
-    options.landmarks = options.landmarks or (60 if options.quick else 1000)
-    options.components = options.components or (20 if options.quick else 150)
+    options.steps = options.steps or (40 if options.quick else 15000)
+    options.landmarks = options.landmarks or (60 if options.quick else 4000)
+    options.components = options.components or (20 if options.quick else 300)
     options.inducing = 30 if options.quick else 100
     options.train, options.test = (300, 300) if options.quick else (60000, 10000)
     options.cells = options.cells or scratch
@@ -171,12 +172,19 @@ def network() -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels in (1, 64, 64):
         layers += [nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 28 * 28, 1))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 14 * 14, 1))
+
+
+def smoothed(x: Tensor) -> Tensor:
+    """Images of 14 × 14 pixels, each an average: strokes that are moved by a pixel then stay close."""
+    for _ in range(2):
+        x = nn.functional.avg_pool2d(x, 3, stride=1, padding=1)
+    return nn.functional.avg_pool2d(x, 2)
 
 
 def components(x: Tensor, x_test: Tensor, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """Leading kernel principal components of images under the limit of the network, of variance 1 in all."""
-    kernel = n2g.nngp(network())
+    kernel, x, x_test = n2g.nngp(network()), smoothed(x), smoothed(x_test)
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(x), generator=generator)[: options.landmarks]
     landmarks = x[order.to(x.device)]
