@@ -301,7 +301,7 @@ def test_a_recorded_step_that_fails_is_taken_again_with_more_jitter(monkeypatch)
     """A singular matrix shows as NaN in a recorded step; the plain one adds to its diagonal."""
     climb = climb_of(None, "cuda")
     climb.climb(10, lambda note: None, lambda: None)
-    monkeypatch.setitem(inducing.JITTER, torch.float64, -2.0)
+    monkeypatch.setattr(inducing, "JITTER", -2.0)
     monkeypatch.setattr(inducing, "TRIES", 1)
     wrong = pytest.raises(n2g.errors.InputError, match="singular")
     with wrong:
