@@ -4,15 +4,15 @@
     NET2GP_DATA=... python benchmarks/deep_uci.py --cells FOLDER --time [--device cuda]
     NET2GP_DATA=... python benchmarks/deep_uci.py --quick
 
-One to three squared-exponential layers of the width of the inputs (at most 30) and a deep sigma point process
-of two layers, by `deep.fit` and by gpytorch (`deep_peers.py`), on standardized tables: those of the folder uci
-with all their splits, and two more (`more_tables.py`). Both have the same number of inducing points, steps,
-rows of a batch, draws per row, learning rate and its schedule. Ours starts at the linear mean function alone,
-so that the number of steps is the same. What each method gave on each split is kept in `--cells`: a run that
-was stopped goes on, and `--report` only writes the tables. `--time` measures the seconds of a step of both,
-alone on the machine, for one to three layers: the difference of two fits of different lengths, so that start
-and end do not count; they are CPU seconds of one thread, or wall seconds on a GPU. Times of different devices
-are kept side by side. Writes `deep_uci.json` and `deep_uci.md`.
+One to three squared-exponential layers of the width of the inputs (at most 30) and a deep sigma point
+process of two layers, by `deep.fit` and by gpytorch (`deep_peers.py`), on standardized tables: those of the
+folder uci with all their splits, and two more (`more_tables.py`). Both have the same number of inducing
+points, steps, rows of a batch, draws per row, learning rate and its schedule. Ours starts at the linear
+mean function alone, so that the number of steps is the same. What each method gave on each split is kept in
+`--cells`: a run that was stopped goes on, and `--report` only writes the tables. `--time` measures the
+seconds of a step of both, alone on the machine, for one to three layers: the difference of two fits of
+different lengths, so that start and end do not count; they are CPU seconds of one thread, or wall seconds
+on a GPU. Times of different devices are kept side by side. Writes `deep_uci.json` and `deep_uci.md`.
 
 Claims, which the exit status asserts: every fit was run, and ours give a result; on no table is our test NLL
 larger than that of gpytorch's model of the same kind by more than two standard errors over the splits and

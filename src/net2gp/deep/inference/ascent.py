@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from net2gp.deep.inference.held_out import hold_out
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows, in_batches
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
 from net2gp.deep.inference.steps.adam import FACTOR, STATE, adam, set_rate
+from net2gp.deep.inference.steps.rates import falling, natural_rate
 from net2gp.deep.inference.steps.recording import Recorder
 from net2gp.errors import BoundFell, InputError
-from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.progress import progress
 
@@ -27,16 +28,6 @@ TRIAL_SHARE = 0.5
 
 MARGIN = 3.0
 """By how much the bound of a later start must be better: a factor of twenty in the evidence."""
-
-SHORT_RATE, LEAST_SHARE = 0.1, 0.1
-"""The rate of the last layer where a single batch does not have its optimum, and the least share of it that
-is left at the end: it then averages over a hundred batches."""
-
-LATE = 0.5
-"""The share of its first value at which the learning rate is small enough for a slow last layer to follow."""
-
-ENOUGH = 5
-"""How many rows a batch needs for each inducing point, so that it has nearly the optimum of all rows."""
 
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter."""
@@ -92,18 +83,21 @@ class Climb:
         self.errors: list[float] = []
         self.window: list[Tensor] = []
         self.flattered, self.stopped, self.caution = 0, False, 1.0
+        self.held_out = hold_out(problem, ascent, seed)
         self.take = Recorder(self._plain, stack, ascent.look_every + 1)
         self.safe: tuple[int, dict[str, Tensor]] = (0, {})
 
     def rows(self, step: int) -> Tensor:
         """The rows of a step: a part of a new order of all rows in every epoch."""
         size, count, device = self.ascent.batch_size, self.problem.num_rows, self.problem.x.device
+        used = torch.arange(count, device=device) if self.held_out is None else self.held_out.others
+        count = len(used)
         if size is None or size >= count:
-            return torch.arange(count, device=device)
+            return used
         epoch, part = divmod(step, count // size)
         if self.order[0] != epoch:
             order = torch.randperm(count, generator=_seeded(self.seed, epoch, 1))
-            self.order = (epoch, order.to(device))
+            self.order = (epoch, used[order.to(device)])
         return self.order[1][part * size : (part + 1) * size]
 
     def climb(self, until: int, advance: Advance, keep: Callable[[], None]) -> None:
@@ -181,6 +175,8 @@ class Climb:
         self.looks.append(float(values.mean()))
         self.errors.append(_error(values))
         self.window = []
+        if self.held_out is not None:
+            self.held_out.look(self.problem, self.stack)
         some = in_batches(self.problem, self.ascent)
         if some and natural_rate(self.problem, self.ascent, max(1, first)) == 1.0:
             self.flattered = len(self.looks)
@@ -227,6 +223,8 @@ class Climb:
                 f"the bound fell from {looks[0]:.4g} to {looks[-1]:.4g} in {self.step} steps. Pass a smaller "
                 "learning_rate, as Ascent(learning_rate=0.01), or more num_samples."
             )
+        if self.held_out is not None:
+            self.held_out.go_back(self.stack)
         return Found(self.stack, self.start, tuple(self.looks), self.step)
 
     def _state(self) -> dict[str, Tensor]:
@@ -256,7 +254,9 @@ class Climb:
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         """The state as tensors by name, now and at the last look."""
         safe = {f"safe.{name}": value for name, value in self.safe[1].items()}
-        return {f"{prefix}.{name}": value for name, value in (self._state() | safe).items()}
+        kept = self.held_out.leaves if self.held_out is not None else {}
+        best = {f"best.{name}": value for name, value in kept.items()}
+        return {f"{prefix}.{name}": value for name, value in (self._state() | safe | best).items()}
 
     def numbers(self) -> dict[str, object]:
         """The state as numbers."""
@@ -269,6 +269,7 @@ class Climb:
             "stopped": self.stopped,
             "caution": self.caution,
             "safe_step": self.safe[0],
+            "held_out": None if self.held_out is None else self.held_out.best,
         }
 
     def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
@@ -284,7 +285,10 @@ class Climb:
             )
         self._load(own)
         self.safe = (numbers["safe_step"], _without("safe.", own))
-        numbers = {name: value for name, value in numbers.items() if name != "safe_step"}
+        if self.held_out is not None and numbers["held_out"] is not None:
+            self.held_out.best, self.held_out.leaves = numbers["held_out"], _without("best.", own)
+        apart = ("safe_step", "held_out")
+        numbers = {name: value for name, value in numbers.items() if name not in apart}
         for name, value in numbers.items():
             setattr(self, name, value)
         self.window = [self.problem.x.new_tensor(value) for value in numbers["window"]]
@@ -299,35 +303,6 @@ def _error(values: Tensor) -> float:
     """The standard error of an average, by the median distance to the median: few values matter little."""
     distance = float((values - values.median()).abs().median())
     return 1.4826 * distance / len(values) ** 0.5
-
-
-def falling(step: int, ascent: Ascent) -> float:
-    """The learning rate of a step relative to the first: half a cosine."""
-    return 0.5 * (1 + math.cos(math.pi * step / ascent.num_steps))
-
-
-def natural_rate(problem: DeepProblem, ascent: Ascent, step: int) -> float:
-    """The share of the way to its optimum that the last layer goes in a step.
-
-    Under Gaussian noise a last layer that is behind the others leaves residuals that they then move for. A
-    batch of enough rows has nearly the optimum, so it is taken while the others move fast. It fits the batch
-    more closely than all rows, which makes the noise too small, so that the last steps average over batches.
-    Without Gaussian noise the average grows longer in the end; with it, targets of little noise need a last
-    layer that follows.
-    """
-    gaussian, size = has_gaussian_noise(problem.likelihood), ascent.batch_size
-    if gaussian and step == 0:
-        return 1.0
-    if ascent.natural_rate is not None:
-        return ascent.natural_rate
-    if size is None or not in_batches(problem, ascent):
-        return 1.0 if gaussian else SHORT_RATE
-    if not gaussian:
-        return SHORT_RATE * max(LEAST_SHARE, falling(step, ascent))
-    wide = problem.layers[-1].num_inducing
-    assert wide is not None
-    early = size >= ENOUGH * wide and falling(step, ascent) > LATE
-    return 1.0 if early else SHORT_RATE
 
 
 def _seeded(seed: int, step: int, kind: int) -> torch.Generator:

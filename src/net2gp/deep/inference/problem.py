@@ -24,6 +24,9 @@ WIDEST = 30
 CONSTANT_STEPS = 50
 """The most steps towards the most likely constant."""
 
+MANY = 100
+"""How many rows for each inducing point are many."""
+
 MOST_INDUCING = 100
 """The number of inducing points by default, if there are as many distinct rows."""
 
@@ -234,6 +237,12 @@ def _check_kernel(kernel: Kernel, x: Tensor) -> None:
 def in_batches(problem: DeepProblem, ascent: Ascent) -> bool:
     """Whether a step has some of the rows only."""
     return ascent.batch_size is not None and ascent.batch_size < problem.num_rows
+
+
+def has_many_rows(problem: DeepProblem) -> bool:
+    """Whether there are many rows for each inducing point."""
+    widest = max(layer.num_inducing or 0 for layer in problem.layers)
+    return problem.num_rows >= MANY * widest
 
 
 def chosen_rows(x: Tensor, count: int, generator: torch.Generator) -> Tensor:

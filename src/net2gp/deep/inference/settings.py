@@ -25,9 +25,11 @@ class Ascent:
         objective: What is climbed. "bound" is the variational bound on the evidence. "predictive" is the log
             density of the prediction itself, minus divergences: a deep sigma point process, whose inner
             layers stand at `num_samples` learned multiples of their standard deviations. Its predictions
-            are often sharper, and it has no evidence. It overfits unless there are many more rows than
-            inducing points.
+            are often sharper, and it has no evidence. It becomes too certain unless there are many more
+            rows than inducing points.
         divergence_weight: The factor of the divergences in the objective "predictive".
+        hold_out: Whether the objective "predictive" keeps a tenth of the rows back and ends at the look at
+            which they were most likely. It does so between 100 rows and 100 rows per inducing point.
         num_steps: The number of steps.
         learning_rate: The learning rate of Adam. Its variables have the scale of 1: logarithms, whitened
             values, and inducing points in standard deviations of their inputs. With batches, and
@@ -68,6 +70,7 @@ class Ascent:
 
     objective: Literal["bound", "predictive"] = "bound"
     divergence_weight: float = 1.0
+    hold_out: bool = True
     num_steps: int = 1000
     learning_rate: float = 0.02
     natural_rate: float | None = None
@@ -108,7 +111,7 @@ class Ascent:
         check_seed(self.seed)
         check_path(self.checkpoint)
         check_positive(self.checkpoint_seconds, "checkpoint_seconds", zero=True, single=True)
-        for name in ("relevances", "tune", "move_points"):
+        for name in ("hold_out", "relevances", "tune", "move_points"):
             check_flag(getattr(self, name), name)
         if not isinstance(self.starts, tuple | list):
             raise InputError(

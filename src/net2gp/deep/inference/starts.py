@@ -10,7 +10,7 @@ from torch import Tensor
 
 from net2gp.deep.inference.hyperparameters import numbers_of, with_numbers, with_relevances
 from net2gp.deep.inference.inducing import factor
-from net2gp.deep.inference.problem import DeepProblem, chosen_rows, in_batches
+from net2gp.deep.inference.problem import DeepProblem, chosen_rows, has_many_rows, in_batches
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
 from net2gp.deep.inference.stack import Batch, Plan, Stack
@@ -29,9 +29,6 @@ MOST_ROWS = 2000
 
 NEAR_STD = 0.05
 """The standard deviation of whitened values of inner layers at the start, if they start near given values."""
-
-MANY = 100
-"""How many rows for each inducing point are many."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,7 @@ def manner(problem: DeepProblem, ascent: Ascent) -> Manner:
     Returns:
         The choice.
     """
-    widest = max(layer.num_inducing or 0 for layer in problem.layers)
-    many = in_batches(problem, ascent) and problem.num_rows >= MANY * widest
+    many = in_batches(problem, ascent) and has_many_rows(problem)
     many = many and has_gaussian_noise(problem.likelihood)
     if ascent.objective == "predictive":
         return Manner(1.0, 1.0, 0.3, False)

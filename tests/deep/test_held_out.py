@@ -1,0 +1,90 @@
+"""Fits of sigma points end where rows that they have not seen are most likely."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from net2gp import Gaussian
+from net2gp.deep import Ascent, fit
+from net2gp.deep.inference import ascent as loop
+from net2gp.deep.inference.held_out import hold_out
+from net2gp.deep.inference.problem import make_problem
+from net2gp.deep.inference.starts import batch_of
+
+SETTINGS = Ascent(
+    objective="predictive", num_steps=30, num_inducing=20, num_samples=4, look_every=5
+)
+
+
+def noisy(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, generator=generator, dtype=torch.float64)
+    return x, x[:, :1] + torch.randn(count, 1, generator=generator, dtype=torch.float64)
+
+
+def climb_of(ascent: Ascent, count: int = 120) -> loop.Climb:
+    return loop._climbs(make_problem(2, noisy(count), Gaussian(), ascent), ascent)[0]
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+def test_steps_do_not_see_the_rows_that_are_kept_back(batch_size):
+    climb = climb_of(replace(SETTINGS, batch_size=batch_size))
+    kept = set(climb.held_out.rows.tolist())
+    assert len(kept) == 12
+    seen = {row for step in range(40) for row in climb.rows(step).tolist()}
+    assert seen == set(range(120)) - kept
+
+
+def test_the_end_is_the_look_at_which_these_rows_were_most_likely(monkeypatch):
+    climb, values = climb_of(replace(SETTINGS, learning_rate=0.3)), []
+    batch, look = batch_of(climb.problem, climb.held_out.rows), climb.held_out.look
+
+    def density() -> float:
+        with torch.no_grad():
+            return float(climb.stack.estimate(batch, 1, torch.Generator()).log_probs.sum())
+
+    def watched(problem, stack):
+        look(problem, stack)
+        values.append(density())
+
+    monkeypatch.setattr(climb.held_out, "look", watched)
+    climb.climb(30, lambda note: None, lambda: None)
+    climb.settle()
+    assert len(values) == 6
+    assert max(values) > values[-1]
+    assert density() == max(values)
+
+
+@pytest.mark.parametrize(
+    ("count", "changed"),
+    [(90, {}), (2000, {}), (120, {"hold_out": False}), (120, {"objective": "bound"})],
+)
+def test_all_rows_are_used_if_they_are_very_few_or_many_or_if_asked_to(count, changed):
+    ascent = replace(SETTINGS, **changed)
+    problem = make_problem(2, noisy(count), Gaussian(), ascent)
+    assert hold_out(problem, ascent, 0) is None
+
+
+def test_rows_kept_back_save_fits_from_being_too_certain():
+    (x, y), (x_new, y_new) = noisy(200), noisy(500, seed=1)
+    long = replace(SETTINGS, num_steps=150, num_inducing=60, learning_rate=0.05)
+    found = []
+    for ascent in (long, replace(long, hold_out=False)):
+        law = fit(2, (x, y), Gaussian(), ascent=ascent).predict(x_new)
+        found.append(float(-law.log_prob(y_new).mean()))
+    truth = 0.5 * (1 + math.log(2 * math.pi))
+    assert found[0] < truth + 0.3
+    assert found[0] < found[1] - 0.3
+
+
+def test_a_checkpoint_has_the_best_state(tmp_path):
+    pair, path = noisy(120), tmp_path / "state.safetensors"
+    kept = replace(SETTINGS, learning_rate=0.3, checkpoint=path, checkpoint_seconds=0.0)
+    whole = fit(2, pair, Gaussian(), ascent=kept).predict(pair[0]).mean
+    again = fit(2, pair, Gaussian(), ascent=kept).predict(pair[0]).mean
+    assert torch.equal(whole, again)
