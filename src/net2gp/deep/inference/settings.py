@@ -33,8 +33,8 @@ class Ascent:
         num_steps: The number of steps.
         learning_rate: The learning rate of Adam. Its variables have the scale of 1: logarithms, whitened
             values, and inducing points in standard deviations of their inputs. With batches, and
-            for the objective "predictive", the numbers of kernels and sigma points move three times as fast,
-            since there are few of them.
+            for the objective "predictive", the numbers of kernels and the weights of sigma points move three
+            times as fast, since there are few of them.
         natural_rate: The share of the way to its optimum that the last layer goes in each step. None means 1
             under Gaussian noise, since the optimum is then known in closed form, and 0.1 otherwise. If
             batches have fewer than five rows per inducing point, and in the second half of the steps with

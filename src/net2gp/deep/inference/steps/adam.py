@@ -15,7 +15,7 @@ BETAS = (0.9, 0.99)
 STATE = ("step", "exp_avg", "exp_avg_sq")
 """The names of what Adam keeps of each variable."""
 
-FAST, FACTOR = ("kernel.", "log_scale", "log_factors", "sites", "log_weights"), 3.0
+FAST, FACTOR = ("kernel.", "log_scale", "log_factors", "log_weights"), 3.0
 """Variables of which there are few, so that gradients say more of each, and how much faster they move where
 there is most to learn: from batches, and for sigma points."""
 
