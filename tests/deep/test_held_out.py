@@ -12,9 +12,9 @@ from torch import Tensor
 from net2gp import Gaussian
 from net2gp.deep import Ascent, fit
 from net2gp.deep.inference import ascent as loop
-from net2gp.deep.inference.held_out import hold_out
 from net2gp.deep.inference.problem import make_problem
 from net2gp.deep.inference.starts import batch_of
+from net2gp.deep.inference.steps.held_out import hold_out
 
 SETTINGS = Ascent(
     objective="predictive", num_steps=30, num_inducing=20, num_samples=4, look_every=5

@@ -228,7 +228,7 @@ class Posterior(Parts, Generic[Own]):
 
         Returns:
             The shares: (N,). They are at most 1 if the covariance comes from this prior, as it does not in
-            `Swag`.
+            `Swag` and deep sigma point processes.
         """
         self._check(x)
         left = self.process.diagonal(x)[1].sum(-1)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.held_out import hold_out
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows, in_batches
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
 from net2gp.deep.inference.steps.adam import FACTOR, STATE, adam, set_rate
+from net2gp.deep.inference.steps.held_out import hold_out
 from net2gp.deep.inference.steps.rates import falling, natural_rate
 from net2gp.deep.inference.steps.recording import Recorder
 from net2gp.errors import BoundFell, InputError
