@@ -328,8 +328,8 @@ Means over the splits ± standard errors, in the units of the table; the best is
 the inputs. Both libraries take {steps} steps of Adam on batches of {batch} rows with {inducing} inducing
 points per layer, {samples} draws per row ({sites} sigma points for DSPP), and a rate that falls from {rate}
 to zero along half a cosine. net2gp computes in float64, and products for variances of the last layer in
-float32; gpytorch in float32, its default. One start at the linear mean function (the default of `deep.fit` tries a second one).
-Predictions average over 100 draws, or over the sigma points."""
+float32; gpytorch in float32, its default. One start at the linear mean function (the default of `deep.fit`
+tries a second one). Predictions average over 100 draws, or over the sigma points."""
 
 
 def report(options: argparse.Namespace) -> int:
