@@ -16,10 +16,9 @@ from net2gp.deep import Ascent, SparseLayer, fit
 from net2gp.deep.inference import ascent as loop
 from net2gp.deep.inference import inducing
 from net2gp.deep.inference import stack as stacks
-from net2gp.deep.inference.inducing import factor, project
+from net2gp.deep.inference.inducing import Law, factor, project
 from net2gp.deep.inference.problem import make_problem
 from net2gp.deep.inference.sparse_layer import AffineMean
-from net2gp.deep.inference.stack import Law
 from net2gp.deep.inference.starts import batch_of, manner
 from net2gp.deep.inference.steps import forms, own_kernels
 from net2gp.deep.inference.steps.cross import cross
@@ -357,7 +356,7 @@ def test_outputs_with_kernels_of_their_own_are_processes_of_their_own(monkeypatc
     monkeypatch.setattr(own_kernels, "ROWS", rows)
     layer, center, root = own_layer()
     x = normal(9, 2, seed=5).requires_grad_()
-    found = layer.moments(x, center, root)
+    found = layer.moments(x, Law(center, root, torch.zeros(())))
     means, variances = [], []
     for c in range(3):
         Z, h = layer.points[c] * layer.factors[c], x * layer.factors[c]

@@ -198,6 +198,29 @@ def divergence(center: Tensor, root: Tensor) -> Tensor:
     return 0.5 * (center.square().sum() + root.square().sum() - center.numel()) - logs
 
 
+class Law(NamedTuple):
+    """The Gaussian over the whitened values of a layer.
+
+    Args:
+        center: Its mean, (M, C).
+        root: A lower triangular root of its covariance, (C, M, M).
+        divergence: Its divergence from the prior.
+    """
+
+    center: Tensor
+    root: Tensor
+    divergence: Tensor
+
+    def covariance(self) -> Tensor:
+        """The covariance, (C, M, M), in the dtype of products with it.
+
+        While the bound is climbed, the products for variances are taken in float32: its gradients are noisy
+        anyway, and these products are most of the work.
+        """
+        root = self.root.float() if torch.is_grad_enabled() else self.root
+        return root @ root.mT
+
+
 @savable("deep.InducingLayer")
 @dataclass(frozen=True, eq=False)
 class InducingLayer:

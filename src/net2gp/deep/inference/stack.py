@@ -14,6 +14,7 @@ from net2gp.deep.inference.expectations import expectations
 from net2gp.deep.inference.hyperparameters import with_numbers
 from net2gp.deep.inference.inducing import (
     InducingLayer,
+    Law,
     Projection,
     divergence,
     factor,
@@ -74,29 +75,6 @@ class Batch(NamedTuple):
     weight: float
 
 
-class Law(NamedTuple):
-    """The Gaussian over the whitened values of a layer.
-
-    Args:
-        center: Its mean, (M, C).
-        root: A lower triangular root of its covariance, (C, M, M).
-        divergence: Its divergence from the prior.
-    """
-
-    center: Tensor
-    root: Tensor
-    divergence: Tensor
-
-    def covariance(self) -> Tensor:
-        """The covariance, (C, M, M), in the dtype of products with it.
-
-        While the bound is climbed, the products for variances are taken in float32: its gradients are noisy
-        anyway, and these products are most of the work.
-        """
-        root = self.root.float() if torch.is_grad_enabled() else self.root
-        return root @ root.mT
-
-
 class Working(NamedTuple):
     """A layer at the present values of the variables."""
 
@@ -105,7 +83,6 @@ class Working(NamedTuple):
     L: Tensor
     mean: AffineMean
     scale: Tensor | None
-    factors: Tensor | None = None
 
     def project(self, inputs: Tensor) -> Projection:
         """What the layer needs to know of its inputs."""
@@ -113,12 +90,8 @@ class Working(NamedTuple):
 
     def moments(self, inputs: Tensor, law: Law) -> tuple[Tensor, Tensor]:
         """Means and variances of the outputs at R inputs: (R, C) each."""
-        if self.factors is None:
-            found = self.project(inputs)
-            return found.mean(law.center), found.variance_by(law.covariance())
-        assert isinstance(self.kernel, RBF)
-        parts = (self.kernel, self.points, self.L, self.mean, self.scale, self.factors)
-        return OwnLayer(*parts).moments(inputs, law.center, law.root)
+        found = self.project(inputs)
+        return found.mean(law.center), found.variance_by(law.covariance())
 
 
 class Estimate(NamedTuple):
@@ -177,7 +150,7 @@ class Stack:
         assert has_gaussian_noise(self.given)
         return self.given.with_noise(self.leaves["log_noise"].exp())
 
-    def working(self, index: int) -> Working:
+    def working(self, index: int) -> Working | OwnLayer:
         """A layer at the present values of its variables."""
         plan, start = self.plans[index], f"{index}.kernel."
         numbers = {
@@ -204,7 +177,7 @@ class Stack:
         assert isinstance(kernel, RBF)
         with torch.no_grad():
             L = factored(own_grams(kernel, points, factors), OWN_JITTER)
-        return Working(kernel, points, L, mean, scale, factors)
+        return OwnLayer(kernel, points, L, mean, scale, factors)
 
     def law(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (M, C) and triangular root (C, M, M) of the whitened values of a layer."""
@@ -249,7 +222,9 @@ class Stack:
                 mean, variance = (v.reshape(count, len(x), -1) for v in (mean, variance))
             z = self.numbers(mean.shape, generator).to(mean)
             current = (mean + variance.sqrt() * z).flatten(0, 1).double()
-        return self.working(len(self.plans) - 1).project(current), total, count
+        last = self.working(len(self.plans) - 1)
+        assert isinstance(last, Working)  # its outputs share a kernel
+        return last.project(current), total, count
 
     def estimate(
         self, batch: Batch, num_samples: int, generator: torch.Generator, rate: float | Tensor = 0.0
@@ -327,8 +302,9 @@ class Stack:
             now, (center, root) = self.working(index), self.law(index)
             tensors = (now.points, inverse(now.L), center, root)
             points, whitener, center, root = (value.detach().clone() for value in tensors)
-            law = (points, whitener, center, root)
-            found.append(InducingLayer(now.kernel, now.mean, *law, now.scale, now.factors))
+            parts = (points, whitener, center, root, now.scale)
+            factors = now.factors if isinstance(now, OwnLayer) else None
+            found.append(InducingLayer(now.kernel, now.mean, *parts, factors))
         return tuple(found)
 
 

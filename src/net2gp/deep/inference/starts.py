@@ -13,7 +13,7 @@ from net2gp.deep.inference.inducing import factor
 from net2gp.deep.inference.problem import DeepProblem, chosen_rows, has_many_rows, in_batches
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
-from net2gp.deep.inference.stack import Batch, Plan, Stack
+from net2gp.deep.inference.stack import Batch, Plan, Stack, Working
 from net2gp.kernels import RBF
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.types import Kernel, Params
@@ -136,6 +136,7 @@ def _shallow_from(problem: DeepProblem, batch: Batch, scale: float, ascent: Asce
         bound = float(stack.estimate(batch, 1, generator, 0.5).bound)
         center, _ = stack.law(0)
         now = stack.working(0)
+        assert isinstance(now, Working)
         f = now.project(batch.x).mean(center)
         values = (f - f.mean(0)) / f.std(0, correction=0).clamp(min=1e-6)
     noise = stack.leaves.get("log_noise")

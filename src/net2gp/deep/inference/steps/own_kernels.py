@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from net2gp.deep.inference.inducing import Law, inverse
 from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.deep.inference.steps.cross import DEPTH, bumps, numbers
 from net2gp.kernels import RBF
@@ -35,7 +36,7 @@ class OwnLayer(NamedTuple):
     scale: Tensor | None
     factors: Tensor
 
-    def moments(self, inputs: Tensor, center: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, inputs: Tensor, law: Law) -> tuple[Tensor, Tensor]:
         """Compute means and variances of the outputs.
 
         The weights L⁻¹ k(Z, h) are never formed: with u = L⁻ᵀ m and Q = L⁻ᵀ (S Sᵀ − I) L⁻¹ the mean is
@@ -43,15 +44,14 @@ class OwnLayer(NamedTuple):
 
         Args:
             inputs: R inputs h, (R, D).
-            center: The mean m of the whitened values, (M, C).
-            root: Roots S of their covariances, (C, M, M).
+            law: The law of the whitened values, with the mean m and the root S of the covariance.
 
         Returns:
             Means and variances, (R, C) each.
         """
         scale, variance = numbers(self.kernel, self.points)
         grams = own_grams(self.kernel, self.points, self.factors)
-        u, Q = _OwnWeights.apply(grams, center.mT, root, self.L)
+        u, Q = _OwnWeights.apply(grams, law.center.mT, law.root, self.L)
         middle = self.points.detach().mean((0, 1))
         parts = (self.points - middle, inputs - middle, (self.factors / scale).square())
         mean, forms = _OwnMoments.apply(*parts, variance.log(), u, Q)
@@ -86,25 +86,24 @@ class _OwnWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, K: Tensor, m: Tensor, S: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-        identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
-        inverse = torch.linalg.solve_triangular(L, identity, upper=False)
-        T = inverse.mT @ S
-        ctx.save_for_backward(inverse, m, S, T)
-        Q = torch.baddbmm(inverse.mT @ inverse, T, T.mT, beta=-1)
-        return (m[:, None] @ inverse)[:, 0], Q
+        whitener = inverse(L)
+        T = whitener.mT @ S
+        ctx.save_for_backward(whitener, m, S, T)
+        Q = torch.baddbmm(whitener.mT @ whitener, T, T.mT, beta=-1)
+        return (m[:, None] @ whitener)[:, 0], Q
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, in_u: Tensor, in_Q: Tensor) -> tuple[Tensor | None, ...]:
-        inverse, m, S, T = ctx.saved_tensors
+        whitener, m, S, T = ctx.saved_tensors
         in_Q = in_Q + in_Q.mT
         in_T = in_Q @ T
-        in_inverse = torch.baddbmm(S @ in_T.mT, inverse, in_Q, alpha=-1)
-        in_inverse += m[..., None] * in_u[:, None]
-        middle = (in_inverse @ inverse.mT).tril_().neg_()
+        in_whitener = torch.baddbmm(S @ in_T.mT, whitener, in_Q, alpha=-1)
+        in_whitener += m[..., None] * in_u[:, None]
+        middle = (in_whitener @ whitener.mT).tril_().neg_()
         middle.diagonal(dim1=-2, dim2=-1).mul_(0.5)
-        in_K = 0.5 * (inverse.mT @ (middle + middle.mT) @ inverse)
-        return in_K, (in_u[:, None] @ inverse.mT)[:, 0], inverse @ in_T, None
+        in_K = 0.5 * (whitener.mT @ (middle + middle.mT) @ whitener)
+        return in_K, (in_u[:, None] @ whitener.mT)[:, 0], whitener @ in_T, None
 
 
 class _OwnMoments(torch.autograd.Function):
