@@ -16,10 +16,13 @@ from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
 from net2gp.deep.inference.steps.adam import FACTOR, STATE, adam, set_rate
+from net2gp.deep.inference.steps.closing import close
 from net2gp.deep.inference.steps.held_out import hold_out
-from net2gp.deep.inference.steps.rates import falling, natural_rate
+from net2gp.deep.inference.steps.rates import falling, is_noisy, natural_rate
 from net2gp.deep.inference.steps.recording import Recorder
+from net2gp.deep.inference.steps.relevances import relevance_penalty
 from net2gp.errors import BoundFell, InputError
+from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg.checkpoint import Checkpoint
 from net2gp.progress import progress
 
@@ -30,7 +33,8 @@ MARGIN = 3.0
 """By how much the bound of a later start must be better: a factor of twenty in the evidence."""
 
 SETTLING = 20
-"""The number of steps of the last layer alone at the end, in which its steps become shorter."""
+"""The number of steps of the last layer alone at the end, in which its steps become shorter, unless its
+optimum is known in closed form."""
 
 COLLAPSE, CAUTION = 5.0, 1 / 64
 """By how many nats per row the average bound may fall below the best one before the steps since the last look
@@ -83,6 +87,7 @@ class Climb:
         self.errors: list[float] = []
         self.window: list[Tensor] = []
         self.flattered, self.stopped, self.caution = 0, False, 1.0
+        self.noisy, self.whole = is_noisy(problem, stack.likelihood), True
         self.held_out = hold_out(problem, ascent, seed)
         self.take = Recorder(self._plain, stack, ascent.look_every + 1)
         self.safe: tuple[int, dict[str, Tensor]] = (0, {})
@@ -132,7 +137,7 @@ class Climb:
             set_rate(self.optimizer, self.ascent.learning_rate * short)
         if not self.window:
             self._keep_safe()
-        rate = natural_rate(self.problem, self.ascent, self.step)
+        rate = natural_rate(self.problem, self.ascent, self.step, noisy=self.noisy)
         rate = rate if rate == 1.0 else self.caution * rate
         generator = _seeded(self.seed, self.step, 0)
         return self.take(self.step, self.rows(self.step), generator, rate)
@@ -142,7 +147,8 @@ class Climb:
         estimate = self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
         if self.optimizer is not None:
             self.optimizer.zero_grad()
-            (-estimate.bound / self.problem.num_rows).backward()
+            prior = relevance_penalty(self.problem, self.stack)
+            ((prior - estimate.bound) / self.problem.num_rows).backward()
             self.optimizer.step()
             self.stack.confine()
         return estimate.bound.detach()
@@ -177,9 +183,14 @@ class Climb:
         self.window = []
         if self.held_out is not None:
             self.held_out.look(self.problem, self.stack)
-        some = in_batches(self.problem, self.ascent)
-        if some and natural_rate(self.problem, self.ascent, max(1, first)) == 1.0:
+        # a last layer that knows its batch has larger bounds, which are not compared with others
+        whole = natural_rate(self.problem, self.ascent, max(1, first), noisy=self.noisy) == 1.0
+        if whole and self.noisy and in_batches(self.problem, self.ascent):
             self.flattered = len(self.looks)
+        elif whole != self.whole:
+            self.flattered = len(self.looks) - 1
+        self.whole = whole
+        self.noisy = is_noisy(self.problem, self.stack.likelihood)
         patience, looks = self.ascent.patience, self.looks[self.flattered :]
         if patience is not None and len(looks) > patience:
             self.stopped = max(looks[-patience:]) <= max(looks[:-patience])
@@ -207,15 +218,11 @@ class Climb:
         Raises:
             BoundFell: If the bound is lower than at the start.
         """
+        if has_gaussian_noise(self.problem.likelihood) and self.ascent.objective == "bound":
+            close(self.problem, self.stack, self.ascent.num_samples, self.seed)
+        elif self.ascent.objective == "bound":
+            self._rest()
         looks, errors = self.looks[self.flattered :], self.errors[self.flattered :]
-        first = natural_rate(self.problem, self.ascent, self.ascent.num_steps)
-        with torch.no_grad():
-            for k in range(SETTLING):
-                rate = first / (1 + k * first)
-                step = self.ascent.num_steps + k
-                generator = _seeded(self.seed, step, 0)
-                batch = batch_of(self.problem, self.rows(step))
-                self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
         # The averages are estimates, so a fall counts if it is far beyond their errors.
         chance = 4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6 if looks else 0.0
         if looks and looks[-1] < looks[0] - chance:
@@ -226,6 +233,17 @@ class Climb:
         if self.held_out is not None:
             self.held_out.go_back(self.stack)
         return Found(self.stack, self.start, tuple(self.looks), self.step)
+
+    @torch.no_grad()
+    def _rest(self) -> None:
+        """Take ever shorter steps of the last layer alone."""
+        number = self.ascent.num_steps
+        first = natural_rate(self.problem, self.ascent, number, noisy=self.noisy)
+        for k in range(SETTLING):
+            rate = first / (1 + k * first)
+            generator = _seeded(self.seed, number + k, 0)
+            batch = batch_of(self.problem, self.rows(number + k))
+            self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
 
     def _state(self) -> dict[str, Tensor]:
         """All that a step changes, by name."""
@@ -266,6 +284,8 @@ class Climb:
             "errors": self.errors,
             "window": [float(value) for value in self.window],
             "flattered": self.flattered,
+            "whole": self.whole,
+            "noisy": self.noisy,
             "stopped": self.stopped,
             "caution": self.caution,
             "safe_step": self.safe[0],
@@ -277,7 +297,7 @@ class Climb:
         own = _without(f"{prefix}.", tensors)
         if (
             any(f"leaf.{name}" not in own for name in self.stack.leaves)
-            or "safe_step" not in numbers
+            or not {"safe_step", "noisy"} <= numbers.keys()
         ):
             raise InputError(
                 "the checkpoint was written by another version of net2gp, which has other variables. Delete "

@@ -76,6 +76,11 @@ class DeepProblem:
             return zeros
         return _best_constant(self.likelihood, self.y, zeros)
 
+    @cached_property
+    def log_units(self) -> Tensor:
+        """The logarithms of the standard deviations of the columns of x: (D,)."""
+        return self.x.std(0, correction=0).clamp(min=1e-300).log()
+
     @property
     def real_targets(self) -> Tensor:
         """Targets under Gaussian noise: (N, C), float64."""

@@ -36,10 +36,11 @@ class Ascent:
             for the objective "predictive", the numbers of kernels and the weights of sigma points move three
             times as fast, since there are few of them.
         natural_rate: The share of the way to its optimum that the last layer goes in each step. None means 1
-            under Gaussian noise, since the optimum is then known in closed form, and 0.1 otherwise. If
-            batches have fewer than five rows per inducing point, and in the second half of the steps with
-            any batches, it is 0.1 as well, which averages over batches. With batches of labels or counts it
-            falls to 0.01 in the end.
+            under Gaussian noise, since the optimum is then known in closed form, and 0.1 otherwise. It is 0.1
+            as well if batches have fewer than five rows per inducing point, and in the second half of the
+            steps on batches if noise is more than 0.3 of the variance of the targets, which averages over
+            batches. With batches of labels or counts it falls to 0.01 in the end. After the last step, a last
+            layer under Gaussian noise goes to its optimum for all rows.
         num_samples: The number of draws through the layers per row and step.
         batch_size: The number of rows of a batch; None takes all rows in every step.
         num_inducing: The number of inducing points per layer. None means 100, or the number of distinct

@@ -47,8 +47,7 @@ class Plan:
         kernel: The kernel, in float64, whose numbers are replaced.
         mean: The mean function.
         points: The inducing points at the start, (M, …).
-        scale: A root of the covariance of the inputs, (D, D), by which their moves are multiplied: they move
-            along the directions in which the inputs vary. Inputs of more axes have a unit for each entry.
+        scale: The standard deviation of each entry of the inputs, the unit in which points move.
         width: The number of outputs C.
     """
 
@@ -161,8 +160,7 @@ class Stack:
         kernel = with_numbers(plan.kernel, numbers)
         points = plan.points
         if f"{index}.shift" in self.leaves:
-            shift = self.leaves[f"{index}.shift"]
-            points = points + (shift @ plan.scale if points.dim() == 2 else shift * plan.scale)
+            points = points + self.leaves[f"{index}.shift"] * plan.scale
         scale, factors = (
             self.leaves[f"{index}.{name}"].exp() if f"{index}.{name}" in self.leaves else None
             for name in ("log_scale", "log_factors")

@@ -14,6 +14,7 @@ from net2gp.deep.inference.problem import DeepProblem, chosen_rows, has_many_row
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
 from net2gp.deep.inference.stack import Batch, Plan, Stack, Working
+from net2gp.deep.inference.steps.relevances import relevance_penalty
 from net2gp.kernels import RBF
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.types import Kernel, Params
@@ -130,7 +131,8 @@ def _shallow_from(problem: DeepProblem, batch: Batch, scale: float, ascent: Asce
         estimate = stack.estimate(batch, 1, generator, 1.0 if step == 0 else 0.5)
         if optimizer is not None:
             optimizer.zero_grad()
-            (-estimate.bound / problem.num_rows).backward()
+            prior = relevance_penalty(problem, stack)
+            ((prior - estimate.bound) / problem.num_rows).backward()
             optimizer.step()
     with torch.no_grad():
         bound = float(stack.estimate(batch, 1, generator, 0.5).bound)
@@ -294,25 +296,20 @@ def _noise_leaf(problem: DeepProblem, known: Tensor | None) -> Params:
 
 
 def spread(inputs: Tensor) -> Tensor:
-    """Compute the unit in which inducing points move: they stay where the inputs vary.
+    """Compute the unit in which inducing points move.
 
     Args:
         inputs: N inputs of a layer.
 
     Returns:
-        The symmetric root of their covariance, (D, D), or the standard deviations of inputs of more axes.
+        Their standard deviations, and the average one for entries that are constant.
 
-    >>> spread(torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
-    tensor([[0.7071, 0.7071],
-            [0.7071, 0.7071]])
+    >>> spread(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
+    tensor([1., 2.])
     """
     values = inputs.detach()
-    if values.dim() > 2:
-        own, whole = values.std(0, correction=0), values.var(0, correction=0).mean().sqrt()
-        return torch.where(own > 1e-9 * whole, own, whole.clamp(min=1e-12))
-    centered = values - values.mean(0)
-    sizes, directions = torch.linalg.eigh(centered.mT @ centered / len(values))
-    return (directions * sizes.clamp(min=0).sqrt()) @ directions.mT
+    own, whole = values.std(0, correction=0), values.var(0, correction=0).mean().sqrt()
+    return torch.where(own > 1e-9 * whole, own, whole.clamp(min=1e-12))
 
 
 def inducing_points(
