@@ -83,7 +83,7 @@ def test_the_optimum_of_a_deep_process_is_one_for_its_draws(monkeypatch, parts):
 
     with torch.no_grad():
         before = bound()
-        closing.close(problem, stack, 2, 3)
+        closing.close(problem, stack, 2, 3, torch.arange(100))
         after = bound()
         assert after > before
         for value in (stack.leaves["log_noise"], stack.shift):

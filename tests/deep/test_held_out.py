@@ -12,7 +12,9 @@ from torch import Tensor
 from net2gp import Gaussian
 from net2gp.deep import Ascent, fit
 from net2gp.deep.inference import ascent as loop
+from net2gp.deep.inference import restarts
 from net2gp.deep.inference.problem import make_problem
+from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.starts import batch_of
 from net2gp.deep.inference.steps.held_out import hold_out
 
@@ -28,7 +30,7 @@ def noisy(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def climb_of(ascent: Ascent, count: int = 120) -> loop.Climb:
-    return loop._climbs(make_problem(2, noisy(count), Gaussian(), ascent), ascent)[0]
+    return restarts._climbs(make_problem(2, noisy(count), Gaussian(), ascent), ascent)[0]
 
 
 @pytest.mark.parametrize("batch_size", [None, 30])
@@ -55,7 +57,7 @@ def test_the_end_is_the_look_at_which_these_rows_were_most_likely(monkeypatch):
     monkeypatch.setattr(climb.held_out, "look", watched)
     climb.climb(30, lambda note: None, lambda: None)
     climb.settle()
-    assert len(values) == 6
+    assert len(values) == 4  # where the bound ends after 15 steps, and three looks after it
     assert max(values) > values[-1]
     assert density() == max(values)
 
@@ -88,3 +90,52 @@ def test_a_checkpoint_has_the_best_state(tmp_path):
     whole = fit(2, pair, Gaussian(), ascent=kept).predict(pair[0]).mean
     again = fit(2, pair, Gaussian(), ascent=kept).predict(pair[0]).mean
     assert torch.equal(whole, again)
+
+
+def test_few_rows_have_a_fit_by_the_bound_first():
+    climb = climb_of(SETTINGS)
+    climb.climb(15, lambda note: None, lambda: None)
+    assert not isinstance(climb.stack, SigmaStack)
+    bound, noise = climb.stack.whole_law(1), climb.stack.leaves["log_noise"].tolist()
+    climb._end_of_bound()
+    assert isinstance(climb.stack, SigmaStack)
+    law = climb.stack.whole_law(1)
+    assert climb.stack.leaves["log_noise"].tolist() != noise  # its optimum for all rows
+    torch.testing.assert_close(law.center, bound.center, rtol=0, atol=0.3)
+    assert climb._share(15) == 0
+    assert climb._share(30) == 1
+
+
+def test_many_rows_have_sigma_points_from_the_start():
+    ascent = replace(SETTINGS, num_inducing=5, batch_size=100)
+    climb = climb_of(ascent, 600)
+    assert isinstance(climb.stack, SigmaStack)
+    assert climb.turn is None
+
+
+@pytest.mark.parametrize("killed", [7, 15, 22])
+def test_a_fit_that_was_killed_goes_on_before_and_after_the_bound(monkeypatch, tmp_path, killed):
+    plain, alive = loop.Climb._plain, [True]
+
+    def step(climb, rows, generator, rate):
+        if climb.step == killed and alive[0]:
+            raise KeyboardInterrupt
+        return plain(climb, rows, generator, rate)
+
+    monkeypatch.setattr(loop.Climb, "_plain", step)
+    settings = replace(SETTINGS, starts=("linear",), checkpoint_seconds=0.0)
+    kept = replace(settings, checkpoint=tmp_path / "fit.safetensors")
+    with pytest.raises(KeyboardInterrupt):
+        fit(2, noisy(120), Gaussian(), ascent=kept)
+    alive[0] = False
+    resumed = fit(2, noisy(120), Gaussian(), ascent=kept)
+    whole = fit(2, noisy(120), Gaussian(), ascent=settings)
+    assert torch.equal(resumed.recipe.bounds, whole.recipe.bounds)
+    assert torch.equal(resumed.process.last.center, whole.process.last.center)
+
+
+def test_a_bound_without_progress_ends_before_half_of_the_steps():
+    climb = climb_of(replace(SETTINGS, num_steps=100, look_every=1, patience=1))
+    climb.climb(50, lambda note: None, lambda: None)
+    assert climb.turn < 50
+    assert climb.turned

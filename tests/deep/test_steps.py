@@ -14,7 +14,7 @@ import net2gp as n2g
 from net2gp import RBF, errors
 from net2gp.deep import Ascent, SparseLayer, fit
 from net2gp.deep.inference import ascent as loop
-from net2gp.deep.inference import inducing
+from net2gp.deep.inference import inducing, restarts
 from net2gp.deep.inference import stack as stacks
 from net2gp.deep.inference.inducing import Law, factor, project
 from net2gp.deep.inference.problem import make_problem
@@ -94,7 +94,7 @@ def climb_of(batch_size: int | None, device: str = "cpu", kind: str = "noise") -
     ascent = Ascent(batch_size=batch_size, look_every=10, starts=("linear",), **settings)
     pair = (x, (y[:, 0] > 0).long()) if kind == "classes" else (x, y)
     likelihood = n2g.Categorical() if kind == "classes" else n2g.Gaussian()
-    return loop._climbs(make_problem(2, pair, likelihood, ascent), ascent)[0]
+    return restarts._climbs(make_problem(2, pair, likelihood, ascent), ascent)[0]
 
 
 def test_gradients_are_near_those_in_double_precision(monkeypatch):
@@ -154,7 +154,7 @@ def test_inner_layers_start_with_a_share_of_the_variance_of_their_mean():
     ascent = Ascent(num_steps=5, batch_size=20, num_inducing=8, starts=("linear",))
     layers = [SparseLayer(RBF(), width=2), RBF()]
     problem = make_problem(layers, (x, x[:, :1]), n2g.Gaussian(), ascent)
-    stack = loop._climbs(problem, ascent)[0].stack
+    stack = restarts._climbs(problem, ascent)[0].stack
     inner, outputs = stack.plans[0], x @ stack.plans[0].mean.weight
     wanted = manner(problem, ascent).share * outputs.var(0, correction=0).mean()
     torch.testing.assert_close(inner.kernel.diag(x)[0], wanted)
@@ -409,7 +409,7 @@ def test_with_many_rows_inner_layers_start_at_their_prior_and_learn_linear_means
     stacks = []
     for ascent in (few, many):
         problem = make_problem(2, (x, x[:, :1]), n2g.Gaussian(), ascent)
-        stacks.append(loop._climbs(problem, ascent)[0].stack)
+        stacks.append(restarts._climbs(problem, ascent)[0].stack)
     assert "0.weight" not in stacks[0].leaves
     assert float(stacks[1].leaves["0.log_diagonal"].detach().max()) == 0
     posterior = fit(2, (x, x[:, :1]), n2g.Gaussian(), ascent=many)

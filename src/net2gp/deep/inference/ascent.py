@@ -1,4 +1,4 @@
-"""The loop that climbs the bound, from several starts, and goes on where it was stopped."""
+"""The loop that climbs the bound, and goes on where it was stopped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.problem import DeepProblem, chosen_rows, in_batches
-from net2gp.deep.inference.settings import Ascent, Start
+from net2gp.deep.inference.problem import DeepProblem, in_batches
+from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.stack import Stack
-from net2gp.deep.inference.starts import MOST_ROWS, batch_of, initial, shallow_fit
+from net2gp.deep.inference.starts import batch_of
 from net2gp.deep.inference.steps.adam import FACTOR, STATE, adam, set_rate
 from net2gp.deep.inference.steps.closing import close
 from net2gp.deep.inference.steps.held_out import hold_out
@@ -23,14 +23,6 @@ from net2gp.deep.inference.steps.recording import Recorder
 from net2gp.deep.inference.steps.relevances import relevance_penalty
 from net2gp.errors import BoundFell, InputError
 from net2gp.likelihoods.traits import has_gaussian_noise
-from net2gp.linalg.checkpoint import Checkpoint
-from net2gp.progress import progress
-
-TRIAL_SHARE = 0.5
-"""The share of the steps after which the best of several starts is chosen."""
-
-MARGIN = 3.0
-"""By how much the bound of a later start must be better: a factor of twenty in the evidence."""
 
 SETTLING = 20
 """The number of steps of the last layer alone at the end, in which its steps become shorter, unless its
@@ -39,6 +31,9 @@ optimum is known in closed form."""
 COLLAPSE, CAUTION = 5.0, 1 / 64
 """By how many nats per row the average bound may fall below the best one before the steps since the last look
 are taken back and repeated with half of their length, and the least part of it that is tried."""
+
+BOUND_DRAWS = 2
+"""The number of draws per row while the bound is climbed before the objective "predictive"."""
 
 Advance = Callable[..., None]
 
@@ -72,16 +67,24 @@ class Climb:
         ascent: Settings.
         start: The name of the start.
         seed: The seed of batches and draws.
+        turn: The step before which the bound is climbed, and from which on the objective "predictive" is;
+            None if there is one objective for all steps.
     """
 
     def __init__(
-        self, problem: DeepProblem, stack: Stack, ascent: Ascent, start: str, seed: int
+        self,
+        problem: DeepProblem,
+        stack: Stack,
+        ascent: Ascent,
+        start: str,
+        seed: int,
+        turn: int | None = None,
     ) -> None:
         self.problem, self.stack, self.ascent = problem, stack, ascent
         self.start, self.seed = start, seed
+        self.turn, self.turned = turn, False
         self.order: tuple[int, Tensor] = (-1, torch.empty(0))
-        quick = in_batches(problem, ascent) or ascent.objective == "predictive"
-        self.optimizer = adam(stack, ascent.learning_rate, FACTOR if quick else 1.0)
+        self.optimizer = self._adam()
         self.step = 0
         self.looks: list[float] = []
         self.errors: list[float] = []
@@ -94,16 +97,21 @@ class Climb:
 
     def rows(self, step: int) -> Tensor:
         """The rows of a step: a part of a new order of all rows in every epoch."""
-        size, count, device = self.ascent.batch_size, self.problem.num_rows, self.problem.x.device
-        used = torch.arange(count, device=device) if self.held_out is None else self.held_out.others
+        size, used = self.ascent.batch_size, self._used()
         count = len(used)
         if size is None or size >= count:
             return used
         epoch, part = divmod(step, count // size)
         if self.order[0] != epoch:
             order = torch.randperm(count, generator=_seeded(self.seed, epoch, 1))
-            self.order = (epoch, used[order.to(device)])
+            self.order = (epoch, used[order.to(used.device)])
         return self.order[1][part * size : (part + 1) * size]
+
+    def _used(self) -> Tensor:
+        """The rows that are not kept back."""
+        if self.held_out is not None:
+            return self.held_out.others
+        return torch.arange(self.problem.num_rows, device=self.problem.x.device)
 
     def climb(self, until: int, advance: Advance, keep: Callable[[], None]) -> None:
         """Take steps up to a number of them, or until there is no progress.
@@ -118,6 +126,10 @@ class Climb:
         """
         note = ""
         while self.step < until and not self.stopped:
+            if self.step == self.turn and not self.turned:
+                if self.window and not self._look():
+                    continue
+                self._end_of_bound()
             self.window.append(self._one())
             if not self.problem.x.is_cuda:
                 note = f"bound {self._checked(self.window[-1:])[0]:.1f}"
@@ -130,21 +142,55 @@ class Climb:
             advance(note=note)
         self.take.rest()
 
+    def _adam(self) -> torch.optim.Optimizer | None:
+        quick = in_batches(self.problem, self.ascent) or self.ascent.objective == "predictive"
+        return adam(self.stack, self.ascent.learning_rate, FACTOR if quick else 1.0)
+
+    def _end_of_bound(self) -> None:
+        """Go on with the objective "predictive", from the fit by the bound."""
+        if has_gaussian_noise(self.problem.likelihood):
+            close(self.problem, self.stack, BOUND_DRAWS, self.seed, self._used())
+        self._make_points()
+        if self.held_out is not None:
+            self.held_out.look(self.problem, self.stack)
+
+    def _make_points(self) -> None:
+        """Replace the draws through the layers by sigma points."""
+        count, weight = self.ascent.num_samples, self.ascent.divergence_weight
+        self.stack = SigmaStack.like(self.stack, count, weight, keeps_last=True)
+        self.optimizer = self._adam()
+        self.take = Recorder(self._plain, self.stack, self.ascent.look_every + 1)
+        self.flattered, self.turned, self.caution = len(self.looks), True, 1.0
+
+    def _share(self, step: int) -> float:
+        """The share of the steps with the present objective that were taken before a step."""
+        first, last = 0, self.ascent.num_steps
+        if self.turn is not None:
+            first, last = (self.turn, last) if self.turned else (0, self.turn)
+        return (step - first) / max(1, last - first)
+
+    def _rate(self, share: float) -> float:
+        """The share of the way to its optimum that the last layer goes."""
+        return natural_rate(self.problem, self.ascent, share, noisy=self.noisy)
+
     def _one(self) -> Tensor:
         """Take one step, and return the bound before the step of all but the last layer."""
+        share = self._share(self.step)
         if self.optimizer is not None:
-            short = self.caution * falling(self.step, self.ascent)
+            short = self.caution * falling(share)
             set_rate(self.optimizer, self.ascent.learning_rate * short)
         if not self.window:
             self._keep_safe()
-        rate = natural_rate(self.problem, self.ascent, self.step, noisy=self.noisy)
+        rate = self._rate(share)
         rate = rate if rate == 1.0 else self.caution * rate
         generator = _seeded(self.seed, self.step, 0)
         return self.take(self.step, self.rows(self.step), generator, rate)
 
     def _plain(self, rows: Tensor, generator: torch.Generator, rate: float | Tensor) -> Tensor:
         batch = batch_of(self.problem, rows)
-        estimate = self.stack.estimate(batch, self.ascent.num_samples, generator, rate)
+        before = self.turn is not None and not self.turned
+        draws = BOUND_DRAWS if before else self.ascent.num_samples
+        estimate = self.stack.estimate(batch, draws, generator, rate)
         if self.optimizer is not None:
             self.optimizer.zero_grad()
             prior = relevance_penalty(self.problem, self.stack)
@@ -181,10 +227,10 @@ class Climb:
         self.looks.append(float(values.mean()))
         self.errors.append(_error(values))
         self.window = []
-        if self.held_out is not None:
+        if self.held_out is not None and isinstance(self.stack, SigmaStack):
             self.held_out.look(self.problem, self.stack)
         # a last layer that knows its batch has larger bounds, which are not compared with others
-        whole = natural_rate(self.problem, self.ascent, max(1, first), noisy=self.noisy) == 1.0
+        whole = self._rate(self._share(max(1, first))) == 1.0
         if whole and self.noisy and in_batches(self.problem, self.ascent):
             self.flattered = len(self.looks)
         elif whole != self.whole:
@@ -194,6 +240,8 @@ class Climb:
         patience, looks = self.ascent.patience, self.looks[self.flattered :]
         if patience is not None and len(looks) > patience:
             self.stopped = max(looks[-patience:]) <= max(looks[:-patience])
+        if self.stopped and self.turn is not None and not self.turned:
+            self.turn, self.stopped = self.step, False
         return True
 
     def _collapsed(self, value: float) -> bool:
@@ -219,7 +267,7 @@ class Climb:
             BoundFell: If the bound is lower than at the start.
         """
         if has_gaussian_noise(self.problem.likelihood) and self.ascent.objective == "bound":
-            close(self.problem, self.stack, self.ascent.num_samples, self.seed)
+            close(self.problem, self.stack, self.ascent.num_samples, self.seed, self._used())
         elif self.ascent.objective == "bound":
             self._rest()
         looks, errors = self.looks[self.flattered :], self.errors[self.flattered :]
@@ -237,8 +285,7 @@ class Climb:
     @torch.no_grad()
     def _rest(self) -> None:
         """Take ever shorter steps of the last layer alone."""
-        number = self.ascent.num_steps
-        first = natural_rate(self.problem, self.ascent, number, noisy=self.noisy)
+        number, first = self.ascent.num_steps, self._rate(1.0)
         for k in range(SETTLING):
             rate = first / (1 + k * first)
             generator = _seeded(self.seed, number + k, 0)
@@ -286,6 +333,8 @@ class Climb:
             "flattered": self.flattered,
             "whole": self.whole,
             "noisy": self.noisy,
+            "turn": self.turn,
+            "turned": self.turned,
             "stopped": self.stopped,
             "caution": self.caution,
             "safe_step": self.safe[0],
@@ -295,9 +344,11 @@ class Climb:
     def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go back to a state that was written."""
         own = _without(f"{prefix}.", tensors)
+        if numbers.get("turned", False):
+            self._make_points()
         if (
             any(f"leaf.{name}" not in own for name in self.stack.leaves)
-            or not {"safe_step", "noisy"} <= numbers.keys()
+            or not {"safe_step", "turned"} <= numbers.keys()
         ):
             raise InputError(
                 "the checkpoint was written by another version of net2gp, which has other variables. Delete "
@@ -328,80 +379,3 @@ def _error(values: Tensor) -> float:
 def _seeded(seed: int, step: int, kind: int) -> torch.Generator:
     """A generator for one step. The factors keep the streams of different steps and kinds apart."""
     return torch.Generator().manual_seed((seed * 1_000_003 + step) * 2 + kind)
-
-
-def climb_all(problem: DeepProblem, ascent: Ascent, checkpoint: Checkpoint | None) -> Found:
-    """Try all starts, and follow the best of them to the end.
-
-    Args:
-        problem: The data and the layers.
-        ascent: Settings.
-        checkpoint: Where the state is kept, or None.
-
-    Returns:
-        The layers at the end.
-    """
-    climbs = _climbs(problem, ascent)
-    trial = ascent.num_steps if len(climbs) == 1 else math.ceil(TRIAL_SHARE * ascent.num_steps)
-    trial = max(trial, min(ascent.num_steps, ascent.look_every))
-    _restore(climbs, checkpoint)
-
-    def keep(now: bool = False) -> None:
-        if checkpoint is not None and (now or checkpoint.due):
-            parts = [climb.tensors(f"{i}") for i, climb in enumerate(climbs)]
-            numbers: dict[str, object] = {f"{i}": climb.numbers() for i, climb in enumerate(climbs)}
-            checkpoint.write({k: v for part in parts for k, v in part.items()}, numbers)
-
-    total = trial * len(climbs) + ascent.num_steps - trial
-    with progress("deep Gaussian process", total) as advance:
-        for climb in climbs:
-            climb.climb(trial, advance, keep)
-        best = _best(climbs, trial)
-        best.climb(ascent.num_steps, advance, keep)
-    keep(now=True)
-    return best.settle()
-
-
-def _best(climbs: list[Climb], trial: int) -> Climb:
-    """The first climb, unless a later one is clearly better at the end of the trial."""
-    best = climbs[0]
-    for climb in climbs[1:]:
-        if _after(climb, trial) > _after(best, trial) + MARGIN:
-            best = climb
-    return best
-
-
-def _after(climb: Climb, trial: int) -> float:
-    """The average bound before the last look of the trial."""
-    count = min(len(climb.looks), max(1, trial // climb.ascent.look_every))
-    return climb.looks[count - 1]
-
-
-def _climbs(problem: DeepProblem, ascent: Ascent) -> list[Climb]:
-    generator = torch.Generator().manual_seed(ascent.seed)
-    rows = chosen_rows(problem.x, MOST_ROWS, generator)
-    shallow = shallow_fit(problem, rows, ascent)
-    starts: tuple[Start, ...] = ascent.starts if len(problem.layers) > 1 else ("linear",)
-    pairs = [(start, k) for k in range(ascent.num_restarts) for start in starts]
-    climbs = []
-    for start, k in pairs:
-        seed = ascent.seed + 7919 * k
-        stack = initial(problem, shallow, rows, start, ascent, seed)
-        if ascent.objective == "predictive":
-            count, weight = ascent.num_samples, ascent.divergence_weight
-            stack = SigmaStack.like(stack, count, weight)
-        climbs.append(Climb(problem, stack, ascent, start, seed))
-    return climbs
-
-
-def _restore(climbs: list[Climb], checkpoint: Checkpoint | None) -> None:
-    known = None if checkpoint is None else checkpoint.load("cpu")
-    if known is None:
-        return
-    tensors, numbers = known
-    for index, climb in enumerate(climbs):
-        device = climb.problem.x.device
-        moved = {name: value.to(device) for name, value in tensors.items()}
-        own = numbers[f"{index}"]
-        assert isinstance(own, dict)
-        climb.restore(f"{index}", moved, own)

@@ -10,9 +10,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from net2gp.deep.inference.ascent import Found, climb_all
+from net2gp.deep.inference.ascent import Found
 from net2gp.deep.inference.problem import DeepProblem, make_problem
 from net2gp.deep.inference.process import Deep, InnerDraws, draw_inner
+from net2gp.deep.inference.restarts import climb_all
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sigma_points import SigmaPoints, SigmaStack
 from net2gp.deep.inference.sparse_layer import SparseLayer

@@ -64,26 +64,32 @@ class SigmaStack(Stack):
     divergence_weight = 1.0
 
     @classmethod
-    def like(cls, stack: Stack, num_points: int, weight: float) -> SigmaStack:
-        """Start from layers before the first step, with the last layer at its prior.
-
-        An optimum for points that do not lie apart yet would hold them together.
+    def like(cls, stack: Stack, num_points: int, weight: float, *, keeps_last: bool) -> SigmaStack:
+        """Start from the layers of a bound.
 
         Args:
             stack: The layers.
             num_points: The number of sigma points S.
             weight: The factor β of the divergences.
+            keeps_last: Whether the last layer is kept as it is, and not put at its prior. Before the first
+                step its optimum, for points that do not lie apart yet, would hold them together.
 
         Returns:
             The layers, whose variables require gradients.
         """
         last, plan = len(stack.plans) - 1, stack.plans[-1]
-        count, like = len(plan.points), plan.points
+        like = plan.points
+        center = like.new_zeros(len(like), plan.width)
+        root = torch.eye(len(like)).to(like).expand(plan.width, -1, -1)
+        if keeps_last:
+            with torch.no_grad():
+                center, upper = stack.law(last)
+                root = torch.linalg.cholesky(upper @ upper.mT)
         leaves = {
             **stack.leaves,
-            f"{last}.center": like.new_zeros(count, plan.width),
-            f"{last}.root": like.new_zeros(plan.width, count, count),
-            f"{last}.log_diagonal": like.new_zeros(plan.width, count),
+            f"{last}.center": center,
+            f"{last}.root": root.tril(-1),
+            f"{last}.log_diagonal": root.diagonal(dim1=-2, dim2=-1).log(),
         }
         for index, inner in enumerate(stack.plans[:-1]):
             sites = MonteCarlo(num_points, seed=index).base_sample(inner.width, like=like)

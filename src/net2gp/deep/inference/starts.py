@@ -28,8 +28,10 @@ SHALLOW_SCALES = (1.0, 0.25)
 MOST_ROWS = 2000
 """The most rows that initial values are computed from."""
 
-NEAR_STD = 0.05
-"""The standard deviation of whitened values of inner layers at the start, if they start near given values."""
+NEAR_STD, NEARER_STD = 0.05, 0.005
+"""The standard deviations of whitened values of inner layers at the start, if they start near given values:
+in general, and for batches without Gaussian noise. There the last layer goes a small part of the way in each
+step, and noise of the layers before it only holds it up."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,14 @@ def manner(problem: DeepProblem, ascent: Ascent) -> Manner:
     """
     many = in_batches(problem, ascent) and has_many_rows(problem)
     many = many and has_gaussian_noise(problem.likelihood)
-    if ascent.objective == "predictive":
+    if ascent.objective == "predictive" and has_many_rows(problem):
         return Manner(1.0, 1.0, 0.3, False)
     if many:
         return Manner(0.7, 1.0, 0.3, True)
-    return Manner(0.03 if in_batches(problem, ascent) else 0.1, NEAR_STD, 1.0, False)
+    if not in_batches(problem, ascent):
+        return Manner(0.1, NEAR_STD, 1.0, False)
+    near = NEAR_STD if has_gaussian_noise(problem.likelihood) else NEARER_STD
+    return Manner(0.03, near, 1.0, False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ ROUNDS = 100
 
 
 @torch.no_grad()
-def close(problem: DeepProblem, stack: Stack, num_samples: int, seed: int) -> None:
+def close(problem: DeepProblem, stack: Stack, num_samples: int, seed: int, used: Tensor) -> None:
     """Move the last layer, and open noise, to where the bound is largest given all other variables.
 
     A step sees a batch, and a last layer at the optimum of a batch fits it more closely than all rows. For
@@ -40,30 +40,32 @@ def close(problem: DeepProblem, stack: Stack, num_samples: int, seed: int) -> No
         stack: The layers, with Gaussian noise, which are changed.
         num_samples: The number of draws of each row in a step. There are more here if there are few rows.
         seed: The seed of the draws.
+        used: The numbers of the rows; those that a fit keeps back are not among them.
     """
-    count = max(num_samples, min(MOST_DRAWS, math.ceil(DRAWS / problem.num_rows)))
+    count = max(num_samples, min(MOST_DRAWS, math.ceil(DRAWS / len(used))))
     generator = torch.Generator().manual_seed(seed)
     squares, seen = problem.x.new_zeros(problem.num_outputs), 0
-    for rows in torch.arange(problem.num_rows, device=problem.x.device).split(PART // count):
+    for rows in used.split(max(1, PART // count)):
         batch, seen = batch_of(problem, rows), seen + len(rows)
         projection, _, drawn = stack.propagate(batch.x, count, generator)
         y = batch.y.repeat(drawn, *[1] * (batch.y.dim() - 1))
         likelihood = of_points(stack.likelihood, rows.repeat(drawn))
         rate = len(rows) / seen  # all parts count alike in the end
-        stack.step(projection, y, likelihood, batch.weight / drawn, rate)
+        stack.step(projection, y, likelihood, len(used) / (len(rows) * drawn), rate)
         gaps = y.reshape(-1, problem.num_outputs) - projection.offset
         squares += (gaps.square() + projection.residual).sum(0) / drawn
     if problem.learns_noise:
-        _with_noise(problem, stack, squares)
+        _with_noise(problem, stack, squares / len(used), len(used))
 
 
-def _with_noise(problem: DeepProblem, stack: Stack, squares: Tensor) -> None:
+def _with_noise(problem: DeepProblem, stack: Stack, squares: Tensor, num_rows: int) -> None:
     """Repeat the optimum of the noise given the last layer, and of the last layer given the noise.
 
     Args:
         problem: The data and the layers.
         stack: The layers, whose last one is at its optimum for the noise.
-        squares: Σ_n E[t_n²] and what the inducing values leave open of f, together: (C,).
+        squares: The mean of E[t_n²] and of what the inducing values leave open of f, together: (C,).
+        num_rows: The number of rows N.
     """
     leaf = stack.leaves["log_noise"]
     noise = leaf.exp().expand(problem.num_outputs)
@@ -73,9 +75,9 @@ def _with_noise(problem: DeepProblem, stack: Stack, squares: Tensor) -> None:
     for _ in range(ROUNDS):
         center, root = stack.law(len(stack.plans) - 1)
         moments = center.mT[:, :, None] * center.mT[:, None] + root @ root.mT
-        left = squares - 2 * (center.mT * sums).sum(1) + (grams * moments).sum((1, 2))
+        left = (grams * moments).sum((1, 2)) - 2 * (center.mT * sums).sum(1)
         # rounding of the sums must not make the noise zero
-        each = (left / problem.num_rows).clamp(min=1e-12 * problem.scale)
+        each = (squares + left / num_rows).clamp(min=1e-12 * problem.scale)
         found = each if leaf.dim() else each.mean()
         change = (found.log() - leaf).abs().max()
         leaf.copy_(found.log())

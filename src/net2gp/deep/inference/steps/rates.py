@@ -23,12 +23,12 @@ ENOUGH = 5
 """How many rows a batch needs for each inducing point, so that it has nearly the optimum of all rows."""
 
 
-def falling(step: int, ascent: Ascent) -> float:
-    """The learning rate of a step relative to the first: half a cosine."""
-    return 0.5 * (1 + math.cos(math.pi * step / ascent.num_steps))
+def falling(share: float) -> float:
+    """The learning rate relative to the first, after a share of the steps: half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * share))
 
 
-def natural_rate(problem: DeepProblem, ascent: Ascent, step: int, *, noisy: bool) -> float:
+def natural_rate(problem: DeepProblem, ascent: Ascent, share: float, *, noisy: bool) -> float:
     """The share of the way to its optimum that the last layer goes in a step.
 
     Under Gaussian noise a last layer that is behind the others leaves residuals that they then move for. A
@@ -39,24 +39,24 @@ def natural_rate(problem: DeepProblem, ascent: Ascent, step: int, *, noisy: bool
     Args:
         problem: The data and the layers.
         ascent: Settings.
-        step: The number of the step.
+        share: The share of the steps that were taken before.
         noisy: Whether much of the variance of the targets is noise.
 
     Returns:
         A number from 0 to 1.
     """
     gaussian, size = has_gaussian_noise(problem.likelihood), ascent.batch_size
-    if gaussian and step == 0:
+    if gaussian and share == 0:
         return 1.0
     if ascent.natural_rate is not None:
         return ascent.natural_rate
     if size is None or not in_batches(problem, ascent):
         return 1.0 if gaussian else SHORT_RATE
     if not gaussian:
-        return SHORT_RATE * max(LEAST_SHARE, falling(step, ascent))
+        return SHORT_RATE * max(LEAST_SHARE, falling(share))
     wide = problem.layers[-1].num_inducing
     assert wide is not None
-    whole = not noisy or falling(step, ascent) > LATE
+    whole = not noisy or falling(share) > LATE
     return 1.0 if whole and size >= ENOUGH * wide else SHORT_RATE
 
 
