@@ -158,8 +158,9 @@ class Climb:
         """Replace the draws through the layers by sigma points."""
         count, weight = self.ascent.num_samples, self.ascent.divergence_weight
         self.stack = SigmaStack.like(self.stack, count, weight, keeps_last=True)
-        self.optimizer = self._adam()
+        self.optimizer, possible = self._adam(), self.take.possible
         self.take = Recorder(self._plain, self.stack, self.ascent.look_every + 1)
+        self.take.possible &= possible
         self.flattered, self.turned, self.caution = len(self.looks), True, 1.0
 
     def _share(self, step: int) -> float:
