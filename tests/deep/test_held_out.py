@@ -106,8 +106,9 @@ def test_few_rows_have_a_fit_by_the_bound_first():
     assert climb._share(30) == 1
 
 
-def test_many_rows_have_sigma_points_from_the_start():
-    ascent = replace(SETTINGS, num_inducing=5, batch_size=100)
+@pytest.mark.parametrize("num_inducing", [5, 20])
+def test_more_rows_have_sigma_points_from_the_start(num_inducing):
+    ascent = replace(SETTINGS, num_inducing=num_inducing, batch_size=100)
     climb = climb_of(ascent, 600)
     assert isinstance(climb.stack, SigmaStack)
     assert climb.turn is None

@@ -24,8 +24,8 @@ WIDEST = 30
 CONSTANT_STEPS = 50
 """The most steps towards the most likely constant."""
 
-MANY = 100
-"""How many rows for each inducing point are many."""
+FEW, MANY = 30, 100
+"""How many rows for each inducing point are no longer few, and how many are many."""
 
 MOST_INDUCING = 100
 """The number of inducing points by default, if there are as many distinct rows."""
@@ -246,8 +246,16 @@ def in_batches(problem: DeepProblem, ascent: Ascent) -> bool:
 
 def has_many_rows(problem: DeepProblem) -> bool:
     """Whether there are many rows for each inducing point."""
-    widest = max(layer.num_inducing or 0 for layer in problem.layers)
-    return problem.num_rows >= MANY * widest
+    return problem.num_rows >= MANY * _most_inducing(problem)
+
+
+def has_few_rows(problem: DeepProblem) -> bool:
+    """Whether there are few rows for each inducing point."""
+    return problem.num_rows < FEW * _most_inducing(problem)
+
+
+def _most_inducing(problem: DeepProblem) -> int:
+    return max(layer.num_inducing or 0 for layer in problem.layers)
 
 
 def chosen_rows(x: Tensor, count: int, generator: torch.Generator) -> Tensor:

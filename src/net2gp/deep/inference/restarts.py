@@ -7,7 +7,7 @@ import math
 import torch
 
 from net2gp.deep.inference.ascent import Climb, Found
-from net2gp.deep.inference.problem import DeepProblem, chosen_rows, has_many_rows
+from net2gp.deep.inference.problem import DeepProblem, chosen_rows, has_few_rows
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.starts import MOST_ROWS, initial, shallow_fit
@@ -82,11 +82,11 @@ def _climbs(problem: DeepProblem, ascent: Ascent) -> list[Climb]:
     for start, k in pairs:
         seed = ascent.seed + 7919 * k
         stack, turn = initial(problem, shallow, rows, start, ascent, seed), None
-        if ascent.objective == "predictive" and has_many_rows(problem):
+        if ascent.objective == "predictive" and has_few_rows(problem):
+            turn = math.ceil(BOUND_SHARE * ascent.num_steps)
+        elif ascent.objective == "predictive":
             count, weight = ascent.num_samples, ascent.divergence_weight
             stack = SigmaStack.like(stack, count, weight, keeps_last=False)
-        elif ascent.objective == "predictive":
-            turn = math.ceil(BOUND_SHARE * ascent.num_steps)
         climbs.append(Climb(problem, stack, ascent, start, seed, turn))
     return climbs
 

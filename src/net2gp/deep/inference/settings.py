@@ -26,8 +26,8 @@ class Ascent:
             density of the prediction itself, minus divergences: a deep sigma point process, whose inner
             layers stand at `num_samples` learned multiples of their standard deviations. Its predictions
             are often sharper, and it has no evidence. It becomes too certain unless there are many more
-            rows than inducing points: with fewer than 100 rows per inducing point, half of the steps climb
-            the bound before, and a tenth of the rows decides where it ends.
+            rows than inducing points. With fewer than 30 rows per inducing point, half of the steps climb
+            the bound before.
         divergence_weight: The factor of the divergences in the objective "predictive".
         hold_out: Whether the objective "predictive" keeps a tenth of the rows back and ends at the look at
             which they were most likely. It does so between 100 rows and 100 rows per inducing point.

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from net2gp.deep.inference.hyperparameters import numbers_of, with_numbers, with_relevances
 from net2gp.deep.inference.inducing import factor
-from net2gp.deep.inference.problem import DeepProblem, chosen_rows, has_many_rows, in_batches
+from net2gp.deep.inference.problem import (
+    DeepProblem,
+    chosen_rows,
+    has_few_rows,
+    has_many_rows,
+    in_batches,
+)
 from net2gp.deep.inference.settings import Ascent, Start
 from net2gp.deep.inference.sparse_layer import AffineMean, linear_weight
 from net2gp.deep.inference.stack import Batch, Plan, Stack, Working
@@ -67,7 +73,7 @@ def manner(problem: DeepProblem, ascent: Ascent) -> Manner:
     """
     many = in_batches(problem, ascent) and has_many_rows(problem)
     many = many and has_gaussian_noise(problem.likelihood)
-    if ascent.objective == "predictive" and has_many_rows(problem):
+    if ascent.objective == "predictive" and not has_few_rows(problem):
         return Manner(1.0, 1.0, 0.3, False)
     if many:
         return Manner(0.7, 1.0, 0.3, True)
