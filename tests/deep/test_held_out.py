@@ -12,10 +12,10 @@ from torch import Tensor
 from net2gp import Gaussian
 from net2gp.deep import Ascent, fit
 from net2gp.deep.inference import ascent as loop
-from net2gp.deep.inference import restarts
 from net2gp.deep.inference.problem import make_problem
 from net2gp.deep.inference.sigma_points import SigmaStack
 from net2gp.deep.inference.starts import batch_of
+from net2gp.deep.inference.steps import restarts
 from net2gp.deep.inference.steps.held_out import hold_out
 
 SETTINGS = Ascent(
@@ -135,8 +135,35 @@ def test_a_fit_that_was_killed_goes_on_before_and_after_the_bound(monkeypatch, t
     assert torch.equal(resumed.process.last.center, whole.process.last.center)
 
 
-def test_a_bound_without_progress_ends_before_half_of_the_steps():
-    climb = climb_of(replace(SETTINGS, num_steps=100, look_every=1, patience=1))
-    climb.climb(50, lambda note: None, lambda: None)
-    assert climb.turn < 50
+def test_patience_does_not_end_the_bound_before_sigma_points():
+    climb = climb_of(replace(SETTINGS, num_steps=40, look_every=1, patience=1))
+    climb.climb(40, lambda note: None, lambda: None)
+    assert climb.turn == 20
     assert climb.turned
+
+
+def test_sigma_points_are_never_less_likely_than_those_of_the_bound():
+    """Without noise the first steps after the bound would destroy the fit; too few rows are kept back."""
+    x = torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
+    ascent = replace(SETTINGS, num_steps=60, num_inducing=6)
+    found = fit(1, (x, x.sin()), Gaussian(), ascent=ascent)
+    assert float((found.predict(x).mean - x.sin()).square().mean().sqrt()) < 0.01
+
+
+def test_as_many_inducing_points_as_rows_without_noise_give_numbers():
+    x = torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
+    ascent = replace(SETTINGS, num_steps=20, num_inducing=60)
+    assert bool(fit(1, (x, 3 * x), Gaussian(), ascent=ascent).predict(x).mean.isfinite().all())
+
+
+def test_numbers_have_the_same_limits_after_a_run_was_killed():
+    climbs = [climb_of(replace(SETTINGS, starts=("linear",))) for _ in range(2)]
+    climbs[0].climb(20, lambda note: None, lambda: None)
+    climbs[1].restore("0", climbs[0].tensors("0"), climbs[0].numbers())
+    for name, value in climbs[0].stack.anchors.items():
+        assert torch.equal(climbs[1].stack.anchors[name], value)
+
+
+def test_a_single_step_has_sigma_points():
+    posterior = fit(2, noisy(120), Gaussian(), ascent=replace(SETTINGS, num_steps=1))
+    assert len(posterior.process.inner) == 4

@@ -13,6 +13,7 @@ from net2gp import Gaussian
 from net2gp.deep import Ascent, fit
 from net2gp.deep.inference.bounds.importance import draw_layer
 from net2gp.deep.inference.inducing import InducingLayer
+from net2gp.errors import InputError
 
 SETTINGS = Ascent(num_steps=8, num_inducing=6, num_samples=2, num_draws=6, look_every=4)
 
@@ -89,3 +90,11 @@ def test_factors_are_saved(tmp_path):
     x = normal(5, 3, seed=4)
     assert posterior.process.layers[0].scale is not None
     assert torch.equal(loaded.predict(x).mean, posterior.predict(x).mean)
+
+
+def test_columns_of_unlike_units_are_refused():
+    x, y = data()
+    with pytest.raises(
+        InputError, match=r"from 1\.08 to 790, .*Scale the columns: \(x - x\.mean\(0\)\)"
+    ):
+        fit(2, (x * torch.tensor([1.0, 1e3, 1.0]), y), Gaussian(), ascent=SETTINGS)

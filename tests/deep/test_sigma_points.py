@@ -44,7 +44,7 @@ def weighted() -> tuple[n2g.Posterior, torch.Tensor, torch.Tensor]:
 
 def test_weights_are_learned_and_add_up_to_one():
     weights = weighted()[0].process.weights
-    found = fit(2, toy(), Gaussian(), ascent=QUICK).process.weights
+    found = fit(2, toy(), Gaussian(), ascent=replace(QUICK, num_steps=80)).process.weights
     assert float(found.sum()) == pytest.approx(1.0)
     assert float(found.std()) > 1e-4
     assert float(weights[0]) == 0.7

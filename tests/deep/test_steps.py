@@ -14,13 +14,13 @@ import net2gp as n2g
 from net2gp import RBF, errors
 from net2gp.deep import Ascent, SparseLayer, fit
 from net2gp.deep.inference import ascent as loop
-from net2gp.deep.inference import inducing, restarts
+from net2gp.deep.inference import inducing
 from net2gp.deep.inference import stack as stacks
 from net2gp.deep.inference.inducing import Law, factor, project
 from net2gp.deep.inference.problem import make_problem
 from net2gp.deep.inference.sparse_layer import AffineMean
 from net2gp.deep.inference.starts import batch_of, manner
-from net2gp.deep.inference.steps import forms, own_kernels
+from net2gp.deep.inference.steps import forms, own_kernels, restarts
 from net2gp.deep.inference.steps.cross import cross
 from net2gp.deep.inference.steps.forms import quadratic_forms
 from net2gp.deep.inference.steps.own_kernels import OwnLayer, own_grams

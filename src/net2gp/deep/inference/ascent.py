@@ -83,6 +83,7 @@ class Climb:
         self.problem, self.stack, self.ascent = problem, stack, ascent
         self.start, self.seed = start, seed
         self.turn, self.turned = turn, False
+        self.origin: tuple[float, dict[str, Tensor]] | None = None
         self.order: tuple[int, Tensor] = (-1, torch.empty(0))
         self.optimizer = self._adam()
         self.step = 0
@@ -151,8 +152,16 @@ class Climb:
         if has_gaussian_noise(self.problem.likelihood):
             close(self.problem, self.stack, BOUND_DRAWS, self.seed, self._used())
         self._make_points()
+        leaves = {name: leaf.detach().clone() for name, leaf in self.stack.leaves.items()}
+        self.origin = (self._objective(), leaves)
         if self.held_out is not None:
             self.held_out.look(self.problem, self.stack)
+
+    @torch.no_grad()
+    def _objective(self) -> float:
+        """The objective "predictive" for all rows that are not kept back."""
+        batch = batch_of(self.problem, self._used())
+        return float(self.stack.estimate(batch, 1, torch.Generator()).bound)
 
     def _make_points(self) -> None:
         """Replace the draws through the layers by sigma points."""
@@ -239,15 +248,15 @@ class Climb:
         self.whole = whole
         self.noisy = is_noisy(self.problem, self.stack.likelihood)
         patience, looks = self.ascent.patience, self.looks[self.flattered :]
-        if patience is not None and len(looks) > patience:
+        early = self.turn is not None and not self.turned
+        if patience is not None and len(looks) > patience and not early:
             self.stopped = max(looks[-patience:]) <= max(looks[:-patience])
-        if self.stopped and self.turn is not None and not self.turned:
-            self.turn, self.stopped = self.step, False
         return True
 
     def _collapsed(self, value: float) -> bool:
         """Whether an average bound is far below the best one, by more than twice what was gained so far."""
         looks = self.looks[self.flattered :]
+        looks = looks if self.origin is None else [self.origin[0], *looks]
         if not looks:
             return False
         lost, gained = max(looks) - value, max(looks) - looks[0]
@@ -274,13 +283,17 @@ class Climb:
         looks, errors = self.looks[self.flattered :], self.errors[self.flattered :]
         # The averages are estimates, so a fall counts if it is far beyond their errors.
         chance = 4 * (errors[0] + errors[-1]) + 0.01 * abs(looks[0]) + 1e-6 if looks else 0.0
-        if looks and looks[-1] < looks[0] - chance:
+        if looks and looks[-1] < looks[0] - chance and not self.turned:
             raise BoundFell(
                 f"the bound fell from {looks[0]:.4g} to {looks[-1]:.4g} in {self.step} steps. Pass a smaller "
                 "learning_rate, as Ascent(learning_rate=0.01), or more num_samples."
             )
         if self.held_out is not None:
             self.held_out.go_back(self.stack)
+        elif self.origin is not None and not self._objective() >= self.origin[0]:
+            with torch.no_grad():
+                for name, value in self.origin[1].items():
+                    self.stack.leaves[name].copy_(value)
         return Found(self.stack, self.start, tuple(self.looks), self.step)
 
     @torch.no_grad()
@@ -322,7 +335,10 @@ class Climb:
         safe = {f"safe.{name}": value for name, value in self.safe[1].items()}
         kept = self.held_out.leaves if self.held_out is not None else {}
         best = {f"best.{name}": value for name, value in kept.items()}
-        return {f"{prefix}.{name}": value for name, value in (self._state() | safe | best).items()}
+        first = {} if self.origin is None else self.origin[1]
+        origin = {f"origin.{name}": value for name, value in first.items()}
+        state = self._state() | safe | best | origin
+        return {f"{prefix}.{name}": value for name, value in state.items()}
 
     def numbers(self) -> dict[str, object]:
         """The state as numbers."""
@@ -334,8 +350,7 @@ class Climb:
             "flattered": self.flattered,
             "whole": self.whole,
             "noisy": self.noisy,
-            "turn": self.turn,
-            "turned": self.turned,
+            "origin": None if self.origin is None else self.origin[0],
             "stopped": self.stopped,
             "caution": self.caution,
             "safe_step": self.safe[0],
@@ -345,11 +360,13 @@ class Climb:
     def restore(self, prefix: str, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go back to a state that was written."""
         own = _without(f"{prefix}.", tensors)
-        if numbers.get("turned", False):
+        if numbers.get("origin") is not None:
             self._make_points()
+            self.origin = (numbers["origin"], _without("origin.", own))
+            self.stack.anchors = {n: self.origin[1][n].clone() for n in self.stack.anchors}
         if (
             any(f"leaf.{name}" not in own for name in self.stack.leaves)
-            or not {"safe_step", "turned"} <= numbers.keys()
+            or not {"safe_step", "origin"} <= numbers.keys()
         ):
             raise InputError(
                 "the checkpoint was written by another version of net2gp, which has other variables. Delete "
@@ -359,7 +376,7 @@ class Climb:
         self.safe = (numbers["safe_step"], _without("safe.", own))
         if self.held_out is not None and numbers["held_out"] is not None:
             self.held_out.best, self.held_out.leaves = numbers["held_out"], _without("best.", own)
-        apart = ("safe_step", "held_out")
+        apart = ("safe_step", "held_out", "origin")
         numbers = {name: value for name, value in numbers.items() if name not in apart}
         for name, value in numbers.items():
             setattr(self, name, value)

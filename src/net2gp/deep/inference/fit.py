@@ -13,12 +13,12 @@ from torch import Tensor
 from net2gp.deep.inference.ascent import Found
 from net2gp.deep.inference.problem import DeepProblem, make_problem
 from net2gp.deep.inference.process import Deep, InnerDraws, draw_inner
-from net2gp.deep.inference.restarts import climb_all
 from net2gp.deep.inference.settings import Ascent
 from net2gp.deep.inference.sigma_points import SigmaPoints, SigmaStack
 from net2gp.deep.inference.sparse_layer import SparseLayer
 from net2gp.deep.inference.stack import Stack
 from net2gp.deep.inference.starts import batch_of
+from net2gp.deep.inference.steps.restarts import climb_all
 from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import describe
 from net2gp.likelihoods.traits import has_gaussian_noise

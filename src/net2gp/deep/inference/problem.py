@@ -27,6 +27,9 @@ CONSTANT_STEPS = 50
 FEW, MANY = 30, 100
 """How many rows for each inducing point are no longer few, and how many are many."""
 
+UNLIKE = 300.0
+"""By which factor standard deviations of columns of x may differ at most, with the usual kernels."""
+
 MOST_INDUCING = 100
 """The number of inducing points by default, if there are as many distinct rows."""
 
@@ -168,6 +171,7 @@ def _listed(
 ) -> list[SparseLayer]:
     if isinstance(layers, int):
         check_count(layers, "layers")
+        _check_units(x)
         return [SparseLayer(_usual_kernel(x)) for _ in range(layers)]
     if not isinstance(layers, Sequence) or not layers:
         raise InputError(
@@ -191,6 +195,19 @@ def _usual_kernel(x: Tensor) -> RBF:
     flat = x.flatten(1)
     spread = float(flat.var(0, correction=0).sum().sqrt())
     return RBF(lengthscale=max(spread, 1e-6))
+
+
+def _check_units(x: Tensor) -> None:
+    """Refuse columns whose units are too unlike for one length scale to start from."""
+    if x.dim() != 2 or len(x) == 1:
+        return
+    units = x.std(0, correction=0)
+    low, high = float(units.min()), float(units.max())
+    if high > UNLIKE * low:
+        raise InputError(
+            f"columns of x have standard deviations from {low:.3g} to {high:.3g}, and the usual kernels have "
+            "one length scale at first. Scale the columns: (x - x.mean(0)) / x.std(0)."
+        )
 
 
 def _filled(

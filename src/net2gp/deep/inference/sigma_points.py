@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from net2gp.deep.inference.expectations import standard_points
-from net2gp.deep.inference.inducing import InducingLayer
+from net2gp.deep.inference.inducing import InducingLayer, inverse
 from net2gp.deep.inference.stack import Batch, Estimate, Stack
 from net2gp.likelihoods.links import MonteCarlo
 from net2gp.likelihoods.traits import has_gaussian_noise, of_points
@@ -18,6 +18,9 @@ from net2gp.types import Likelihood
 
 NODES = 32
 """Quasi-random points per sigma point, by which outputs are integrated out unless noise is Gaussian."""
+
+LEAST_VARIANCE = 1e-14
+"""The least variance of an output while the objective is climbed."""
 
 
 @savable("deep.SigmaPoints")
@@ -82,9 +85,8 @@ class SigmaStack(Stack):
         center = like.new_zeros(len(like), plan.width)
         root = torch.eye(len(like)).to(like).expand(plan.width, -1, -1)
         if keeps_last:
-            with torch.no_grad():
-                center, upper = stack.law(last)
-                root = torch.linalg.cholesky(upper @ upper.mT)
+            center = stack.law(last)[0]
+            root = _lower_root(stack.precision)
         leaves = {
             **stack.leaves,
             f"{last}.center": center,
@@ -117,6 +119,9 @@ class SigmaStack(Stack):
             total = total + law.divergence
             parts = self.working(index).moments(current.flatten(0, 1), law)
             mean, variance = (p.double().reshape(-1, len(batch.x), p.shape[-1]) for p in parts)
+            variance = variance.clamp(
+                min=LEAST_VARIANCE
+            )  # products in float32 may make it negative
             if index < len(self.plans) - 1:
                 current = mean + variance.sqrt() * self.leaves[f"{index}.sites"][:, None]
         likelihood = of_points(self.likelihood, batch.rows)
@@ -136,6 +141,13 @@ class SigmaStack(Stack):
         logs = self.log_weights
         weights = None if logs is None else logs.detach().exp()
         return SigmaPoints(layers[:-1], tuple(sites), weights)
+
+
+@torch.no_grad()
+def _lower_root(precision: Tensor) -> Tensor:
+    """The lower triangular S with S Sᵀ = P⁻¹, without forming P⁻¹: by the factor of P in reverse order."""
+    factor = torch.linalg.cholesky(precision.flip(-2, -1))
+    return inverse(factor).flip(-2, -1).mT.contiguous()
 
 
 def log_densities(

@@ -1,1 +1,1 @@
-"""What makes the steps of a fit fast: fused kernels, quadratic forms, and recorded steps on a GPU."""
+"""What a fit takes its steps with: fused kernels, lengths of steps, starts, ends, and recorded steps."""

@@ -15,6 +15,9 @@ from net2gp.deep.inference.starts import batch_of
 SHARE, LEAST = 0.1, 10
 """The share of the rows that is kept back, and the least number of them by which a fit can be judged."""
 
+DRAWS = 16
+"""The number of draws per row by which fits by the bound are judged."""
+
 
 class HeldOut:
     """Rows that are kept back, and the variables under which they were most likely.
@@ -33,10 +36,16 @@ class HeldOut:
         self.best, self.leaves = -math.inf, dict[str, Tensor]()
 
     @torch.no_grad()
+    def density(self, problem: DeepProblem, stack: Stack) -> float:
+        """The log density of the rows, or its expectation while the bound is climbed."""
+        generator = torch.Generator().manual_seed(0)
+        found = stack.estimate(batch_of(problem, self.rows), DRAWS, generator)
+        return float(found.log_probs.mean(0).sum())
+
+    @torch.no_grad()
     def look(self, problem: DeepProblem, stack: Stack) -> None:
         """Keep the variables if the rows are more likely than at any look before."""
-        batch = batch_of(problem, self.rows)
-        value = float(stack.estimate(batch, 1, torch.Generator()).log_probs.sum())
+        value = self.density(problem, stack)
         if value > self.best:
             self.best = value
             self.leaves = {name: leaf.clone() for name, leaf in stack.leaves.items()}

@@ -67,7 +67,9 @@ def _best(climbs: list[Climb], trial: int) -> Climb:
 
 
 def _after(climb: Climb, trial: int) -> float:
-    """The average bound before the last look of the trial."""
+    """The average bound before the last look of the trial, or the log density of rows that are kept back."""
+    if climb.held_out is not None:
+        return climb.held_out.density(climb.problem, climb.stack)
     count = min(len(climb.looks), max(1, trial // climb.ascent.look_every))
     return climb.looks[count - 1]
 
@@ -83,7 +85,7 @@ def _climbs(problem: DeepProblem, ascent: Ascent) -> list[Climb]:
         seed = ascent.seed + 7919 * k
         stack, turn = initial(problem, shallow, rows, start, ascent, seed), None
         if ascent.objective == "predictive" and has_few_rows(problem):
-            turn = math.ceil(BOUND_SHARE * ascent.num_steps)
+            turn = math.floor(BOUND_SHARE * ascent.num_steps)
         elif ascent.objective == "predictive":
             count, weight = ascent.num_samples, ascent.divergence_weight
             stack = SigmaStack.like(stack, count, weight, keeps_last=False)
