@@ -67,6 +67,7 @@ TABLES = {
 """Rows of the tables."""
 
 KINDS = {"1 layer": 1, "2 layers": 2, "3 layers": 3, "DSPP": 2}
+LAYERS = KINDS | {"4 layers": 4, "5 layers": 5}
 METHODS = [f"{library} {kind}" for kind in KINDS for library in ("net2gp", "gpytorch")]
 WIDEST = 30
 PUBLISHED = {
@@ -253,7 +254,7 @@ def fitted(
         seconds = clock(x) - started
         prediction = peer.predict(x)
         return log_density(prediction, y[:, 0]), mean_of(prediction), seconds
-    posterior = fit(KINDS[kind], train, n2g.Gaussian(), ascent=own_run(kind, train[0], sizes, seed))
+    posterior = fit(LAYERS[kind], train, n2g.Gaussian(), ascent=own_run(kind, train[0], sizes, seed))
     seconds = clock(x) - started
     parts = zip(x.split(500), y.split(500), strict=True)
     laws = [(posterior.predict(part), target) for part, target in parts]
@@ -337,7 +338,8 @@ steps. Predictions average over 100 draws, or over the sigma points."""
 
 def report(options: argparse.Namespace) -> int:
     """Write and print the tables, and check the claims."""
-    rows = gathered(options)
+    jobs = list(every(options))
+    rows = gather(jobs)
     lines = ["# Deep Gaussian processes on regression tables", "", made_by(), ""]
     lines += [EXPLANATION.format(**vars(options.sizes))]
     failed = [
@@ -345,7 +347,6 @@ def report(options: argparse.Namespace) -> int:
     ]
     ours = "" if options.quick else "net2gp"
     broken = [line for method, line in failed if method.startswith(ours)]
-    jobs = list(every(options))
     missing = sum(job.read() is None for job in jobs)
     broken += [f"{missing} of {len(jobs)} fits were not run."] if missing else []
     for key, title in (("nll", "Test negative log likelihood"), ("rmse", "Test RMSE")):
@@ -402,10 +403,10 @@ def published(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     return lines, short
 
 
-def gathered(options: argparse.Namespace) -> list[Row]:
+def gather(jobs: Sequence[Job]) -> list[Row]:
     """A row for each table and method that has results."""
     found: dict[tuple[str, str], Row] = {}
-    for job in every(options):
+    for job in jobs:
         cell = job.read()
         if cell is None:
             continue
