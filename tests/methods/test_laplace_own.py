@@ -88,8 +88,11 @@ def test_held_out_data_choose_its_prior():
     found = quietly(mlp(), (X, y), n2g.Categorical(), structure=Isotropic(), tuning=held_out)
     scores = {}
     for prior_var in (0.1, 1.0, 10.0):
-        one = quietly(mlp(), (X, y), found.likelihood, structure=Isotropic(), prior_var=prior_var)
-        scores[prior_var] = float(one.predict(X).log_prob(y).mean())
+        mine = n2g.Categorical(n2g.links.Contrast())
+        one = quietly(mlp(), (X, y), mine, structure=Isotropic(), prior_var=prior_var)
+        links = [n2g.links.Contrast(scale) for scale in torch.logspace(-2.5, 4, 300).tolist()]
+        laws = [one.predict(X, likelihood=n2g.Categorical(link)) for link in links]
+        scores[prior_var] = max(float(law.log_prob(y).mean()) for law in laws)
     assert found.prior_var == pytest.approx(max(scores, key=scores.get))
 
 

@@ -376,4 +376,4 @@ def test_the_link_of_a_hot_posterior_is_matched_at_its_temperature():
     )
     assert full.temperature == part.temperature == 0.25
     assert full.likelihood.link.scale == pytest.approx(part.likelihood.link.scale, rel=1e-3)
-    assert match_link(part, x).likelihood == part.likelihood
+    assert match_link(part, x).likelihood.link.scale == part.likelihood.link.scale

@@ -49,15 +49,18 @@ class Probit:
 
     Args:
         scale: A factor of the mean. `Contrast` says what it is for.
+        novelty_var: The variance that f gains at a novel point. `Contrast` says more.
 
     Reference: MacKay (1992), The evidence framework applied to classification networks.
     """
 
     scale: float = 1.0
+    novelty_var: float = 0.0
     needs: ClassVar[Literal["variances"]] = "variances"
 
     def __post_init__(self) -> None:
         check_positive(self.scale, "scale")
+        check_positive(self.novelty_var, "novelty_var", zero=True)
 
     @staticmethod
     def variances(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -101,18 +104,26 @@ class Contrast:
     belongs to larger logits. `laplace` finds the scale at which predictions on the training data are as
     certain as the network itself.
 
+    A network goes on to be sure of classes where it has seen nothing. So each logit gains the independent
+    variance `novelty_var` · max(0, s/s₀ − 1) at a point where the training inputs leave the share s of the
+    prior variance open, and all but one in fifty training inputs have less than s₀. `laplace` sets it to the
+    mean square of the scaled logits; it has an effect only after `laplace`, which knows s.
+
     Args:
         scale: A factor of the mean, which corrects a mean that is too small for its variance.
+        novelty_var: The variance that a logit gains at a novel point.
 
     References: MacKay (1992), The evidence framework applied to classification networks; Nickisch, Rasmussen
     (2008), Approximations for binary Gaussian process classification, on mode and mean.
     """
 
     scale: float = 1.0
+    novelty_var: float = 0.0
     needs: ClassVar[Literal["contrasts"]] = "contrasts"
 
     def __post_init__(self) -> None:
         check_positive(self.scale, "scale")
+        check_positive(self.novelty_var, "novelty_var", zero=True)
 
     @staticmethod
     def variances(mean: Tensor, covariance: Tensor) -> Tensor:

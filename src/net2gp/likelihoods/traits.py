@@ -153,6 +153,16 @@ def needs(likelihood: object) -> Need:
     return found
 
 
+def novelty_var(likelihood: object) -> float:
+    """The variance that each output gains at a novel point (`novelty_var` of the link), by default none.
+
+    >>> from net2gp.likelihoods import Categorical, Contrast
+    >>> novelty_var(Categorical(Contrast(novelty_var=2.0))), novelty_var(Categorical())
+    (2.0, 0.0)
+    """
+    return float(getattr(getattr(likelihood, "link", None), "novelty_var", 0.0))
+
+
 def tied_points(likelihood: object) -> int | None:
     """The number of points if the likelihood holds numbers for each of them (`tied_points`), else None."""
     found: int | None = getattr(likelihood, "tied_points", None)

@@ -223,6 +223,11 @@ class Posterior(Parts, Generic[Own]):
         f, and 0 where the prior itself has no variance. The share has no unit, and under Gaussian noise it
         does not depend on the targets. With fewer features than rows of data it is small at every point.
 
+        A classifier that is sure of its training data leaves much of the variance of its logits open there.
+        So after `laplace` of labels by default the share is that of squared errors, for which each training
+        input counts alike: with the tangent kernel of the parameters that vary at 400 of the inputs, or with
+        the features of the last layer at all of them, if it alone varies or parameters are over 100,000.
+
         Args:
             x: N points.
 
@@ -231,6 +236,8 @@ class Posterior(Parts, Generic[Own]):
             `Swag` and deep sigma point processes.
         """
         self._check(x)
+        if getattr(self.process, "seen", None) is not None:
+            return cast(Tensor, self.process.novelty(x))  # type: ignore[attr-defined]
         left = self.process.diagonal(x)[1].sum(-1)
         whole = self.process.prior_variances(x).sum(-1).to(left.dtype)
         return torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0)

@@ -14,7 +14,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
-from net2gp.likelihoods.traits import needs
+from net2gp.likelihoods.traits import needs, novelty_var
 from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.samples import WeightSamples
 from net2gp.posteriors.split import Split, split_law
@@ -43,19 +43,32 @@ def predicted(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool)
     """The law of y at each point, with f integrated out; a link may need less than whole covariances."""
     if not is_gaussian(process):
         return cast(NotGaussian, process).predict(x, likelihood, own)
-    needed = needs(likelihood)
+    needed, novel = needs(likelihood), _novel(process, x, likelihood)
     if needed == "variances":
-        return likelihood.predict(Variances(*process.diagonal(x)))
+        mean, variances = process.diagonal(x)
+        return likelihood.predict(Variances(mean, variances + novel))
     if needed == "contrasts":
-        return likelihood.predict(Contrasts(*process.contrast(x)))
+        mean, variances = process.contrast(x)
+        return likelihood.predict(Contrasts(mean, variances + 2 * novel))
     return likelihood.predict(rounded(*process.moments(x)))
+
+
+def _novel(process: Process, x: Inputs, likelihood: Likelihood) -> Tensor | float:
+    """The variance that each output gains since a point is novel, (N, 1), if the link asks for it."""
+    most = novelty_var(likelihood)
+    excess = getattr(process, "excess", None)
+    return 0.0 if not most or excess is None else most * excess(x)[:, None]
 
 
 def split_targets(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool) -> Split:
     """The parts of the variance of y at each point."""
     if not is_gaussian(process):
         return cast(NotGaussian, process).split(x, likelihood, own)
-    return split_law(rounded(*process.moments(x)), likelihood, x)
+    mean, blocks = process.moments(x)
+    novel = _novel(process, x, likelihood)
+    if isinstance(novel, Tensor):
+        blocks = blocks + torch.diag_embed(novel.to(blocks).expand_as(mean))
+    return split_law(rounded(mean, blocks), likelihood, x)
 
 
 def averaged(

@@ -14,6 +14,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import gather
 from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_open_link
+from net2gp.methods.laplace_approximation.held_out import with_scale
 from net2gp.methods.laplace_approximation.matching import linked, match
 from net2gp.methods.laplace_approximation.noise import regressed
 from net2gp.methods.laplace_approximation.regression import is_regression
@@ -73,7 +74,7 @@ def _check_used(task: Task, tuning: Tuning) -> None:
 
 
 def _validated(search: Search, validation: Validation) -> Tuned:
-    """The prior variance of the grid, and an open noise, that predict the held-out data best."""
+    """The prior variance of the grid, and an open noise or link, that predict the held-out data best."""
     x, y = gather(validation.data, search.task.linearized.example)
     if not len(validation.grid):
         raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
@@ -82,7 +83,11 @@ def _validated(search: Search, validation: Validation) -> Tuned:
 
     def scored(logs: list[float]) -> tuple[float, Tuned]:
         one = search.at(np.array(logs))
-        law = search.posterior(one).predict(x)
+        posterior = search.posterior(one)
+        if has_open_link(posterior.likelihood):
+            posterior = with_scale(posterior, x, y)
+            one = replace(one, likelihood=posterior.likelihood)
+        law = posterior.predict(x)
         return float(law.log_prob(_targets(law, y)).double().mean()), one
 
     def chosen(log: float) -> tuple[float, Tuned]:

@@ -10,13 +10,16 @@ from torch import nn
 
 from net2gp.errors import NotStationary, check_positive, warn
 from net2gp.inputs import gather, num_rows, rows
+from net2gp.likelihoods.traits import has_open_link
 from net2gp.linear import Linearized
 from net2gp.linear.forward.evaluation import pullback
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
 from net2gp.methods.laplace_approximation.choosing import checked, tuned
+from net2gp.methods.laplace_approximation.held_out import with_weight
+from net2gp.methods.laplace_approximation.matching import with_novelty
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.task import POINTS, make_task
-from net2gp.methods.laplace_approximation.tuning import Tuning
+from net2gp.methods.laplace_approximation.tuning import Evidence, Tuning, Validation
 from net2gp.posteriors.conditioning.checks import check_prior_var, remedy
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.weights import Structure
@@ -44,8 +47,9 @@ def laplace(
     `prior_var` and the noise of `Gaussian()` are chosen where they are left open. The default, `Matched()`,
     is for regression the evidence of the linear model at its own mode, with predictions on the training data
     that are no surer than the network is right there. For classes it also chooses the link, so that
-    predictions are as sure on average as the network, and less so away from the data. `Evidence()`
-    is the Laplace approximation of the marginal likelihood,
+    predictions are as sure on average as the network, and less so away from the data: there their variance
+    grows, and `posterior.novelty(x)`, how little has been seen there, adds to it. `Evidence()` is
+    the Laplace approximation of the marginal likelihood,
     log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, and `Validation(data)` takes data that
     were held out. `marginal` does not depend on the link; `Categorical(Probit())` or any other link of your
     own is kept.
@@ -106,7 +110,13 @@ def laplace(
         search = Search(task, chosen.curvature(task), chosen, tuning)
         found = search.solve(tuned(search))
         _check_stationary(search, found)
-        return cast("Posterior[Observed]", search.posterior(found))
+        posterior = search.posterior(found)
+        if has_open_link(task.likelihood) and not isinstance(tuning, Evidence):
+            posterior = with_novelty(posterior, task)
+            if isinstance(tuning, Validation):
+                x, y = gather(tuning.data, task.linearized.example)
+                posterior = with_weight(posterior, x, y)
+        return cast("Posterior[Observed]", posterior)
 
 
 def _check_stationary(search: Search, found: Tuned) -> None:

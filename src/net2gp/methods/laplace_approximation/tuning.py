@@ -32,7 +32,9 @@ class Evidence:
 class Validation:
     """The prior variance of `grid` with the largest log p(y | x) on data that were held out.
 
-    An open noise of `Gaussian()` is chosen with it: for each prior variance the noise with the largest
+    For classes the scale of the link is chosen with it, which is a temperature where variances are small, and
+    then how much certainty novel points lose: as much as these data allow. A link of your own stays as it is.
+    An open noise of `Gaussian()` is chosen likewise: for each prior variance the noise with the largest
     log p(y | x), at most the squared error of the held-out data, by some ten posteriors each.
 
     Args:

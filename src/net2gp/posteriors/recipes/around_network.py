@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from net2gp.inputs import follows, rows
+from net2gp.inputs import follows, num_rows, rows
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
@@ -17,6 +17,7 @@ from net2gp.posteriors.conditioning.samples import FunctionSamples
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
 from net2gp.posteriors.recipes.dual import Dual, make_dual
+from net2gp.posteriors.recipes.seen import Seen
 from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
 from net2gp.show import number
 from net2gp.types import Inputs, Likelihood, Params
@@ -34,6 +35,7 @@ class AroundNetwork:
         covariance: The covariance Σ of the parameters, in one of the structures.
         prior_var: The prior variances, a number or a dict by parameter name.
         num_outputs: The number of outputs C.
+        seen: The training inputs as `novelty` compares with them, or None.
 
     References: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS
     2019; Immer, Korzepa, Bauer, Improving predictions of Bayesian neural nets via local linearization,
@@ -44,6 +46,7 @@ class AroundNetwork:
     covariance: Covariance = field(repr=False)
     prior_var: PriorVar = field(repr=False)
     num_outputs: int
+    seen: Seen | None = None
 
     @property
     def kernel(self) -> TangentKernel:
@@ -98,6 +101,19 @@ class AroundNetwork:
             masks = self.linearized.unflatten(free)
             kernel = self.linearized.kernel({n: v * masks[n] for n, v in kernel.prior_var.items()})
         return kernel.diag(x).reshape(-1, self.num_outputs)
+
+    @evaluated
+    def novelty(self, x: Inputs) -> Tensor:
+        """The share of the prior variance that the training inputs leave open, if they were noted: (N,)."""
+        assert self.seen is not None
+        with torch.set_grad_enabled(follows(x)):
+            return self.seen.share(self.linearized, x).to(self.linearized.example)
+
+    def excess(self, x: Inputs) -> Tensor:
+        """By how much a point is more novel than all but few training inputs, relative to these: (N,)."""
+        if self.seen is None:
+            return self.linearized.example.new_zeros(num_rows(x))
+        return (self.novelty(x) / self.seen.ordinary - 1).clamp(min=0)
 
     def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
         """The functions f(x; θ*) + J(x)(θ_s − θ*) for drawn parameters θ_s."""

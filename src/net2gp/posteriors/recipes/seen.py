@@ -1,0 +1,191 @@
+"""What a network has seen: how much of the prior variance at a point its training inputs leave open.
+
+The Fisher information of a sure classifier is next to nothing, so that the variance of its logits says
+little about where it was trained. Here each training input counts alike, like a target with Gaussian noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from net2gp.errors import NetworkError
+from net2gp.inputs import chunks, num_rows, rows, tensors
+from net2gp.linalg.chance import fixed_choice
+from net2gp.linear.curvatures.head import features, has_features, last_linearized
+from net2gp.linear.linearized import Linearized
+from net2gp.tags import savable
+from net2gp.types import Inputs
+
+NOISE = 1e-3
+"""The noise variance of a target, relative to the prior variance of f there."""
+
+ORDINARY = 0.98
+"""The quantile of the training inputs' own shares up to which an input counts as ordinary."""
+
+NUM_POINTS = 400
+"""Training inputs whose tangent kernel is kept."""
+
+MOST_PARAMETERS = 100_000
+"""Parameters up to which the tangent kernel of all of them is used, and not the last layer's."""
+
+FEW_SHARES = 2000
+"""Training inputs whose own shares are computed."""
+
+CHUNK = 500
+"""Points that go through the network together."""
+
+
+class Seen(Protocol):
+    """The inputs that a network was trained on, as a Gaussian process with targets there."""
+
+    @property
+    def ordinary(self) -> float:
+        """The share that all but one in fifty training inputs stay below, each left out itself."""
+
+    def share(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """The share of the prior variance that targets at the training inputs leave open: (N,)."""
+
+
+@savable("seen.SeenPoints")
+@dataclass(frozen=True, eq=False)
+class SeenPoints:
+    """Some training inputs under the tangent kernel of the parameters that vary, averaged over outputs.
+
+    With k̃(x, x') = k(x, x') / √(k(x, x) k(x', x')) the share is 1 − k̃(x, X)(K̃ + νI)⁻¹k̃(X, x).
+
+    Args:
+        x: The training inputs X, M of them.
+        whitening: L⁻¹ with LLᵀ = K̃ + νI: (M, M).
+        scales: √k(x, x) at X: (M,).
+        ordinary: The share up to which inputs are ordinary.
+    """
+
+    x: Inputs
+    whitening: Tensor
+    scales: Tensor
+    ordinary: float
+
+    def share(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """Return the share, (N,), by M entries of the tangent kernel and M² operations per point."""
+        kernel = linearized.trace_kernel()
+        parts = []
+        for part in chunks(x, CHUNK):
+            scale = kernel.diag(part).double().clamp(min=1e-300).sqrt()
+            normal = kernel(part, self.x).double() / scale[:, None] / self.scales
+            known = (normal @ self.whitening.T).square().sum(1)
+            parts.append((1 - known).clamp(0, 1))
+        return torch.cat(parts)
+
+
+@savable("seen.SeenFeatures")
+@dataclass(frozen=True, eq=False)
+class SeenFeatures:
+    """All training inputs under the kernel of the last layer, φ(x)ᵀφ(x').
+
+    The share is λ φᵀ(Σφφᵀ + λI)⁻¹φ / φᵀφ, where λ is the noise for features of the average length.
+
+    Args:
+        names: The parameters of the last layer.
+        root: √λ L⁻¹ with LLᵀ = Σφφᵀ + λI: (D', D').
+        ordinary: The share up to which inputs are ordinary.
+    """
+
+    names: tuple[str, ...]
+    root: Tensor
+    ordinary: float
+
+    def share(self, linearized: Linearized, x: Inputs) -> Tensor:
+        """Return the share, (N,), by a forward pass and D'² operations per point."""
+        head = _head(linearized, self.names)
+        parts = [_open(features(head, part).double(), self.root) for part in chunks(x, CHUNK)]
+        return torch.cat(parts)
+
+
+def seen_by(linearized: Linearized, x: Inputs) -> SeenPoints | SeenFeatures | None:
+    """What the training inputs `x` tell a network's parameters that vary.
+
+    Small networks keep the tangent kernel of all these parameters at some of the inputs. A last layer, or a
+    large network that has one, keeps a matrix of all inputs' features. Another large network keeps nothing.
+
+    Args:
+        linearized: The network with the parameters that vary.
+        x: Its training inputs.
+
+    Returns:
+        What was seen, or None.
+    """
+    if linearized.num_params <= MOST_PARAMETERS and not _is_last(linearized, x):
+        return _points(linearized, x)
+    try:
+        head = last_linearized(linearized, x)
+    except NetworkError:
+        return None
+    return _features(head, x) if has_features(head, x) else None
+
+
+def _is_last(linearized: Linearized, x: Inputs) -> bool:
+    """Whether the last layer alone varies, as a matrix that multiplies features."""
+    names = [name.rpartition(".") for name in linearized.params]
+    if len({place for place, _, _ in names}) > 1 or {own for _, _, own in names} - {
+        "weight",
+        "bias",
+    }:
+        return False
+    try:
+        return set(last_linearized(linearized, x).params) == set(linearized.params)
+    except NetworkError:
+        return False
+
+
+def _points(linearized: Linearized, x: Inputs) -> SeenPoints:
+    chosen = fixed_choice(num_rows(x), NUM_POINTS).to(tensors(x)[0].device)
+    points = rows(x, chosen)
+    K = linearized.trace_kernel()(points).double()
+    scales = K.diagonal().clamp(min=1e-300).sqrt()
+    noisy = K / scales / scales[:, None]
+    noisy.diagonal().add_(NOISE)
+    L = torch.linalg.cholesky(noisy)
+    whitening = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
+    own = 1 / whitening.square().sum(0) - NOISE
+    return SeenPoints(points, whitening, scales, _ordinary(own))
+
+
+def _features(head: Linearized, x: Inputs) -> SeenFeatures:
+    width = sum(value[0].numel() for value in head.params.values())
+    H = head.example.new_zeros(width, width, dtype=torch.float64)
+    for part in chunks(x, CHUNK):
+        phi = features(head, part).double()
+        H += phi.T @ phi
+    noise = NOISE * float(H.trace()) / num_rows(x)
+    if not noise > 0:  # the features are zero, so that nothing was seen
+        noise = NOISE
+    H.diagonal().add_(noise)
+    L = torch.linalg.cholesky(H)
+    root = noise**0.5 * torch.linalg.solve_triangular(L, torch.eye(width).to(L), upper=False)
+    some = rows(x, fixed_choice(num_rows(x), FEW_SHARES).to(tensors(x)[0].device))
+    phi = torch.cat([features(head, part).double() for part in chunks(some, CHUNK)])
+    left = (phi @ root.T).square().sum(1) / noise
+    without = _open(phi, root) / (1 - left).clamp(min=1e-3)
+    return SeenFeatures(tuple(head.params), root, _ordinary(without.clamp(max=1)))
+
+
+def _open(phi: Tensor, root: Tensor) -> Tensor:
+    """|root φ|²/|φ|², one where φ is zero: (N,)."""
+    length = phi.square().sum(1)
+    left = (phi @ root.T).square().sum(1)
+    return torch.where(length > 0, left / torch.where(length > 0, length, 1.0), 1.0)
+
+
+def _ordinary(shares: Tensor) -> float:
+    """The share that a point is compared with; at least some roundings above zero."""
+    return max(float(torch.quantile(shares, ORDINARY)), 1e-12)
+
+
+def _head(linearized: Linearized, names: tuple[str, ...]) -> Linearized:
+    values = {**linearized.frozen, **linearized.params}
+    frozen = {name: value for name, value in values.items() if name not in names}
+    return replace(linearized, params={name: values[name] for name in names}, frozen=frozen)

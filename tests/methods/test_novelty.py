@@ -1,0 +1,218 @@
+"""What `laplace` of labels notes of its training inputs, and what its predictions make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import net2gp as n2g
+from net2gp.methods.laplace_approximation.held_out import WEIGHTS, with_weight
+from net2gp.posteriors.recipes import seen
+
+
+def data(count: int = 60) -> tuple[Tensor, Tensor]:
+    """Two clusters of points, and their labels."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 2
+    x = torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    return x + 4.0 * labels[:, None], labels
+
+
+def classifier(outputs: int = 2) -> nn.Sequential:
+    """A network that is sure of both clusters."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, outputs)).double()
+    x, y = data()
+    optimizer = torch.optim.Adam(network.parameters(), 0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        logits = network(x)
+        if outputs == 1:
+            loss = nn.functional.binary_cross_entropy_with_logits(logits[:, 0], y.double())
+        else:
+            loss = nn.functional.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+    return network.eval()
+
+
+FAR = torch.tensor([[-9.0, 9.0], [9.0, -9.0]], dtype=torch.float64)
+STRUCTURES = {"kron": n2g.Kron(), "last layer": n2g.LastLayer(), "full": n2g.structures.Full()}
+
+
+def posterior_of(structure: object) -> n2g.Posterior:
+    return n2g.laplace(classifier(), data(), n2g.Categorical(), structure=structure)
+
+
+def test_features_of_the_last_layer_leave_the_share_of_a_linear_model():
+    posterior, x = posterior_of(n2g.LastLayer()), data()[0]
+    known, new = (posterior.linearized.jacobian(points)[:, 0, :] for points in (x, FAR))
+    known, new = (J[:, J.abs().sum(0) > 0] for J in (known, new))  # the rows of the first output
+    noise = seen.NOISE * known.square().sum(1).mean()
+    H = known.T @ known + noise * torch.eye(known.shape[1], dtype=known.dtype)
+    left = noise * (new @ torch.linalg.solve(H, new.T)).diagonal()
+    torch.testing.assert_close(posterior.novelty(FAR), left / new.square().sum(1))
+
+
+def test_the_ordinary_share_is_the_quantile_of_refits_without_each_point():
+    x, y = data(30)
+    for structure in (n2g.Kron(), n2g.LastLayer()):
+        posterior = n2g.laplace(classifier(), (x, y), n2g.Categorical(), structure=structure)
+        linearized, own = posterior.linearized, []
+        J = linearized.jacobian(x)
+        if isinstance(structure, n2g.LastLayer):
+            phi = J[:, 0, J[:, 0].abs().sum(0) > 0]
+            noise = seen.NOISE * phi.square().sum(1).mean()
+        else:
+            phi = J.flatten(1) / J.flatten(1).norm(dim=1, keepdim=True)
+            noise = torch.tensor(seen.NOISE, dtype=torch.float64)
+        for left_out in range(len(x)):
+            others = phi[torch.arange(len(x)) != left_out]
+            H = others.T @ others + noise * torch.eye(phi.shape[1], dtype=phi.dtype)
+            one = phi[left_out]
+            own.append(noise * (one @ torch.linalg.solve(H, one)) / one.square().sum())
+        expected = float(torch.quantile(torch.stack(own), seen.ORDINARY))
+        assert posterior.process.seen.ordinary == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_predictions_lose_their_certainty_where_nothing_was_seen(name):
+    posterior = posterior_of(STRUCTURES[name])
+    near, far = (posterior.predict(x).probs.amax(1) for x in (data()[0], FAR))
+    assert float(near.median()) > 0.9
+    alone = classifier()(FAR).detach().softmax(1).amax(1)
+    assert bool((far < alone).all())
+    assert float(posterior.novelty(FAR).min()) > posterior.process.seen.ordinary
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_ordinary_points_are_predicted_as_without_novelty(name):
+    posterior, (x, _) = posterior_of(STRUCTURES[name]), data()
+    ordinary = x[posterior.novelty(x) <= posterior.process.seen.ordinary]
+    assert len(ordinary) > 50
+    link = n2g.links.Contrast(posterior.likelihood.link.scale)
+    plain = posterior.predict(ordinary, likelihood=n2g.Categorical(link))
+    torch.testing.assert_close(posterior.predict(ordinary).probs, plain.probs)
+
+
+def test_one_logit_gains_the_same_variance_as_its_split_shows():
+    posterior = n2g.laplace(classifier(1), data(), n2g.Bernoulli(), structure=n2g.Kron())
+    link = posterior.likelihood.link
+    excess = posterior.novelty(FAR) / posterior.process.seen.ordinary - 1
+    assert bool((excess > 0).all())
+    law = posterior.marginal(FAR)
+    expected = link.shrink(law.mean, law.variance + link.novelty_var * excess[:, None]).sigmoid()
+    torch.testing.assert_close(posterior.predict(FAR).mean, expected)
+    parts = posterior.split(FAR).epistemic
+    p = law.mean.sigmoid()
+    slope = p * (1 - p)
+    variance = law.variance + link.novelty_var * excess[:, None]
+    torch.testing.assert_close(parts, slope.square() * variance)
+
+
+def test_a_link_of_ones_own_sees_no_novelty():
+    posterior = posterior_of(n2g.Kron())
+    own = n2g.Categorical(n2g.links.Probit())
+    law = posterior.marginal(FAR)
+    expected = own.link.shrink(law.mean, law.variance).softmax(1)
+    torch.testing.assert_close(posterior.predict(FAR, likelihood=own).probs, expected)
+
+
+def test_what_was_seen_is_saved_moved_and_tempered(tmp_path):
+    for structure in (n2g.Kron(), n2g.LastLayer()):
+        posterior = posterior_of(structure)
+        posterior.save(tmp_path / "p.safetensors")
+        loaded = n2g.load(tmp_path / "p.safetensors", classifier())
+        assert torch.equal(loaded.novelty(FAR), posterior.novelty(FAR))
+        assert torch.equal(loaded.predict(FAR).probs, posterior.predict(FAR).probs)
+        single = posterior.to(dtype=torch.float32).novelty(FAR.float())
+        assert single.dtype == torch.float32
+        torch.testing.assert_close(single.double(), posterior.novelty(FAR), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(posterior.tempered(3.0).novelty(FAR), posterior.novelty(FAR))
+
+
+def test_large_networks_compare_features_of_their_last_layer(monkeypatch):
+    monkeypatch.setattr(seen, "MOST_PARAMETERS", 10)
+    posterior = posterior_of(n2g.Kron())
+    torch.testing.assert_close(posterior.novelty(FAR), posterior_of(n2g.LastLayer()).novelty(FAR))
+    assert isinstance(posterior.process.seen, seen.SeenFeatures)
+
+
+def test_large_networks_without_a_last_layer_keep_what_the_variance_says(monkeypatch):
+    monkeypatch.setattr(seen, "MOST_PARAMETERS", 1)
+    x, y = data()
+    network = nn.Sequential(classifier(), nn.Softplus()).eval()
+    posterior = n2g.laplace(network, (x, y), n2g.Categorical(), structure=n2g.Kron())
+    assert posterior.process.seen is None
+    variances = posterior.marginal(FAR).variance.sum(1)
+    torch.testing.assert_close(
+        posterior.novelty(FAR), variances / posterior.process.prior_variances(FAR).sum(1)
+    )
+
+
+def test_a_variance_of_novel_points_is_not_negative():
+    with pytest.raises(n2g.errors.InputError, match="novelty_var must be"):
+        n2g.links.Contrast(novelty_var=-1.0)
+
+
+def test_gradients_reach_novel_points():
+    posterior = posterior_of(n2g.Kron())
+    x = FAR.clone().requires_grad_()
+    torch.autograd.gradcheck(posterior.novelty, x)
+    torch.autograd.gradcheck(lambda x: posterior.predict(x).logits, x)
+
+
+def held_out(count: int = 40) -> tuple[Tensor, Tensor]:
+    """Other points of the same clusters, whose labels are less certain than the network thinks."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = data(count)
+    noisy = torch.rand(count, generator=generator) < 0.2
+    return x + 0.3 * torch.randn(x.shape, generator=generator, dtype=x.dtype), torch.where(
+        noisy, 1 - y, y
+    )
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_held_out_labels_are_predicted_no_worse_than_by_a_temperature(name):
+    x, y = held_out()
+    tuning = n2g.tuning.Validation((x, y))
+    posterior = n2g.laplace(
+        classifier(), data(), n2g.Categorical(), structure=STRUCTURES[name], tuning=tuning
+    )
+    logits = classifier()(x).detach()
+    losses = [
+        nn.functional.cross_entropy(scale * logits, y) for scale in torch.logspace(-3, 1, 400)
+    ]
+    found = nn.functional.cross_entropy(posterior.predict(x).logits, y, reduction="none")
+    error = found.std() / len(y) ** 0.5  # what caution may cost
+    assert float(found.mean()) <= float(torch.stack(losses).min()) + float(error)
+    plain = replace(
+        posterior, likelihood=n2g.Categorical(n2g.links.Contrast(posterior.likelihood.link.scale))
+    )
+    assert float(posterior.predict(FAR).probs.amax()) < float(plain.predict(FAR).probs.amax())
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
+def test_held_out_labels_choose_the_largest_share_within_a_standard_error(right):
+    far = 6 * torch.randn(12, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    told = classifier()(far).argmax(1)
+    x, y = torch.cat([held_out()[0], far]), torch.cat([held_out()[1], told if right else 1 - told])
+    one = n2g.laplace(classifier(), data(), n2g.Categorical(), structure=n2g.Kron())
+    whole = one.likelihood.link.novelty_var / one.likelihood.link.scale**2
+    chosen = with_weight(one, x, y).likelihood.link
+    rows = []
+    for weight in WEIGHTS:
+        each = []
+        for scale in torch.logspace(-3, 2, 500, dtype=torch.float64).tolist():
+            link = n2g.links.Contrast(scale, novelty_var=weight * whole * scale**2)
+            law = one.predict(x, likelihood=n2g.Categorical(link))
+            each.append(-law.log_prob(y))
+        rows.append(min(each, key=lambda loss: float(loss.mean())))
+    best = min(rows, key=lambda loss: float(loss.mean()))
+    gaps = [loss - best for loss in rows]
+    allowed = [bool(gap.mean() <= gap.std(correction=0) / len(y) ** 0.5 + 1e-9) for gap in gaps]
+    expected = WEIGHTS[allowed.index(True)]
+    assert chosen.novelty_var == pytest.approx(expected * whole * chosen.scale**2)
