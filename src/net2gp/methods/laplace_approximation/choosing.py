@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,6 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.inputs import gather
 from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_open_link
 from net2gp.methods.laplace_approximation.matching import linked, match
@@ -21,6 +20,8 @@ from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Tuning, Validation
 from net2gp.posteriors.weights import Task
 from net2gp.progress import progress
+from net2gp.streams import Passes, held_or_streamed
+from net2gp.types import Inputs, Stream
 
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
 """Noises that are tried for each prior on held-out rows, and how far, in logarithms, below their error."""
@@ -51,11 +52,11 @@ def tuned(search: Search) -> Tuned:
         return best
     own = by.curvature is search.curvature
     if task.prior_var is None and search.structure.traits().all_weights:
-        best = match(by, best, tuning)
+        best = match(by, best)
         if own:
             return best
     # the link belongs to the covariance that predicts, whatever chose the prior
-    return linked(replace(search, task=search.curvature.task), replace(best, solved=None), tuning)
+    return linked(replace(search, task=search.curvature.task), replace(best, solved=None))
 
 
 def _check_used(task: Task, tuning: Tuning) -> None:
@@ -74,22 +75,19 @@ def _check_used(task: Task, tuning: Tuning) -> None:
 
 def _validated(search: Search, validation: Validation) -> Tuned:
     """The prior variance of the grid, and an open noise, that predict the held-out data best."""
-    x, y = gather(validation.data, search.task.linearized.example)
     if not len(validation.grid):
         raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
-    f = search.task.linearized(x)
-    search.task.likelihood.check(f, y)
+    held_out = _HeldOut(search, validation)
+    held_out.check()
 
     def scored(logs: list[float]) -> tuple[float, Tuned]:
         one = search.at(np.array(logs))
-        law = search.posterior(one).predict(x)
-        return float(law.log_prob(_targets(law, y)).double().mean()), one
+        return held_out.score(one), one
 
     def chosen(log: float) -> tuple[float, Tuned]:
         if not search.task.open_noise:
             return scored([log])
-        error = (shape_targets(f, y).double() - f.double()).square().mean()
-        return _best_noise(lambda noise: scored([log, noise]), float(error))
+        return _best_noise(lambda noise: scored([log, noise]), held_out.error)
 
     choices: list[tuple[float, Tuned]] = []
     with progress("prior variance", len(validation.grid)) as advance:
@@ -97,6 +95,43 @@ def _validated(search: Search, validation: Validation) -> Tuned:
             choices.append(chosen(float(np.log(value))))
             advance(note=f"log p(y) {choices[-1][0]:.4f}")
     return max(choices, key=lambda choice: choice[0])[1]
+
+
+class _HeldOut:
+    """The data of a validation, together or as a stream."""
+
+    def __init__(self, search: Search, validation: Validation) -> None:
+        like = search.task.linearized.example
+        data = held_or_streamed(validation.data, like)
+        self.search = search
+        self.data = Passes(data, like) if isinstance(data, Stream) else data
+
+    def _pieces(self) -> Iterator[tuple[Inputs, Tensor]]:
+        if not isinstance(self.data, Passes):
+            yield self.data
+            return
+        for _, x, y in self.data.pieces("held-out data"):
+            yield x, y
+
+    def check(self) -> None:
+        """Raise what is wrong with the targets, and find the error of the network."""
+        task, total, count = self.search.task, 0.0, 0
+        for x, y in self._pieces():
+            f = task.linearized(x)
+            task.likelihood.check(f, y)
+            if task.open_noise:
+                total += float((shape_targets(f, y).double() - f.double()).square().sum())
+            count += f.numel()
+        self.error = total / count
+
+    def score(self, one: Tuned) -> float:
+        """The average log p(y | x) with what was chosen."""
+        posterior, total, count = self.search.posterior(one), 0.0, 0
+        for x, y in self._pieces():
+            law = posterior.predict(x)
+            log_prob = law.log_prob(_targets(law, y)).double()
+            total, count = total + float(log_prob.sum()), count + log_prob.numel()
+        return total / count
 
 
 def _best_noise(
