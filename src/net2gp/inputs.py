@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from net2gp.errors import InputError, check_finite
-from net2gp.types import Data, Inputs
+from net2gp.errors import InputError, NotAvailable, check_finite
+from net2gp.types import Data, Inputs, Stream
 
 LABELS = ("labels", "label")
 """The entries of a dict batch that hold the targets, as Hugging Face names them."""
@@ -282,20 +282,34 @@ def gather(data: Data, like: Tensor | None = None) -> tuple[Inputs, Tensor]:
     >>> x.shape, y.shape
     (torch.Size([4, 2]), torch.Size([4, 1]))
     """
+    if isinstance(data, Stream):
+        raise NotAvailable(
+            "this needs all points together, but data is a Stream, which is read batch by batch. Pass the "
+            "loader itself, which is joined in memory, or a pair (x, y) of some points; or sum over batches: "
+            "laplace(network, Stream(loader), likelihood, structure=Kron()), LastLayer() or Sampled()."
+        )
     single = isinstance(data, tuple | list | Mapping)
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset | DataLoader):
-        data = DataLoader(data, DATASET_BATCH)
-    batches = [data] if single else list(_batches(data))
+    data = with_batches(data)
+    batches = [data] if single else list(batches_of(data))
     if not batches:
         raise InputError("data is empty: the loader gave no batch.")
-    pairs = [_pair(batch, like) for batch in batches]
+    pairs = [pair(batch, like) for batch in batches]
     if not single:
-        _check_same_shapes(pairs)
-        _check_same_order(pairs[0], _pair(next(iter(_batches(data))), like))
+        check_same_shapes(pairs)
+        _check_same_order(pairs[0], pair(next(iter(batches_of(data))), like))
     return join([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
 
 
-def _batches(data: Any) -> Iterator[Any]:
+def with_batches(data: Any) -> Any:
+    """A `Dataset` as a loader, and anything else as it is."""
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset | DataLoader):
+        return DataLoader(data, DATASET_BATCH)
+    return data
+
+
+def batches_of(data: Any) -> Iterator[Any]:
+    """Yield the batches of a loader; an iterator, which can be read only once, is refused."""
+    check_made(data, "data")
     if isinstance(data, Tensor | str | bytes) or not (
         isinstance(data, DataLoader) or hasattr(data, "__iter__")
     ):
@@ -317,8 +331,8 @@ def _as_tuples(batch: Any) -> Any:
     return tuple(map(_as_tuples, batch)) if isinstance(batch, list) else batch
 
 
-def _pair(batch: Any, like: Tensor | None) -> tuple[Inputs, Tensor]:
-    """Return inputs and targets of one batch after checks."""
+def pair(batch: Any, like: Tensor | None, *, empty: bool = False) -> tuple[Inputs, Tensor]:
+    """Return inputs and targets of one batch after checks; `empty` allows it to have no rows."""
     if isinstance(batch, Mapping):
         found = [name for name in LABELS if name in batch]
         if found:
@@ -335,7 +349,8 @@ def _pair(batch: Any, like: Tensor | None) -> tuple[Inputs, Tensor]:
         converted = [_as_tensor(value, "x", like) for value in tensors(x)]
         x = dict(zip(names, converted, strict=True)) if isinstance(x, Mapping) else tuple(converted)
     x, y = _as_tensor(x, "x", like), _as_tensor(y, "y", like)
-    _check_pair(x, y)
+    if not (empty and isinstance(y, Tensor) and y.dim() and len(y) == 0):
+        _check_pair(x, y)
     return x, y
 
 
@@ -379,7 +394,8 @@ def _check_pair(x: Any, y: Any) -> None:
     check_finite(y, "y")
 
 
-def _check_same_shapes(pairs: list[Any]) -> None:
+def check_same_shapes(pairs: list[Any]) -> None:
+    """Raise unless the rows of all pairs (x, y) have the same shapes."""
     shapes = {str([tuple(v.shape[1:]) for v in (*tensors(x), y)]) for x, y in pairs}
     if len(shapes) > 1:
         raise InputError(
@@ -393,5 +409,6 @@ def _check_same_order(first: Any, again: Any) -> None:
     if not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
         raise InputError(
             "the loader gives other batches on a second pass: it shuffles, or augments at random. "
-            "Pass a DataLoader with shuffle=False and without random transforms, or a pair (x, y)."
+            "Pass a DataLoader with shuffle=False and without random transforms, or a pair (x, y). "
+            "Sums over whatever comes are taken of data.Stream(loader)."
         )

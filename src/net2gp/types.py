@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,8 +23,38 @@ Params = dict[str, Tensor]
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a network takes: a tensor, or a tuple or dict of tensors that share their first (batch) axis."""
 
-Data = DataLoader | Dataset | tuple[Inputs | np.ndarray, Tensor | np.ndarray] | Mapping[str, Tensor]
-"""Inputs and targets: a pair, a dict with "labels", or a `Dataset` or an unshuffled loader of these."""
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Data that are read batch by batch, in as many passes as a method needs, and are never held together.
+
+    Methods that sum over the data take it: `laplace`, but for `FunctionSpace()` of all points, `condition` in
+    weight space, the embeddings of tasks, and the posteriors of optimizers. Their memory does not depend on
+    the number of points, and their posteriors do not keep the data. The order of the points does not matter;
+    a loader that shuffles or augments at random is summed over whatever comes. Each pass must give equally
+    many points.
+
+    Args:
+        data: A `DataLoader`, a `Dataset`, or anything that gives batches each time it is iterated over: pairs
+            (x, y), or dicts with an entry "labels". A pair of tensors or of (memory-mapped) arrays is cut.
+
+    >>> import torch
+    >>> Stream([(torch.zeros(4, 2), torch.ones(4, 1)), (torch.zeros(3, 2), torch.ones(3, 1))])
+    Stream()
+    """
+
+    data: DataLoader | Dataset | Iterable[Any] = field(repr=False)
+
+
+Data = (
+    DataLoader
+    | Dataset
+    | Stream
+    | tuple[Inputs | np.ndarray, Tensor | np.ndarray]
+    | Mapping[str, Tensor]
+)
+"""Inputs and targets: a pair, a dict with "labels", or a `Dataset`, an unshuffled loader or a `Stream` of
+these."""
 
 Mean = Callable[[Inputs], Tensor]
 """A prior mean, which maps the inputs of N points to (N, C)."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.methods.laplace_approximation.held_out import WEIGHTS, with_weight
+from net2gp.methods.laplace_approximation.held_out import WEIGHTS, HeldOut, with_weight
+from net2gp.methods.laplace_approximation.task import make_task
 from net2gp.posteriors.recipes import seen
 
 
@@ -202,7 +203,8 @@ def test_held_out_labels_choose_the_largest_share_within_a_standard_error(right)
     x, y = torch.cat([held_out()[0], far]), torch.cat([held_out()[1], told if right else 1 - told])
     one = n2g.laplace(classifier(), data(), n2g.Categorical(), structure=n2g.Kron())
     whole = one.likelihood.link.novelty_var / one.likelihood.link.scale**2
-    chosen = with_weight(one, x, y).likelihood.link
+    task, _ = make_task(classifier(), data(), n2g.Categorical())
+    chosen = with_weight(one, HeldOut(task, (x, y))).likelihood.link
     rows = []
     for weight in WEIGHTS:
         each = []
@@ -216,3 +218,16 @@ def test_held_out_labels_choose_the_largest_share_within_a_standard_error(right)
     allowed = [bool(gap.mean() <= gap.std(correction=0) / len(y) ** 0.5 + 1e-9) for gap in gaps]
     expected = WEIGHTS[allowed.index(True)]
     assert chosen.novelty_var == pytest.approx(expected * whole * chosen.scale**2)
+
+
+def test_a_stream_of_batches_is_seen_as_its_points_together():
+    x, y = data()
+    pairs = [(x[start : start + 7], y[start : start + 7]) for start in range(0, len(x), 7)]
+    for structure in (n2g.Kron(), n2g.LastLayer()):
+        for tuning in (None, n2g.tuning.Validation(held_out())):
+            options = {"structure": structure, "tuning": tuning}
+            whole = n2g.laplace(classifier(), (x, y), n2g.Categorical(), **options)
+            parts = n2g.laplace(classifier(), n2g.data.Stream(pairs), n2g.Categorical(), **options)
+            assert parts.x is None
+            torch.testing.assert_close(parts.novelty(FAR), whole.novelty(FAR), rtol=1e-9, atol=0)
+            torch.testing.assert_close(parts.predict(FAR).probs, whole.predict(FAR).probs)

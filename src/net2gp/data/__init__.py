@@ -1,4 +1,7 @@
-"""Data to try things on: synthetic curves, bundled digits, and files from the folder NET2GP_DATA."""
+"""Data to try things on: synthetic curves, bundled digits, and files from the folder NET2GP_DATA.
+
+`Stream(loader)` is for data of your own that do not fit into memory.
+"""
 
 from net2gp.data.digits import digits
 from net2gp.data.files import arrays, data_folder, state_dict
@@ -27,6 +30,7 @@ from net2gp.data.tables import (
     uci,
     us_precipitation,
 )
+from net2gp.types import Stream
 
 __all__ = [
     "CIFAR10",
@@ -39,6 +43,7 @@ __all__ = [
     "MonthlyStations",
     "ResNet20",
     "Sinusoid",
+    "Stream",
     "Table",
     "arrays",
     "california_housing",

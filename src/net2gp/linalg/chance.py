@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
+
+MANY = 10**5
+"""Numbers of which a choice is made without an order of all of them."""
+
+ROWS = 64
+"""Rows whose random numbers are drawn together."""
 
 
 def random_normal(
@@ -32,5 +41,38 @@ def fixed_choice(total: int, count: int, seed: int = 0) -> Tensor:
     >>> fixed_choice(5, 5), len(fixed_choice(100, 7))
     (tensor([0, 1, 2, 3, 4]), 7)
     """
+    if total > MANY:
+        found = np.random.default_rng(seed).choice(total, min(count, total), False, shuffle=False)
+        return torch.from_numpy(np.sort(found))
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(total, generator=generator)[:count].sort().values
+
+
+def by_rows(
+    draw: Callable[[int, torch.Generator], Tensor],
+    first: int,
+    count: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Random numbers that belong to rows: the same ones in whatever pieces the rows come.
+
+    Args:
+        draw: Draws numbers for some rows, which are the first axis, from a generator.
+        first: The number of the first row.
+        count: How many rows.
+        seed: The seed of all numbers.
+        device: Where the generator lives.
+
+    Returns:
+        The numbers of these rows.
+
+    >>> draw = lambda rows, generator: torch.rand(rows, generator=generator)
+    >>> bool((by_rows(draw, 0, 200, seed=0)[70:] == by_rows(draw, 70, 130, seed=0)).all())
+    True
+    """
+    blocks = range(first // ROWS, (first + count - 1) // ROWS + 1)
+    seeds = [(1_000_003 * (seed + 1) + block) % 2**63 for block in blocks]
+    parts = [draw(ROWS, torch.Generator(device).manual_seed(one)) for one in seeds]
+    start = first - ROWS * blocks.start
+    return torch.cat(parts)[start : start + count]

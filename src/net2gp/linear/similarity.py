@@ -6,18 +6,19 @@ matrix JᵀJ of the Jacobian; if Λ is the curvature of a likelihood, it is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError
-from net2gp.inputs import check_inputs, describe, gather, num_rows, tensors
+from net2gp.inputs import check_inputs, describe, num_rows, tensors
 from net2gp.likelihoods import Gaussian
 from net2gp.linear.curvatures.curvature import Source, diagonal_curvature
 from net2gp.linear.linearized import Linearized, Patterns, linearize
-from net2gp.types import Data, Inputs, Likelihood, Params
+from net2gp.streams import Passes, held_or_streamed
+from net2gp.types import Data, Inputs, Likelihood, Params, Stream
 
 Points = Data | Tensor | dict[str, Tensor]
 """Inputs alone, or data with targets. Targets are not read: the Fisher information does not need them."""
@@ -107,7 +108,8 @@ def task_embedding(
 
     Args:
         network: The network, or its linearization.
-        data: The inputs, or data with targets, which are not read.
+        data: The inputs, or data with targets, which are not read; a loader of more than 1 GiB, or a
+            `data.Stream(loader)`, is summed over batch by batch.
         likelihood: The law of y given the outputs, for example `Categorical()`.
         per: What to average over: `PerFilter()` makes the embedding of the reference. None keeps all.
         only: Chooses parameters by name, as in `linearize`; to compare tasks with different numbers of
@@ -132,7 +134,7 @@ def task_embedding(
         )
     with torch.inference_mode(False):
         linearized = _linearized(network, only)
-        diagonal = _diagonal(linearized, _inputs(data), likelihood)
+        diagonal = _diagonal(linearized, data, likelihood)
     return TaskEmbedding(linearized.unflatten(diagonal)).pooled(
         PerParameter() if per is None else per
     )
@@ -292,18 +294,28 @@ def _linearized(network: nn.Module | Linearized, only: Patterns | None) -> Linea
     return network
 
 
-def _inputs(data: Points) -> Inputs:
+def _pieces(linearized: Linearized, data: Points) -> Iterator[tuple[int, Inputs]]:
+    """The inputs, all together or as a stream gives them, with the number of the first."""
     if isinstance(data, Tensor | Mapping):
         check_inputs(data)
-        return data
-    return gather(data)[0]
+        yield 0, data
+        return
+    found = held_or_streamed(data, linearized.example)
+    if not isinstance(found, Stream):
+        yield 0, found[0]
+        return
+    for first, x, _ in Passes(found, linearized.example, most=1).pieces("embedding"):
+        yield first, x
 
 
-def _diagonal(linearized: Linearized, x: Inputs, likelihood: Likelihood) -> Tensor:
-    linearized.check(x)
-    unread = tensors(x)[0].new_zeros(num_rows(x))
-    source = Source(linearized, x, unread, likelihood)
-    return diagonal_curvature(source) / num_rows(x)
+def _diagonal(linearized: Linearized, data: Points, likelihood: Likelihood) -> Tensor:
+    total, count = torch.zeros((), dtype=torch.float64, device=linearized.example.device), 0
+    for first, x in _pieces(linearized, data):
+        linearized.check(x)
+        unread = tensors(x)[0].new_zeros(num_rows(x))
+        total = total + diagonal_curvature(Source(linearized, x, unread, likelihood, first=first))
+        count += num_rows(x)
+    return total / count
 
 
 def _pooled(parts: Params, per: Pooling) -> Params:

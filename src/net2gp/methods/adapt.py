@@ -24,6 +24,7 @@ from net2gp.posteriors.conditioning.solvers import Cholesky, Inference, Laplace,
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.spectrum import Spectrum, decompose, share_spectrum
 from net2gp.posteriors.tune import tune_spectra
+from net2gp.posteriors.weights.tasks.sums import Moments
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Observed
 
@@ -130,7 +131,7 @@ def _adapted(
         return condition(kernel, data, likelihood, mean=mean, solver=solver)
     noise, scale = _open(likelihood), None if prior_var is None else 1.0
     if noise is None:
-        warn_of_scales(data[1])
+        warn_of_scales(Moments.of(data[1].reshape(len(data[1]), -1)))
     tuning = decompose(_tuning_problem(kernel, data, likelihood, mean, SPECTRUM_ROWS))
     found = tune_spectrum(tuning, noise, scale)
     if not found.moves:

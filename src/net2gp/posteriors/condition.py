@@ -10,12 +10,14 @@ from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.posteriors.conditioning.gaussian import Solved
 from net2gp.posteriors.conditioning.problem import Problem, choose_solver, make_problem
 from net2gp.posteriors.conditioning.solve import choose_inference, solve
-from net2gp.posteriors.conditioning.solvers import Inference, Solver
+from net2gp.posteriors.conditioning.solvers import Inference, Solver, WeightCholesky
+from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import WITHOUT_PROBES, Recipe, solver_facts
 from net2gp.posteriors.recipes.dual import Dual, make_dual
 from net2gp.posteriors.recipes.extend import extend, grown
-from net2gp.types import Data, Kernel, Likelihood, Mean, Observed
+from net2gp.posteriors.recipes.weight_sums import extend_sums, solve_stream
+from net2gp.types import Data, Kernel, Likelihood, Mean, Observed, Stream
 
 
 def condition(
@@ -36,7 +38,9 @@ def condition(
 
     Args:
         kernel: The prior covariance, such as `RBF()`, `nngp(network)` or `linearize(network).kernel()`.
-        data: (x, y) with N rows each, or a DataLoader that yields such pairs.
+        data: (x, y) with N rows each, or a DataLoader that yields such pairs, which are joined in memory. A
+            `data.Stream(loader)` is summed over in one pass, in weight space and under Gaussian noise; the
+            posterior does not keep it.
         likelihood: How targets depend on f, such as `Gaussian(0.1)` or `Categorical()`.
         mean: The prior mean, a function from N points to (N, C), such as a linearized network. None is zero.
         solver: `Cholesky()` (function space), `WeightCholesky()` (weight space) or `CG()`. None takes the
@@ -63,11 +67,20 @@ def condition(
     Reference: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 3.
     """
     with ordinary_tensors():
+        if isinstance(data, Stream):
+            solved = solve_stream(kernel, data, likelihood, mean, solver)
+            return cast("Posterior[Observed]", summed(solved, likelihood))
         problem = make_problem(kernel, data, likelihood, mean)
         solver = choose_solver(problem, solver)
         inference = choose_inference(problem, solver, inference)
         found = conditioned(problem, solve(problem, solver, inference), solver, inference)
     return cast("Posterior[Observed]", found)
+
+
+def summed(solved: Solved, likelihood: Likelihood) -> Posterior:
+    """Wrap what sums over a stream gave into a posterior, which does not keep the data."""
+    recipe = ByConditioning(WeightCholesky())
+    return Posterior(solved.process, likelihood, None, None, solved.evidence, recipe)
 
 
 def conditioned(
@@ -88,6 +101,9 @@ class ByConditioning(Recipe):
     @ordinary_tensors()
     def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
         """The posterior given more data as well, starting from the present factor or mode."""
+        process = posterior.process
+        if posterior.x is None and isinstance(process, Whitened) and process.sites is None:
+            return summed(extend_sums(posterior, data, likelihood), posterior.likelihood)
         problem, new = grown(posterior, data, likelihood)
         solved = extend(posterior, problem, new, self.solver, self.inference)
         return conditioned(problem, solved, self.solver, self.inference)

@@ -43,8 +43,10 @@ class Parts:
         """
         if self.x is None or self.y is None:
             raise NotAvailable(
-                "this posterior does not hold the data that it was found with. Pass them to the method that "
-                "finds it, as condition, adapt and laplace take them."
+                "this posterior does not hold the data that it was found with, as after a Stream. Pass data "
+                "that fit into memory, (x, y), to the method that finds it: condition, adapt, laplace. Some "
+                "of the points will often do: explain.dual(network, (x, y), likelihood, prior_var), or "
+                "laplace(network, (x, y), likelihood, prior_var=posterior.prior_var)."
             )
         return self.x, self.y
 

@@ -34,10 +34,12 @@ class Recipe:
 
     def extend(self, posterior: Posterior, data: Data, likelihood: Likelihood | None) -> Posterior:
         """The posterior given more data as well; `likelihood` has their noise if it differs from the old."""
+        way = "Use posterior.dual().condition().update(data), which moves them in the linear model, or train"
+        if posterior.x is None:
+            way = "Call laplace again, with a Stream of all data, or condition in weight space, or train"
         raise NotAvailable(
             "update is for a Gaussian process that was conditioned on data, and this posterior is around a "
-            "trained network, whose parameters new data would move. Use posterior.dual().condition()"
-            ".update(data), which moves them in the linear model, or train further and call the method again."
+            f"trained network, whose parameters new data would move. {way} further and call the method again."
         )
 
     def dual(self, posterior: Posterior) -> Dual:

@@ -17,6 +17,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import curvature_root, of_points
+from net2gp.linalg.chance import by_rows
 from net2gp.linear.forward.factors import Direct, Factor, Outer, sum_of_squares
 from net2gp.linear.jacobians.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
 from net2gp.memory import available_memory
@@ -108,9 +109,12 @@ class MonteCarloFisher(Fisher):
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
         """Compute R_n z/√K, (N, C, K), with random signs z, whose second moment is the identity."""
         exact = ExactFisher().root(likelihood, f, y, start)
-        generator = torch.Generator().manual_seed(self.seed + 7919 * start)
-        shape = (len(f), exact.shape[2], self.num_samples)
-        signs = torch.randint(0, 2, shape, generator=generator).to(exact) * 2 - 1
+        shape = exact.shape[2], self.num_samples
+
+        def draw(count: int, generator: torch.Generator) -> Tensor:
+            return torch.randint(0, 2, (count, *shape), generator=generator)
+
+        signs = by_rows(draw, start, len(f), self.seed).to(exact) * 2 - 1
         return exact @ signs / self.num_samples**0.5
 
 
@@ -124,6 +128,7 @@ class Source:
         y: Their targets.
         likelihood: The likelihood.
         fisher: How the curvature of the likelihood is computed.
+        first: The number of the first of these points among those of the likelihood.
     """
 
     linearized: Linearized
@@ -131,6 +136,7 @@ class Source:
     y: Tensor
     likelihood: Likelihood
     fisher: Fisher = ExactFisher()
+    first: int = 0
 
     def gradients(self, *, compress: bool = True) -> Iterator[dict[str, Factor]]:
         """Yield G_n chunk by chunk of points, as a factor per parameter."""
@@ -145,7 +151,7 @@ class Source:
         with progress("curvature", count) as advance:
             for start in range(0, count, size):
                 y = self.y[start : start + size]
-                root = partial(self.fisher.root, self.likelihood, y=y, start=start)
+                root = partial(self.fisher.root, self.likelihood, y=y, start=self.first + start)
                 yield rows(self.x, slice(start, start + size)), root, layout
                 advance(len(y))
 

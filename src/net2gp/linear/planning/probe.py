@@ -245,19 +245,41 @@ def _check_reached(linearized: Linearized, x: Inputs, unreached: Sequence[str]) 
 def check_used(linearized: Linearized, x: Inputs) -> None:
     """Raise if no point of `x` uses some of the chosen parameters, even if earlier points do."""
     reached: set[str] = set()
-    _look(linearized, x, list(linearized.params), reached)
+    find_used(linearized, x, reached)
+    check_all_used(linearized, reached)
+
+
+def find_used(linearized: Linearized, x: Inputs, reached: set[str]) -> None:
+    """Add the parameters that points of `x` use to `reached`, unless all are there."""
+    _find(linearized, x, list(linearized.params), reached)
+
+
+def check_all_used(linearized: Linearized, reached: set[str]) -> None:
+    """Raise if some of the chosen parameters were not reached by any training point."""
+    _raise_unused([name for name in linearized.params if name not in reached])
     linearized.plans.reached.update(reached)
 
 
 def _look(linearized: Linearized, x: Inputs, names: Sequence[str], reached: set[str]) -> None:
     """Add the parameters that points of `x` use to `reached`, and raise if some of `names` are not used."""
+    _find(linearized, x, names, reached)
+    _raise_unused([name for name in names if name not in reached])
+
+
+def _find(linearized: Linearized, x: Inputs, names: Sequence[str], reached: set[str]) -> None:
+    if set(names) <= reached:
+        return
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     for part in chunks(x, POINTS_PER_LOOK):
         edges, _ = _walk(run(linearized, leaves, part), leaves)
         reached.update(name for name in leaves if edges[name])
         if set(names) <= reached:
             return
-    unused = [name for name in names if name not in reached]
+
+
+def _raise_unused(unused: Sequence[str]) -> None:
+    if not unused:
+        return
     more = f", … ({len(unused)} in all)" if len(unused) > 5 else ""
     raise NetworkError(
         f"{len(unused)} of the chosen parameters do not reach the output: {', '.join(unused[:5])}{more}. "

@@ -6,15 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import torch
 from scipy.optimize import minimize_scalar
-from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.inputs import gather
-from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_open_link
-from net2gp.methods.laplace_approximation.held_out import with_scale
+from net2gp.methods.laplace_approximation.held_out import HeldOut, with_scale
 from net2gp.methods.laplace_approximation.matching import linked, match
 from net2gp.methods.laplace_approximation.noise import regressed
 from net2gp.methods.laplace_approximation.regression import is_regression
@@ -52,11 +48,11 @@ def tuned(search: Search) -> Tuned:
         return best
     own = by.curvature is search.curvature
     if task.prior_var is None and search.structure.traits().all_weights:
-        best = match(by, best, tuning)
+        best = match(by, best)
         if own:
             return best
     # the link belongs to the covariance that predicts, whatever chose the prior
-    return linked(replace(search, task=search.curvature.task), replace(best, solved=None), tuning)
+    return linked(replace(search, task=search.curvature.task), replace(best, solved=None))
 
 
 def _check_used(task: Task, tuning: Tuning) -> None:
@@ -75,26 +71,21 @@ def _check_used(task: Task, tuning: Tuning) -> None:
 
 def _validated(search: Search, validation: Validation) -> Tuned:
     """The prior variance of the grid, and an open noise or link, that predict the held-out data best."""
-    x, y = gather(validation.data, search.task.linearized.example)
     if not len(validation.grid):
         raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
-    f = search.task.linearized(x)
-    search.task.likelihood.check(f, y)
+    held_out = HeldOut(search.task, validation.data)
 
     def scored(logs: list[float]) -> tuple[float, Tuned]:
         one = search.at(np.array(logs))
-        posterior = search.posterior(one)
-        if has_open_link(posterior.likelihood):
-            posterior = with_scale(posterior, x, y)
+        if has_open_link(one.likelihood):
+            posterior = with_scale(search.posterior(one), held_out)
             one = replace(one, likelihood=posterior.likelihood)
-        law = posterior.predict(x)
-        return float(law.log_prob(_targets(law, y)).double().mean()), one
+        return held_out.score(search.posterior(one)), one
 
     def chosen(log: float) -> tuple[float, Tuned]:
         if not search.task.open_noise:
             return scored([log])
-        error = (shape_targets(f, y).double() - f.double()).square().mean()
-        return _best_noise(lambda noise: scored([log, noise]), float(error))
+        return _best_noise(lambda noise: scored([log, noise]), held_out.error)
 
     choices: list[tuple[float, Tuned]] = []
     with progress("prior variance", len(validation.grid)) as advance:
@@ -119,8 +110,3 @@ def _best_noise(
     options = {"maxiter": NOISE_STEPS, "xatol": 0.02}
     minimize_scalar(loss, bounds=(top - NOISE_RANGE, top), method="bounded", options=options)
     return max(tried, key=lambda one: one[0])
-
-
-def _targets(law: torch.distributions.Distribution, y: Tensor) -> Tensor:
-    """The targets in the shape that the law is asked about."""
-    return y.reshape(law.batch_shape + law.event_shape).to(law.mean.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
+from torch.distributions import Distribution
 
+from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import Linked
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
-from net2gp.types import Inputs
+from net2gp.posteriors.weights import Task
+from net2gp.streams import Passes, held_or_streamed
+from net2gp.types import Data, Inputs, Stream
 
 LOG_SCALES = (-6.0, 40.0)
 """The logarithms of the scales of a link that are looked through."""
@@ -23,11 +27,64 @@ WEIGHTS = (1.0, 0.25, 0.0625, 0.0)
 """Shares of the variance of novel points that are tried, the most cautious one first."""
 
 
-def with_scale(posterior: Posterior, x: Inputs, y: Tensor) -> Posterior:
+class HeldOut:
+    """The data of a validation, together or as a stream.
+
+    Args:
+        task: The network and the likelihood.
+        data: What was held out.
+
+    Raises:
+        InputError: The targets do not fit the likelihood.
+    """
+
+    def __init__(self, task: Task, data: Data) -> None:
+        like = task.linearized.example
+        given = held_or_streamed(data, like)
+        self.task = task
+        self.data = Passes(given, like) if isinstance(given, Stream) else given
+        self.error = self._checked()
+
+    def pieces(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """The inputs and targets in pieces that fit into memory."""
+        if not isinstance(self.data, Passes):
+            yield self.data
+            return
+        for _, x, y in self.data.pieces("held-out data"):
+            yield x, y
+
+    def _checked(self) -> float:
+        """Raise what is wrong with the targets; return the network's squared error if it matters."""
+        task, total, count = self.task, 0.0, 0
+        for x, y in self.pieces():
+            f = task.linearized(x)
+            task.likelihood.check(f, y)
+            if task.open_noise:
+                total += float((shape_targets(f, y).double() - f.double()).square().sum())
+            count += f.numel()
+        return total / count
+
+    def score(self, posterior: Posterior) -> float:
+        """The average log p(y | x)."""
+        total, count = 0.0, 0
+        for x, y in self.pieces():
+            law = posterior.predict(x)
+            log_prob = law.log_prob(_targets(law, y)).double()
+            total, count = total + float(log_prob.sum()), count + log_prob.numel()
+        return total / count
+
+    def laws(self, posterior: Posterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Means of f, the variances that the matched kind of link reads, excess novelty, and the targets."""
+        parts = [(*_law(posterior, x), _excess(posterior, x), y) for x, y in self.pieces()]
+        mean, variances, excess, y = (torch.cat(values) for values in zip(*parts, strict=True))
+        return mean, variances, excess, y
+
+
+def with_scale(posterior: Posterior, held_out: HeldOut) -> Posterior:
     """The posterior with the matched kind of link, of the scale at which log p(y | x) is largest."""
     likelihood = posterior.likelihood
     assert isinstance(likelihood, Linked)
-    mean, variances = _law(posterior, x)
+    mean, variances, _, y = held_out.laws(posterior)
     link = likelihood.matched_link
 
     def loss(scale: float) -> Tensor:
@@ -36,23 +93,21 @@ def with_scale(posterior: Posterior, x: Inputs, y: Tensor) -> Posterior:
     return replace(posterior, likelihood=likelihood.with_link(link(_best(loss))))
 
 
-def with_weight(posterior: Posterior, x: Inputs, y: Tensor) -> Posterior:
-    """The posterior that takes as much certainty from novel points as the labels at x allow.
+def with_weight(posterior: Posterior, held_out: HeldOut) -> Posterior:
+    """The posterior that takes as much certainty from novel points as the held-out labels allow.
 
     For each share of `novelty_var` the scale has the largest log p(y | x). The largest share is taken whose
     log p(y | x) is not smaller than the best one by more than a standard error of the difference: few of the
     points are novel, so that the labels of ordinary ones say little, and caution costs nothing there.
     """
-    likelihood, process = posterior.likelihood, posterior.process
+    likelihood = posterior.likelihood
     assert isinstance(likelihood, Linked)
-    assert isinstance(process, AroundNetwork)
-    (mean, variances), link = _law(posterior, x), likelihood.link
+    (mean, variances, excess, y), link = held_out.laws(posterior), likelihood.link
     twice = 2.0 if likelihood.matched_link.needs == "contrasts" else 1.0
-    excess = twice * process.excess(x)[:, None].double()
     relative = link.novelty_var / link.scale**2
 
     def loss(scale: float, weight: float) -> Tensor:
-        gained = weight * relative * scale**2 * excess
+        gained = twice * weight * relative * scale**2 * excess
         return -likelihood.log_prob(link.__class__(scale).shrink(mean, variances + gained), y)
 
     scales = [_best(partial(loss, weight=weight)) for weight in WEIGHTS]
@@ -84,3 +139,15 @@ def _best(loss: Callable[[float], Tensor]) -> float:
         options={"xatol": 1e-4},
     )
     return float(np.exp(found.x))
+
+
+def _excess(posterior: Posterior, x: Inputs) -> Tensor:
+    """By how much points are more novel than ordinary ones: (N, 1)."""
+    process = posterior.process
+    assert isinstance(process, AroundNetwork)
+    return process.excess(x)[:, None].double()
+
+
+def _targets(law: Distribution, y: Tensor) -> Tensor:
+    """The targets in the shape that the law is asked about."""
+    return y.reshape(law.batch_shape + law.event_shape).to(law.mean.dtype)

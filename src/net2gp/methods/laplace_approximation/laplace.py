@@ -9,20 +9,22 @@ import torch
 from torch import nn
 
 from net2gp.errors import NotStationary, check_positive, warn
-from net2gp.inputs import gather, num_rows, rows
-from net2gp.likelihoods.traits import has_open_link
+from net2gp.inputs import num_rows, rows
+from net2gp.likelihoods.traits import has_open_link, of_points
 from net2gp.linear import Linearized
 from net2gp.linear.forward.evaluation import pullback
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
 from net2gp.methods.laplace_approximation.choosing import checked, tuned
-from net2gp.methods.laplace_approximation.held_out import with_weight
+from net2gp.methods.laplace_approximation.held_out import HeldOut, with_weight
 from net2gp.methods.laplace_approximation.matching import with_novelty
 from net2gp.methods.laplace_approximation.search import Search, Tuned
-from net2gp.methods.laplace_approximation.task import POINTS, make_task
+from net2gp.methods.laplace_approximation.task import make_task
 from net2gp.methods.laplace_approximation.tuning import Evidence, Tuning, Validation
 from net2gp.posteriors.conditioning.checks import check_prior_var, remedy
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.weights import Structure
+from net2gp.posteriors.weights.tasks.streamed import POINTS
+from net2gp.streams import held_or_streamed
 from net2gp.types import Data, Observed
 
 
@@ -56,7 +58,9 @@ def laplace(
 
     Args:
         network: The trained network, or its linearization, which may choose parameters and outputs.
-        data: Its training data, a pair (x, y) or a `DataLoader`.
+        data: Its training data, a pair (x, y) or a `DataLoader`. One of more than 1 GiB, or a
+            `data.Stream(loader)`, is read batch by batch in several passes, and the posterior does not keep
+            it; only `FunctionSpace()` needs all points together.
         likelihood: How targets follow the outputs, such as `Gaussian()` or `Categorical()`.
         prior_var: The prior variance of the parameters: a number, or a dict of numbers or tensors by name
             pattern. None leaves it open.
@@ -99,7 +103,7 @@ def laplace(
     with torch.inference_mode(False):
         task, chosen = make_task(
             network,
-            gather(data, example_of(network)),
+            held_or_streamed(data, example_of(network)),
             likelihood,
             structure,
             only=only,
@@ -114,8 +118,7 @@ def laplace(
         if has_open_link(task.likelihood) and not isinstance(tuning, Evidence):
             posterior = with_novelty(posterior, task)
             if isinstance(tuning, Validation):
-                x, y = gather(tuning.data, task.linearized.example)
-                posterior = with_weight(posterior, x, y)
+                posterior = with_weight(posterior, HeldOut(task, tuning.data))
         return cast("Posterior[Observed]", posterior)
 
 
@@ -131,26 +134,33 @@ def _check_stationary(search: Search, found: Tuned) -> None:
     trace *= found.scale * task.temperature
     # a subset of the points may have taken the likelihood with it
     likelihood = found.likelihood if task.open_noise else task.likelihood
-    linearized, count = task.linearized, num_rows(task.x)
-    residual = likelihood.residual(task.f, task.y)
-    gradient = torch.zeros(linearized.num_params, dtype=torch.float64, device=task.f.device)
-    size = -(-count // -(-count // POINTS))  # pieces of the same size
-    for start in range(0, count, size):
-        part, u = rows(task.x, slice(start, start + size)), residual[start : start + size]
-        # plain autograd has less overhead than torch.func
-        out, pull = pullback(partial(linearized.evaluate, x=part), linearized.params, twice=True)
-        gradient += linearized.flatten(pull(u.to(out.dtype))).double()
+    linearized = task.linearized
+    gradient = torch.zeros(linearized.num_params, dtype=torch.float64, device=task.device)
+    for piece in task.pieces("gradient"):
+        first = 0 if piece.among is None else piece.among[0]
+        count = num_rows(piece.x)
+        size = -(-count // -(-count // POINTS))  # pieces of the same size
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            x, y = rows(piece.x, part), piece.y[part]
+            # plain autograd has less overhead than torch.func
+            out, pull = pullback(partial(linearized.evaluate, x=x), linearized.params, twice=True)
+            points = slice(first + start, first + start + len(y))
+            u = of_points(likelihood, points).residual(out.detach().double(), y)
+            gradient += linearized.flatten(pull(u.to(out.dtype))).double()
     theta = linearized.flatten(task.params).double()
     free = curvature.task.free
     if free is not None:  # the trace is of the chosen weights alone
         gradient, theta = gradient[free], theta[free]
     share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
+    kept = task.kept is not None
+    linear = "; that of the linear model is posterior.dual().condition()" if kept else ""
     rest = float((gradient - share.clamp(min=0) * theta).norm())
     if rest > trace**0.5:
         warn(
             f"the network is not at a stationary point: the gradient of its log-likelihood has norm "
             f"{float(gradient.norm()):.3g}, of which {rest:.3g} is not explained by weight decay, where "
             f"{trace**0.5:.3g} would be by chance. {remedy(linearized.network)} The mean stays the "
-            "network's; that of the linear model is posterior.dual().condition().",
+            f"network's{linear}.",
             NotStationary,
         )

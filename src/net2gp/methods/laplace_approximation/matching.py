@@ -11,16 +11,14 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from net2gp.inputs import map_inputs, num_rows, rows
+from net2gp.inputs import map_inputs, num_rows
 from net2gp.likelihoods.traits import Linked
 from net2gp.linalg import psd_root
-from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_approximation.search import Search, Tuned
-from net2gp.methods.laplace_approximation.tuning import Matched
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
-from net2gp.posteriors.recipes.seen import seen_by
+from net2gp.posteriors.recipes.seen import FEW_SHARES, seen_by
 from net2gp.posteriors.weights import Structure, Task, Traits
 from net2gp.progress import progress
 from net2gp.types import Inputs, Likelihood
@@ -41,22 +39,20 @@ FEW_POINTS = 50
 """Up to that many points each keeps its own information: what few other points leave is nearly the prior."""
 
 
-def linked(search: Search, found: Tuned, matched: Matched) -> Tuned:
+def linked(search: Search, found: Tuned) -> Tuned:
     """What was chosen, with the link that is as sure as the network, at some of the points of the task."""
-    task, count = search.task, matched.count(search.task.f.shape[1])
-    index = fixed_choice(len(task.f), count)
+    points, (index, some) = search.task.sums.count, search.linking
     covariance = search.curvature.at_data(found.prior_var, found.scale, index)
     if covariance is None:
         found = search.solve(found)
-        posterior = match_link(search.posterior(found), rows(task.x, index))
+        posterior = match_link(search.posterior(found), some.x, points)
         return replace(found, likelihood=posterior.likelihood)
-    mean = task.f[index].double()
-    if len(task.f) > FEW_POINTS:
-        covariance = without_own(covariance, found.likelihood.curvature(mean) * found.scale)
-    return replace(found, likelihood=_linked(found.likelihood, mean, covariance))
+    if points > FEW_POINTS:
+        covariance = without_own(covariance, found.likelihood.curvature(some.f) * found.scale)
+    return replace(found, likelihood=_linked(found.likelihood, some.f, covariance))
 
 
-def match(search: Search, best: Tuned, matched: Matched) -> Tuned:
+def match(search: Search, best: Tuned) -> Tuned:
     """The prior variance and the link that belong together, from the one of the largest evidence.
 
     With t = log prior_var, the root of log(α(t)² ‖θ*‖²/γ(t)) − t by the secant method: the scaled
@@ -69,7 +65,7 @@ def match(search: Search, best: Tuned, matched: Matched) -> Tuned:
     assert isinstance(best.prior_var, float)
 
     def excess(log: float) -> tuple[float, Tuned]:
-        one = linked(search, search.at(np.array([log])), matched)
+        one = linked(search, search.at(np.array([log])))
         gamma = search.effective_parameters(float(np.exp(log)), one.scale)
         alpha = one.likelihood.link.scale  # type: ignore[attr-defined]
         return float(np.log(alpha**2 * size / max(gamma, 1e-12))) - log, one
@@ -95,21 +91,23 @@ def match(search: Search, best: Tuned, matched: Matched) -> Tuned:
     return result if settled else own
 
 
-def match_link(posterior: Posterior, x: Inputs) -> Posterior:
+def match_link(posterior: Posterior, x: Inputs, num_points: int | None = None) -> Posterior:
     """The posterior with the link whose scale minimizes KL(network ‖ prediction) at the points `x`.
 
     Labels are not needed: the network's average certainty was found by its training, and the data say
     little more about it. What the covariance adds is where to be less sure than on average, and where
     more. Where the covariance is exact, each point's own information is taken out of it, as it would be
     absent at a new point; but not of few points, where the scale would then belong to one point less, and
-    predictions surer than the network even where it was trained. Cost: one `marginal`.
+    predictions surer than the network even where it was trained. `num_points` of the data are known to the
+    posterior; None counts them. Cost: one `marginal`.
     """
     likelihood = posterior.likelihood
+    count = num_rows(posterior.data[0]) if num_points is None else num_points
     assert isinstance(likelihood, Linked)
     if likelihood.matched_link.needs == "contrasts" and not _traits(posterior).exact:
         mean, variances = _contrasts(posterior, x)
         return replace(posterior, likelihood=_scaled(likelihood, mean, variances))
-    return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x)))
+    return replace(posterior, likelihood=_linked(likelihood, *_moments(posterior, x, count)))
 
 
 def _contrasts(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
@@ -151,14 +149,14 @@ def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
     return likelihood.with_link(link(_best_scale(loss)))
 
 
-def _moments(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
+def _moments(posterior: Posterior, x: Inputs, count: int) -> tuple[Tensor, Tensor]:
     exact = _traits(posterior).exact
     if exact:  # of what is left without a point's own information float32 keeps no digit
         posterior = posterior.to(dtype=torch.float64)
         x = map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
     law = posterior.marginal(x)
     mean, covariance = law.mean.double(), law.covariance_matrix.double()
-    if exact and num_rows(posterior.data[0]) > FEW_POINTS:
+    if exact and count > FEW_POINTS:
         own = posterior.likelihood.curvature(mean) / posterior.temperature
         covariance = without_own(covariance, own)
     return mean, covariance
@@ -176,10 +174,11 @@ def with_novelty(posterior: Posterior, task: Task) -> Posterior:
     assert isinstance(process, AroundNetwork)
     assert isinstance(likelihood, Linked)
     with evaluating(process.linearized.network):
-        seen = seen_by(process.linearized, task.x)
+        some = task.some(FEW_SHARES)
+        seen = seen_by(task, some)
     if seen is None:
         return posterior
-    f = task.f - task.f.mean(1, keepdim=True) if task.f.shape[1] > 1 else task.f
+    f = some.f - some.f.mean(1, keepdim=True) if some.f.shape[1] > 1 else some.f
     size = likelihood.link.scale**2 * float(f.square().mean())
     link = replace(likelihood.link, novelty_var=size)
     return replace(

@@ -10,9 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 from torch import Tensor
 
-from net2gp.inputs import rows
 from net2gp.likelihoods import shape_targets
-from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_approximation.regression import Regression, regression, warn_of_scales
 from net2gp.methods.laplace_approximation.search import Search, Tuned
@@ -32,17 +30,18 @@ def regressed(search: Search) -> Tuned:
     if given is not None and noise is not None:
         return search.at(np.array([]))
     if task.open_noise:
-        warn_of_scales(shape_targets(task.f, task.y))
+        assert task.sums.targets is not None
+        warn_of_scales(task.sums.targets)
     model = regression(task, search.structure.traits())
     noise, scale = model.best(noise, None if given is None else 1.0)
     model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)
-    index = fixed_choice(len(task.f), VARIANCE_POINTS).to(task.f.device)
-    tried = _Tried(search, model, rows(task.x, index))
+    some = task.some(VARIANCE_POINTS)
+    tried = _Tried(search, model, some.x)
     if given is not None:
         return tried.at(noise, None)
     noise, scale = tried.with_variance(noise, scale)
     if task.open_noise and not search.structure.traits().solved_once:
-        squares = (shape_targets(task.f, task.y).double() - task.f)[index].square()
+        squares = (shape_targets(some.f, some.y).double() - some.f).square()
         most = max(model.spread, model.error)
         noise = likely_noise(noise, tried.variances(noise, scale), squares, most)
     return tried.at(noise, scale)

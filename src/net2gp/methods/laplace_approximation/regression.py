@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales, warn
-from net2gp.inputs import rows
 from net2gp.likelihoods import Gaussian, shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
-from net2gp.linalg.chance import fixed_choice
 from net2gp.linear import Linearized, TangentKernel
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.spectrum import Spectrum, decompose
 from net2gp.posteriors.tune import NOISE_SPREAD, TYPICAL_NOISE
 from net2gp.posteriors.weights import Task, Traits
+from net2gp.posteriors.weights.tasks.sums import Moments
 
 NUM_ROWS = 1500
 """Rows N·C that prior and noise are tuned on; a fixed random choice of points, where there are more."""
@@ -182,40 +181,35 @@ def _all_layers(linearized: Linearized) -> Linearized:
 
 
 def _model(task: Task, linearized: Linearized, limit: int) -> Regression:
-    count, outputs = task.f.shape
+    sums = task.sums
     if linearized.num_params <= NUM_ROWS:
         limit = max(limit, FEATURE_NUMBERS // linearized.num_params)
-    size = min(count, max(1, limit // outputs))
-    chosen = fixed_choice(count, size).to(task.f.device)
-    y = shape_targets(task.f, task.y).double()
+    size = min(sums.count, max(1, limit // sums.num_outputs))
+    part = task.some(size)
+    y = shape_targets(part.f, part.y).double()
     kernel = linearized.kernel(1.0 if task.prior_var is None else task.prior_var)
-    part = rows(task.x, chosen) if size < count else task.x
-    kernel.check(part)
-    problem = Problem(kernel, None, Gaussian(1.0), part, y[chosen], task.f[chosen])
+    kernel.check(part.x)
+    problem = Problem(kernel, None, Gaussian(1.0), part.x, y, part.f)
+    assert sums.targets is not None
     return Regression(
         decompose(around_zero(problem)),
-        error=float((y - task.f).square().mean()),
-        spread=scale_of(y),
+        error=sums.error,
+        spread=sums.targets.scale(),
         size=size_of(linearized),
-        repeats=count / size,
+        repeats=sums.count / size,
     )
 
 
 def scale_of(y: Tensor) -> float:
-    """The variance of the targets y (N, C), with the share 1/N⁴ of their squared mean; 1 if all are zero.
-
-    Two points may be close to each other by chance, and one has no variance: then their size counts.
-    """
-    mean, size = y.mean(0), float(y.square().mean())
-    found = float((y - mean).square().mean() + mean.square().mean() / len(y) ** 4)
-    return found if found > 1e-12 * size else (size if size > 0 else 1.0)
+    """The variance of the targets y (N, C), as `Moments.scale` has it."""
+    return Moments.of(y).scale()
 
 
-def warn_of_scales(y: Tensor) -> None:
+def warn_of_scales(y: Moments) -> None:
     """Say so where one noise is to be found for targets whose scales have nothing to do with each other."""
-    if y.dim() < 2 or len(y) < 2:
+    if y.count < 2:
         return
-    deviations = y.double().flatten(1).std(0)
+    deviations = y.deviations()
     deviations = deviations[deviations > 0]
     if len(deviations) < 2 or float(deviations.max()) < LARGEST_RATIO * float(deviations.min()):
         return

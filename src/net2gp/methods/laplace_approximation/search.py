@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,8 +11,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from net2gp.errors import trying
-from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.linearized import PriorVar, expand_prior
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Tuning
 from net2gp.posteriors.posterior import Posterior
@@ -51,6 +52,14 @@ class Search:
     structure: Structure
     tuning: Tuning
 
+    @cached_property
+    def linking(self) -> tuple[Tensor, Task]:
+        """The numbers of the points at which a link is matched, and the task at these points."""
+        assert isinstance(self.tuning, Matched)
+        sums = self.task.sums
+        index = fixed_choice(sums.count, self.tuning.count(sums.num_outputs)).to(self.task.device)
+        return index, self.task.at(index)
+
     def stand_in(self) -> Search:
         """The search on the curvature whose evidence chooses what is open, this one or Kronecker factors."""
         by = self.curvature
@@ -75,7 +84,8 @@ class Search:
             solved.covariance,
             found.prior_var,
             found.likelihood,
-            (task.x, task.y),
+            task.kept,
+            num_outputs=task.sums.num_outputs,
             evidence=solved.evidence,
             recipe=ByLaplace(task.temperature, solved.structure or self.structure),
         )
@@ -99,8 +109,7 @@ class Search:
         theta = self.task.linearized.flatten(self.task.params).double()
         logs = [float(theta.square().mean().clamp(min=1e-12).log())] * len(self.groups)
         if self.task.open_noise:
-            residual = shape_targets(self.task.f, self.task.y).double() - self.task.f
-            logs.append(float(residual.square().mean().clamp(min=1e-12).log()))
+            logs.append(float(np.log(max(self.task.sums.error, 1e-12))))
         return np.array(logs)
 
     def prior(self, logs: Tensor) -> Params:
@@ -125,7 +134,7 @@ class Search:
         start = self.start()
         if not len(start):
             return start
-        device = self.task.f.device
+        device = self.task.device
         with progress("evidence", None) as advance, trying():
 
             def objective(logs: np.ndarray) -> tuple[float, np.ndarray]:
@@ -143,7 +152,7 @@ class Search:
     def effective_parameters(self, prior_var: float, scale: float) -> float:
         """γ = d log|I + V^{1/2}HV^{1/2}| / d log prior_var: the directions that the data determine."""
         with torch.enable_grad():
-            log = torch.tensor(np.log(prior_var), device=self.task.f.device).requires_grad_()
+            log = torch.tensor(np.log(prior_var), device=self.task.device).requires_grad_()
             prior = dict.fromkeys(self.task.params, log.exp())
             value = self.curvature.log_det(prior, torch.tensor(scale, device=log.device))
             (gradient,) = torch.autograd.grad(value, log)

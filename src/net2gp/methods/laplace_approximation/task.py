@@ -6,17 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, warn
-from net2gp.inputs import check_made, chunks, copied, describe, map_inputs, rows
-from net2gp.likelihoods.traits import has_one_class, has_open_noise
+from net2gp.inputs import check_made, copied, describe, map_inputs, rows
+from net2gp.likelihoods.traits import has_open_link, has_open_noise, of_points, tied_points
 from net2gp.linear import Linearized, linearize
-from net2gp.linear.linearized import Patterns, PriorVar
-from net2gp.linear.planning.probe import check_used
+from net2gp.linear.linearized import Patterns, PriorVar, example_of
+from net2gp.linear.planning.probe import check_all_used, check_used, find_used
 from net2gp.posteriors.conditioning.checks import check_class_axis
 from net2gp.posteriors.weights import Diagonal, Full, FunctionSpace, Kron, Structure, Task
-from net2gp.types import Inputs, Likelihood
+from net2gp.posteriors.weights.tasks.streamed import StreamedTask, outputs_at, piece_of
+from net2gp.posteriors.weights.tasks.sums import Sums
+from net2gp.streams import Passes
+from net2gp.types import Inputs, Likelihood, Stream
 
-POINTS = 1500
-"""Points that go through the network together."""
+KEPT_POINTS = 32
+"""Inputs of a stream from which the network is planned again."""
 
 SMALL_FULL = 2500
 """Parameters up to which the whole precision is the default."""
@@ -27,7 +30,7 @@ SMALL_ROWS = 4000
 
 def make_task(
     network: nn.Module | Linearized,
-    data: tuple[Inputs, Tensor],
+    data: tuple[Inputs, Tensor] | Stream,
     likelihood: Likelihood,
     structure: Structure | None = None,
     *,
@@ -41,18 +44,91 @@ def make_task(
         raise InputError(
             f"likelihood must be e.g. Categorical() or Gaussian(), but is {describe(likelihood)}."
         )
-    x, y = map_inputs(data[0], copied), copied(data[1])
-    linearized = _linearized(network, x, only, structure)
-    check_class_axis(linearized, x, likelihood)
-    f = torch.cat([linearized(part) for part in chunks(x, POINTS)]).double()
-    likelihood.check(f.to(linearized.example.dtype), y)
-    _check_alone(linearized, x, f)
-    check_used(linearized, x)
-    open_noise = has_open_noise(likelihood)
-    _check_classes(f, y, likelihood)
-    used = likelihood.with_noise(1.0) if has_open_noise(likelihood) else likelihood
-    task = Task(linearized, x, y, used, f, open_noise, prior_var, temperature)
-    return task, (structure or _default(task)).settled(linearized)
+    options = has_open_noise(likelihood), prior_var, temperature
+    task: Task
+    if isinstance(data, Stream):
+        task = _streamed(network, data, likelihood, structure, only, options)
+    else:
+        x, y = map_inputs(data[0], copied), copied(data[1])
+        linearized = _linearized(network, x, only, structure)
+        check_class_axis(linearized, x, likelihood)
+        f = outputs_at(linearized, x)
+        likelihood.check(f.to(linearized.example.dtype), y)
+        _check_alone(linearized, x, f)
+        check_used(linearized, x)
+        task = Task(linearized, x, y, _used(likelihood), f, *options)
+    _check_classes(task)
+    return task, (structure or _default(task)).settled(task.linearized)
+
+
+def _used(likelihood: Likelihood) -> Likelihood:
+    """The likelihood with noise variance 1 where it is open."""
+    return likelihood.with_noise(1.0) if has_open_noise(likelihood) else likelihood
+
+
+def _streamed(
+    network: nn.Module | Linearized,
+    data: Stream,
+    likelihood: Likelihood,
+    structure: Structure | None,
+    only: Patterns | None,
+    options: tuple[bool, PriorVar | None, float],
+) -> StreamedTask:
+    """The task of a stream, whose first pass checks each point and finds the sums that do not change."""
+    # beside the curvature: the checks, points for prior and noise, for variances or a link, and the gradient
+    most = 4 + (1 if structure is None else structure.traits().passes)
+    most += (
+        2 if has_open_link(likelihood) else 0
+    )  # what was seen: some points, perhaps all features
+    passes = Passes(data, example_of(network), most)
+    start, _ = passes.first()
+    linearized = _linearized(network, start, only, structure)
+    check_class_axis(linearized, start, likelihood)
+    used, known, reached = _used(likelihood), None, set[str]()
+    for first, x, y in passes.pieces("checks"):
+        piece = piece_of(linearized, used, first, x, y)
+        of_points(likelihood, slice(first, first + len(y))).check(
+            piece.f.to(linearized.example.dtype), y
+        )
+        if known is None:
+            _check_alone(linearized, x, piece.f)
+        _check_same_layer(network, x, only, structure, linearized)
+        find_used(linearized, x, reached)
+        sums = Sums.of(piece.likelihood, piece.f, y)
+        known = sums if known is None else known.plus(sums)
+    assert known is not None
+    check_all_used(linearized, reached)
+    _check_tied(likelihood, known.count)
+    start = map_inputs(rows(start, slice(0, KEPT_POINTS)), torch.clone)
+    return StreamedTask(linearized, used, *options, passes=passes, known=known, start=start)
+
+
+def _check_same_layer(
+    network: nn.Module | Linearized,
+    x: Inputs,
+    only: Patterns | None,
+    structure: Structure | None,
+    linearized: Linearized,
+) -> None:
+    """Raise if a structure that chooses its parameters chooses others at these points."""
+    if structure is None or not structure.traits().one_layer:
+        return
+    found = _linearized(network, x, only, structure)
+    if list(found.params) != list(linearized.params):
+        raise NetworkError(
+            f"{type(structure).__name__}() takes {list(linearized.params)} at the first points of the "
+            f"stream and {list(found.params)} at others. Choose the parameters with only=, and "
+            "structure=Full() or Kron()."
+        )
+
+
+def _check_tied(likelihood: Likelihood, count: int) -> None:
+    tied = tied_points(likelihood)
+    if tied is not None and tied != count:
+        raise InputError(
+            f"the likelihood holds numbers for {tied} points, but the data have {count}. Pass one for each "
+            "point, in the order of the data."
+        )
 
 
 def _check_alone(linearized: Linearized, x: Inputs, f: Tensor) -> None:
@@ -92,23 +168,22 @@ def _linearized(
 
 def _default(task: Task) -> Structure:
     """The first structure that has all of it and is small, else `Kron()`, with a diagonal where it must."""
-    P, count = task.linearized.num_params, task.f.numel()
+    P, count = task.linearized.num_params, task.sums.num_rows
     if (SMALL_FULL if count >= P else 1000) >= P:
         return Full()
-    if count <= SMALL_ROWS:
+    if count <= SMALL_ROWS and task.kept is not None:
         return FunctionSpace()
     try:
-        Kron().curvature(task.at(torch.arange(min(3, len(task.f)), device=task.f.device)))
+        Kron().curvature(task.at(torch.arange(min(3, task.sums.count), device=task.device)))
     except NetworkError:
         return Kron(rest=Diagonal())
     return Kron()
 
 
-def _check_classes(f: Tensor, y: Tensor, likelihood: Likelihood) -> None:
-    if not has_one_class(likelihood):
+def _check_classes(task: Task) -> None:
+    if task.sums.classes is None:
         return
-    counts = torch.bincount(y.long(), minlength=f.shape[1])
-    empty = (counts == 0).nonzero().flatten().tolist()
+    empty = (task.sums.classes == 0).nonzero().flatten().tolist()
     if empty:
         some = ", ".join(str(c) for c in empty[:8]) + (", …" if len(empty) > 8 else "")
         warn(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_positive
-from net2gp.inputs import describe, gather
+from net2gp.inputs import describe
 from net2gp.linear.linearized import Linearized, PriorVar, linearize
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
+from net2gp.streams import held_or_streamed
 from net2gp.types import Data, Likelihood
 
 
@@ -30,7 +31,8 @@ def from_variances(
     Args:
         network: The network at the mean θ*, or its linearization, which chooses parameters and outputs.
         variance: One positive number per parameter, (P,), in the order of `network.named_parameters()`.
-        data: The inputs and targets that the inference saw.
+        data: The inputs and targets that the inference saw. Of a `data.Stream` one batch is read, and none
+            is kept.
         likelihood: How targets follow the outputs.
         prior_var: The variance of the prior, which `novelty` compares with: a number, or by pattern.
 
@@ -59,6 +61,5 @@ def from_variances(
             "network.named_parameters()."
         )
     check_positive(variance, "variance")
-    return around_network(
-        linearized, DiagonalCovariance(variance), prior_var, likelihood, gather(data)
-    )
+    kept = held_or_streamed(data, linearized.example)
+    return around_network(linearized, DiagonalCovariance(variance), prior_var, likelihood, kept)

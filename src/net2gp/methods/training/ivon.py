@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import gather, ordinary_tensors
+from net2gp.inputs import ordinary_tensors
 from net2gp.keywords import check_known, lists
 from net2gp.linalg.chance import random_normal
 from net2gp.linear.linearized import Linearized, Output, PriorVar, expand_prior, linearize
@@ -20,6 +20,7 @@ from net2gp.methods.training.vogn import check_decays, check_trainable
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance
+from net2gp.streams import held_or_streamed
 from net2gp.types import Data, Likelihood
 
 
@@ -273,4 +274,5 @@ class IVON(DrawingOptimizer):
         """
         linearized: Linearized = linearize(self.network, only=self.names, output=output)
         covariance = DiagonalCovariance(self.variance)
-        return around_network(linearized, covariance, self.prior_var, likelihood, gather(data))
+        kept = held_or_streamed(data, linearized.example)
+        return around_network(linearized, covariance, self.prior_var, likelihood, kept)

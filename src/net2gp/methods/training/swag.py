@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError
-from net2gp.inputs import gather
 from net2gp.linear.linearized import Output, Patterns, PriorVar, choose, linearize
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import around_network
 from net2gp.posteriors.weights.diagonal import DiagonalCovariance, LowRankPlusDiagonal
+from net2gp.streams import held_or_streamed
 from net2gp.types import Data, Likelihood, Params
 
 
@@ -182,4 +182,5 @@ class Swag:
         example = next(network.parameters())
         mean = {name: value.to(example) for name, value in self.mean.items()}
         linearized = linearize(network, mean, only=list(mean), output=output)
-        return around_network(linearized, covariance, prior_var, likelihood, gather(data))
+        kept = held_or_streamed(data, linearized.example)
+        return around_network(linearized, covariance, prior_var, likelihood, kept)

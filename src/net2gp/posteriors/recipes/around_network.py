@@ -20,7 +20,8 @@ from net2gp.posteriors.recipes.dual import Dual, make_dual
 from net2gp.posteriors.recipes.seen import Seen
 from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
 from net2gp.show import number
-from net2gp.types import Inputs, Likelihood, Params
+from net2gp.streams import Passes
+from net2gp.types import Inputs, Likelihood, Params, Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,14 +209,21 @@ def around_network(
     covariance: Covariance,
     prior_var: PriorVar,
     likelihood: Likelihood,
-    data: tuple[Inputs, Tensor],
+    data: tuple[Inputs, Tensor] | Stream | None,
     *,
+    num_outputs: int | None = None,
     evidence: Tensor | None = None,
     recipe: Recipe | None = None,
 ) -> Posterior:
-    """The posterior N(θ*, Σ) over a network's parameters; without a recipe it counts as found by training."""
-    x, y = data
-    with evaluating(linearized.network):
-        num_outputs = linearized(rows(x, slice(0, 1))).shape[1]
+    """The posterior N(θ*, Σ) over a network's parameters; without a recipe it counts as found by training.
+
+    A stream is not kept: its first points say how many outputs there are, unless `num_outputs` does.
+    """
+    x, y = data if isinstance(data, tuple) else (None, None)
+    if num_outputs is None:
+        some = Passes(data, linearized.example).first()[0] if isinstance(data, Stream) else x
+        assert some is not None
+        with evaluating(linearized.network):
+            num_outputs = linearized(rows(some, slice(0, 1))).shape[1]
     process = AroundNetwork(linearized, covariance, prior_var, num_outputs)
     return Posterior(process, likelihood, x, y, evidence, recipe or ByTraining())

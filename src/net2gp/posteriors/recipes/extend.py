@@ -23,16 +23,14 @@ from net2gp.posteriors.conditioning.gaussian import (
     from_factor,
     gaussian_cg,
     gaussian_dense,
-    gaussian_evidence,
     noise_rows,
-    whitened,
 )
 from net2gp.posteriors.conditioning.problem import Problem, make_problem
 from net2gp.posteriors.conditioning.solve import approximate, with_gram
 from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Inference, Solver, WeightCholesky
-from net2gp.posteriors.conditioning.systems import precision
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipes.weight_sums import WeightSums
 from net2gp.types import Data, Inputs, Likelihood
 
 
@@ -74,7 +72,9 @@ def extend(
         K = _bordered(process.gram, problem, process.x, new)
         return with_gram(problem, solver, inference, K, start)
     if isinstance(process, Whitened):
-        return _with_precision(posterior, process, problem, new)
+        assert posterior.evidence is not None
+        old = num_rows(posterior.data[0])
+        return WeightSums.of(process, posterior.evidence).plus(problem, old).solved(problem)
     same_rows = problem.rows_per_point == process.rows_per_point
     if isinstance(solver, CG):
         return gaussian_cg(problem, solver, _guess(process, problem) if same_rows else None)
@@ -91,28 +91,6 @@ def _guess(process: Conditioned, problem: Problem) -> Tensor:
     alpha = process.alpha
     added = problem.num_rows - len(alpha)
     return torch.cat([alpha, alpha.new_zeros(added, alpha.shape[1])])
-
-
-def _with_precision(
-    posterior: Posterior, process: Whitened, problem: Problem, new: Inputs
-) -> Solved:
-    """The process in weight space after the precision of the new points is added."""
-    assert posterior.evidence is not None
-    added = num_rows(new)
-    noise, t = problem.noise[-added:], problem.target[-added:]
-    Phi = process.kernel.features(new).to(torch.float64)
-    old = process.precision.L @ process.precision.L.mT
-    A = old + precision(Phi, torch.diag_embed(noise.reciprocal())) - torch.eye(len(old)).to(old)
-    factor = cholesky(A, what="I + ΦᵀΛΦ")
-    b = old @ process.weights + torch.einsum("ncp,nc->p", Phi, t / noise)[:, None]
-    weights = factor.solve(b)
-    # log p(old, new) = log p(old) + log p(new | old). The second term is a Gaussian density, whose quadratic
-    # form and determinant are the differences between the new posterior and the old one.
-    quadratic = (t * t / noise).sum() + (process.weights * (old @ process.weights)).sum()
-    quadratic = quadratic - (weights * b).sum()
-    log_det = factor.log_det() - process.precision.log_det() + noise.log().sum()
-    evidence = posterior.evidence + gaussian_evidence(quadratic, log_det, t.numel())
-    return whitened(problem, weights, factor, evidence)
 
 
 def _layout(x: Inputs) -> object:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import chunks, num_rows, rows, tensors
-from net2gp.linalg.chance import fixed_choice
+from net2gp.inputs import chunks
 from net2gp.linear.curvatures.head import features, has_features, last_linearized
 from net2gp.linear.linearized import Linearized
+from net2gp.posteriors.weights import Task
 from net2gp.tags import savable
 from net2gp.types import Inputs
 
@@ -105,26 +105,27 @@ class SeenFeatures:
         return torch.cat(parts)
 
 
-def seen_by(linearized: Linearized, x: Inputs) -> SeenPoints | SeenFeatures | None:
-    """What the training inputs `x` tell a network's parameters that vary.
+def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
+    """What the training inputs tell a network's parameters that vary.
 
     Small networks keep the tangent kernel of all these parameters at some of the inputs. A last layer, or a
     large network that has one, keeps a matrix of all inputs' features. Another large network keeps nothing.
 
     Args:
-        linearized: The network with the parameters that vary.
-        x: Its training inputs.
+        task: The network with the parameters that vary, and its training inputs.
+        some: The task at `FEW_SHARES` of the inputs, a random choice.
 
     Returns:
         What was seen, or None.
     """
-    if linearized.num_params <= MOST_PARAMETERS and not _is_last(linearized, x):
-        return _points(linearized, x)
+    linearized, few = task.linearized, task.few()
+    if linearized.num_params <= MOST_PARAMETERS and not _is_last(linearized, few):
+        return _points(linearized, some.some(NUM_POINTS).x)
     try:
-        head = last_linearized(linearized, x)
+        head = last_linearized(linearized, few)
     except NetworkError:
         return None
-    return _features(head, x) if has_features(head, x) else None
+    return _features(head, task, some.x) if has_features(head, few) else None
 
 
 def _is_last(linearized: Linearized, x: Inputs) -> bool:
@@ -141,9 +142,7 @@ def _is_last(linearized: Linearized, x: Inputs) -> bool:
         return False
 
 
-def _points(linearized: Linearized, x: Inputs) -> SeenPoints:
-    chosen = fixed_choice(num_rows(x), NUM_POINTS).to(tensors(x)[0].device)
-    points = rows(x, chosen)
+def _points(linearized: Linearized, points: Inputs) -> SeenPoints:
     K = linearized.trace_kernel()(points).double()
     scales = K.diagonal().clamp(min=1e-300).sqrt()
     noisy = K / scales / scales[:, None]
@@ -154,19 +153,19 @@ def _points(linearized: Linearized, x: Inputs) -> SeenPoints:
     return SeenPoints(points, whitening, scales, _ordinary(own))
 
 
-def _features(head: Linearized, x: Inputs) -> SeenFeatures:
+def _features(head: Linearized, task: Task, some: Inputs) -> SeenFeatures:
     width = sum(value[0].numel() for value in head.params.values())
     H = head.example.new_zeros(width, width, dtype=torch.float64)
-    for part in chunks(x, CHUNK):
-        phi = features(head, part).double()
-        H += phi.T @ phi
-    noise = NOISE * float(H.trace()) / num_rows(x)
+    for piece in task.pieces("features"):
+        for part in chunks(piece.x, CHUNK):
+            phi = features(head, part).double()
+            H += phi.T @ phi
+    noise = NOISE * float(H.trace()) / task.sums.count
     if not noise > 0:  # the features are zero, so that nothing was seen
         noise = NOISE
     H.diagonal().add_(noise)
     L = torch.linalg.cholesky(H)
     root = noise**0.5 * torch.linalg.solve_triangular(L, torch.eye(width).to(L), upper=False)
-    some = rows(x, fixed_choice(num_rows(x), FEW_SHARES).to(tensors(x)[0].device))
     phi = torch.cat([features(head, part).double() for part in chunks(some, CHUNK)])
     left = (phi @ root.T).square().sum(1) / noise
     without = _open(phi, root) / (1 - left).clamp(min=1e-3)

@@ -11,8 +11,9 @@ from net2gp.posteriors.weights.kron import Kron
 from net2gp.posteriors.weights.last_layer import LastLayer
 from net2gp.posteriors.weights.low_rank import LowRank
 from net2gp.posteriors.weights.sampled import Sampled
-from net2gp.posteriors.weights.structure import Curvature, Structure, Task, Traits
+from net2gp.posteriors.weights.structure import Curvature, Structure, Traits
 from net2gp.posteriors.weights.subnetwork import Subnetwork
+from net2gp.posteriors.weights.tasks.task import Task
 
 __all__ = [
     "Covariance",

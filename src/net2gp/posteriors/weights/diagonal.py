@@ -17,7 +17,8 @@ from net2gp.posteriors.weights.covariance import (
     normal,
     num_entries,
 )
-from net2gp.posteriors.weights.structure import Curvature, Structure, Task, check_fisher
+from net2gp.posteriors.weights.structure import Curvature, Structure, check_fisher
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.tags import savable
 from net2gp.types import Params
 

@@ -16,11 +16,11 @@ from net2gp.posteriors.weights.covariance import Covariance, normal
 from net2gp.posteriors.weights.structure import (
     Curvature,
     Structure,
-    Task,
     Traits,
     check_fisher,
     common_variance,
 )
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.tags import savable
 from net2gp.types import Params
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods.traits import is_classifier, of_points
+from net2gp.likelihoods.traits import is_classifier
 from net2gp.linalg import block_matmul, psd_root, symmetric_eigen
-from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
 from net2gp.memory import check_memory
@@ -26,12 +24,12 @@ from net2gp.posteriors.weights.structure import (
     Curvature,
     Solved,
     Structure,
-    Task,
     Traits,
     common_variance,
     prior_vector,
     shown,
 )
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.tags import savable
 from net2gp.types import Inputs, Params
 
@@ -89,9 +87,14 @@ class FunctionSpace(Structure):
 
     def curvature(self, task: Task) -> RowCurvature:
         """Nothing is computed yet: a prior and a search say what is needed."""
-        count, size, part = num_rows(task.x), self.num_points, task
-        if size is not None and size < count:
-            part = task.at(fixed_choice(count, size, self.seed).to(task.f.device))
+        size, part = self.num_points, task
+        if size is not None and size < task.sums.count:
+            part = task.some(size, self.seed)
+        part = part.whole(
+            "FunctionSpace()",
+            "structure=FunctionSpace(num_points=1000), which takes some of them, Kron(), LastLayer(), "
+            "Diagonal(), LowRank() or Sampled()",
+        )
         tol = self.tol
         if tol is None:
             many = is_classifier(part.likelihood) and part.f.numel() > EXACT_ROWS
@@ -100,7 +103,7 @@ class FunctionSpace(Structure):
 
     def traits(self) -> Traits:
         """All of the covariance, exactly; one prior variance for all parameters while it is tuned."""
-        return Traits(whole=True, exact=True, any_prior=False)
+        return Traits(whole=True, exact=True, any_prior=False, passes=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,18 +239,17 @@ def sampled_trace(task: Task) -> float:
     With many outputs as E‖Σ_n J_nᵀ S_n z_n‖², SSᵀ = Λ, of standard normal z (Hutchinson 1990): a backward
     pass for each of a few z in place of one for each output.
     """
-    count, outputs = task.f.shape
-    index = fixed_choice(count, TRACE_POINTS).to(task.f.device)
-    part, Lam = rows(task.x, index), of_points(task.likelihood, index).curvature(task.f[index])
+    some, outputs = task.some(TRACE_POINTS), task.sums.num_outputs
+    part, Lam = some.x, some.likelihood.curvature(some.f)
     if outputs <= TRACE_PROBES:
         total = float((task.linearized.kernel().blocks(part).double() * Lam).sum())
     else:
         generator = torch.Generator().manual_seed(0)
-        z = torch.randn(len(index), outputs, TRACE_PROBES, generator=generator)
+        z = torch.randn(len(Lam), outputs, TRACE_PROBES, generator=generator)
         seeds = (psd_root(Lam) @ z.to(Lam.device).double()).flatten(0, 1)
         pulled = task.linearized.kernel().adjoint(part, seeds)
         total = float(pulled.double().square().sum()) / TRACE_PROBES
-    return total * count / len(index)
+    return total * task.sums.count / len(Lam)
 
 
 @savable("covariances.ConditionedCovariance")

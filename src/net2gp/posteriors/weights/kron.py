@@ -13,7 +13,8 @@ from net2gp.linear.forward.factors import Factor
 from net2gp.posteriors.weights.covariance import Covariance
 from net2gp.posteriors.weights.diagonal import Diagonal
 from net2gp.posteriors.weights.kron_blocks import Block, Root, check_factors, layers, make_block
-from net2gp.posteriors.weights.structure import Curvature, Structure, Task, check_fisher, shown
+from net2gp.posteriors.weights.structure import Curvature, Structure, check_fisher, shown
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.tags import savable
 from net2gp.types import Params
 
@@ -103,7 +104,7 @@ class KronCurvature(Curvature):
 
     def log_det(self, prior: Params, scale: float | Tensor) -> Tensor:
         """The sum over the layers."""
-        total = torch.zeros((), dtype=torch.float64, device=self.task.f.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.task.device)
         for block in self.blocks:
             total = total + block.log_det(prior, self.task.params, scale)
         return total

@@ -31,12 +31,16 @@ from net2gp.posteriors.weights.diagonal import Diagonal
 from net2gp.posteriors.weights.full import Dense, Full
 from net2gp.posteriors.weights.kron import Kron
 from net2gp.posteriors.weights.kron_blocks import KronBlock, KronRoot
-from net2gp.posteriors.weights.structure import Curvature, Structure, Task, Traits, shown
+from net2gp.posteriors.weights.structure import Curvature, Structure, Traits, shown
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.tags import savable
 from net2gp.types import Inputs, Params
 
 CHUNK_NUMBERS = 2**24
 """Numbers of one chunk of predictions, outer products or curvatures."""
+
+CPU_NUMBERS = 2**21
+"""Numbers of the outer products of one chunk of points on a CPU, which larger chunks do not make faster."""
 
 SMALL = 4000
 """Weights up to which the whole precision is the default."""
@@ -79,7 +83,7 @@ class LastLayer(Structure):
         """Σ_n Λ_n ⊗ φ_n φ_nᵀ, its diagonal, or its Kronecker factors Σ φφᵀ and Σ Λ."""
         inner = self.settled(task.linearized).structure
         assert inner is not None
-        if not has_features(task.linearized, task.x):
+        if not has_features(task.linearized, task.few()):
             return inner.curvature(task)
         if isinstance(inner, Full):
             return LastFullCurvature(task, Dense(_full(task, inner.fisher)))
@@ -93,14 +97,15 @@ class LastLayer(Structure):
         return Traits(exact=exact, all_weights=False, one_layer=True)
 
 
-def _parts(task: Task) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The first point, features and outputs chunk by chunk."""
-    count = num_rows(task.x)
+def _parts(task: Task) -> Iterator[tuple[Task, int, Tensor, Tensor]]:
+    """Pieces of the task, and of each its first point, features and outputs chunk by chunk."""
     width = weights_of(task.params).shape[1]
-    size = max(1, CHUNK_NUMBERS // width**2)
-    for start in range(0, count, size):
-        part = rows(task.x, slice(start, start + size))
-        yield start, *features_and_outputs(task.linearized, part)
+    numbers = CPU_NUMBERS if task.device.type == "cpu" else CHUNK_NUMBERS
+    size = max(1, numbers // width**2)
+    for piece in task.pieces("curvature of the last layer"):
+        for start in range(0, num_rows(piece.x), size):
+            part = rows(piece.x, slice(start, start + size))
+            yield piece, start, *features_and_outputs(task.linearized, part)
 
 
 def _curvatures(
@@ -115,7 +120,7 @@ def _curvatures(
             # diag(p) − ppᵀ in float32 is indefinite by its rounding, which a wide prior brings out
             yield some, of_points(task.likelihood, points).curvature(f[some].double())
         else:
-            R = fisher.root(task.likelihood, f[some], task.y[points], points.start)
+            R = task.root(fisher, f[some], points)
             yield some, R @ R.mT
 
 
@@ -134,8 +139,8 @@ def _full(task: Task, fisher: Fisher) -> Tensor:
     like = task.linearized.example
     (i, j), (k, l) = (torch.triu_indices(n, n, device=like.device) for n in (C, D))
     triangle = like.new_zeros(len(i), len(k), dtype=torch.float64)
-    for first, phi, f in _parts(task):
-        for some, Lam in _curvatures(task, fisher, first, f):
+    for piece, first, phi, f in _parts(task):
+        for some, Lam in _curvatures(piece, fisher, first, f):
             # in float32 the sum would lose the small eigenvalues, which a wide prior brings out
             part = phi[some].double()
             triangle += Lam[:, i, j].double().mT @ (part[:, k] * part[:, l])
@@ -154,8 +159,8 @@ def _diagonal(task: Task, fisher: Fisher) -> Tensor:
     """Σ_n Λ_ncc φ_ni²: (C·D',)."""
     weights = weights_of(task.params)
     total = weights.new_zeros(weights.shape, dtype=torch.float64)
-    for first, phi, f in _parts(task):
-        for some, Lam in _curvatures(task, fisher, first, f):
+    for piece, first, phi, f in _parts(task):
+        for some, Lam in _curvatures(piece, fisher, first, f):
             total += Lam.diagonal(dim1=1, dim2=2).mT @ phi[some].square().to(Lam.dtype)
     return total.reshape(-1)
 
@@ -166,14 +171,14 @@ def _kron(task: Task, fisher: Fisher) -> KronBlock:
     like = task.linearized.example
     A = like.new_zeros(D, D, dtype=torch.float64)
     G = like.new_zeros(C, C, dtype=torch.float64)
-    for first, phi, f in _parts(task):
+    for piece, first, phi, f in _parts(task):
         A += phi.double().mT @ phi.double()
         if isinstance(fisher, ExactFisher):
-            part = of_points(task.likelihood, slice(first, first + len(f)))
+            part = of_points(piece.likelihood, slice(first, first + len(f)))
             G += summed_curvature(part, f.double())
         else:
-            G += sum(Lam.sum(0) for _, Lam in _curvatures(task, fisher, first, f))
-    return KronBlock(tuple(task.params), A[None], G[None], num_rows(task.x))
+            G += sum(Lam.sum(0) for _, Lam in _curvatures(piece, fisher, first, f))
+    return KronBlock(tuple(task.params), A[None], G[None], task.sums.count)
 
 
 def _by_class(task: Task, prior: Params) -> Tensor:

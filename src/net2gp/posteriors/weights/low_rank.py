@@ -8,21 +8,14 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import check_count
-from net2gp.inputs import num_rows
 from net2gp.linalg import cholesky
-from net2gp.linear.curvatures.ggn import GaussNewton
 from net2gp.linear.jacobians.capture import plan
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.weights.covariance import Covariance, normal
 from net2gp.posteriors.weights.kron import factors
-from net2gp.posteriors.weights.structure import (
-    Curvature,
-    Structure,
-    Task,
-    Traits,
-    common_variance,
-)
+from net2gp.posteriors.weights.structure import Curvature, Structure, Traits, common_variance
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.progress import progress
 from net2gp.tags import savable
 from net2gp.types import Inputs, Params
@@ -63,16 +56,15 @@ class LowRank(Structure):
         memory P · (rank + 10).
         """
         like, P = task.linearized.example, task.linearized.num_params
-        rows = num_rows(task.x) * plan(task.linearized, task.x).num_outputs
-        width = min(self.rank + 10, P, rows)
+        plan(task.linearized, task.few())
+        width = min(self.rank + 10, P, task.sums.num_rows)
         generator = torch.Generator().manual_seed(self.seed)
         Q = torch.randn(P, width, generator=generator, dtype=torch.float64).to(like.device)
-        operator = GaussNewton(task.linearized, task.x, task.likelihood)
         values = Q.new_zeros(width)
         with progress("largest eigenvalues", POWER_ITERATIONS) as advance:
             for _ in range(POWER_ITERATIONS):
                 Q = torch.linalg.qr(Q).Q
-                product = operator.matmul(Q.to(like)).double()
+                product = task.fisher_times(Q.to(like)).double()
                 found, rotation = torch.linalg.eigh(Q.mT @ product)
                 change = (found - values).abs()[-self.rank :].max() / found.max().clamp(min=1e-300)
                 values, Q, basis = found, product, Q @ rotation
@@ -83,7 +75,7 @@ class LowRank(Structure):
 
     def traits(self) -> Traits:
         """Of some directions; the others keep the prior."""
-        return Traits(all_weights=False, keeps_prior=True)
+        return Traits(all_weights=False, keeps_prior=True, passes=POWER_ITERATIONS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +103,7 @@ class LowRankCurvature(Curvature):
 
     def searched(self, *, per_layer: bool, literal: bool) -> Curvature:
         """Kronecker factors: the directions that are left out would make a wide prior cost nothing."""
-        whole = min(self.task.linearized.num_params, self.task.f.numel())
+        whole = min(self.task.linearized.num_params, self.task.sums.num_rows)
         if literal or self.task.prior_var is not None or len(self.values) >= whole:
             return self
         return factors(self.task)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, check_count, check_positive
-from net2gp.inputs import describe, num_rows, rows, tensors
-from net2gp.likelihoods.traits import has_gaussian_noise, of_points
+from net2gp.inputs import describe, num_rows, rows
+from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linalg import (
     Checkpoint,
     LowRankPlusIdentity,
@@ -25,21 +25,15 @@ from net2gp.linalg import (
     log_det_quadrature,
     nystrom,
 )
+from net2gp.linalg.chance import by_rows, fixed_choice
 from net2gp.linear.curvatures.curvature import ExactFisher
-from net2gp.linear.curvatures.ggn import GaussNewton
 from net2gp.linear.jacobians.capture import plan
 from net2gp.linear.jacobians.passes import capacity, column_pullbacks, memory_budget, points_at_once
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
 from net2gp.posteriors.weights.covariance import Covariance, normal
 from net2gp.posteriors.weights.kron import factors
-from net2gp.posteriors.weights.structure import (
-    Curvature,
-    Solved,
-    Structure,
-    Task,
-    Traits,
-    prior_vector,
-)
+from net2gp.posteriors.weights.structure import Curvature, Solved, Structure, Traits, prior_vector
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.progress import progress
 from net2gp.tags import savable
 from net2gp.types import Inputs
@@ -131,14 +125,17 @@ class Sampled(Structure):
     def curvature(self, task: Task) -> SampledCurvature:
         """Nothing is computed yet, but what would stop a long solve is checked."""
         check_start(self, task.linearized.num_params)
-        plan(task.linearized, task.x)
+        plan(task.linearized, task.few())
         if self.checkpoint is not None:
             Checkpoint(self.checkpoint).check_writable()
         return SampledCurvature(task, _without_least(task, self.leave_out), self)
 
     def traits(self) -> Traits:
         """All of the covariance, found by one long solve."""
-        return Traits(whole=True, all_weights=False, any_prior=False, solved_once=True)
+        passes = self.max_iterations + LANCZOS_STEPS + 4
+        return Traits(
+            whole=True, all_weights=False, any_prior=False, solved_once=True, passes=passes
+        )
 
 
 def check_start(structure: Sampled, num_params: int) -> None:
@@ -160,6 +157,7 @@ def _without_least(task: Task, leave_out: float) -> Task:
             "leave_out is for classes, whose points a network may be sure of; with Gaussian noise all points "
             "have information. Pass Sampled(leave_out=0)."
         )
+    task = task.whole("Sampled(leave_out=...)", "Sampled(leave_out=0)")
     traces = task.likelihood.curvature(task.f).diagonal(dim1=1, dim2=2).sum(1)
     order = traces.argsort()
     below = traces[order].cumsum(0) < leave_out * traces.sum()
@@ -208,21 +206,18 @@ class Precision:
 
     def curvature(self, v: Tensor, part: Tensor | None = None) -> Tensor:
         """scale·V^{1/2} H V^{1/2} v; estimated from the points `part`, if they are given."""
-        x, likelihood, root = self.task.x, self.task.likelihood, self.root[:, None]
-        share = 1.0
+        task, root, share = self.task, self.root[:, None], 1.0
         if part is not None:
-            share = num_rows(x) / len(part)
-            x, likelihood = rows(x, part), of_points(likelihood, part)
-        fisher = GaussNewton(self.task.linearized, x, likelihood)
-        return self.scale * share * root * fisher.matmul(root * v)
+            task, share = task.at(part), task.sums.count / len(part)
+        return self.scale * share * root * task.fisher_times(root * v)
 
 
 def _sketch(precision: Precision, structure: Sampled) -> LowRankPlusIdentity:
     """The largest eigenvalues of the curvature of some points, as a preconditioner for all points."""
-    count, like = num_rows(precision.task.x), precision.root
+    like = precision.root
     generator = torch.Generator(like.device).manual_seed(structure.seed + 2)
-    part = torch.randperm(count, generator=generator, device=like.device)
-    part = part[: structure.num_points].sort().values
+    count = precision.task.sums.count
+    part = fixed_choice(count, structure.num_points, structure.seed + 2).to(like.device)
     rank = min(structure.rank, len(like))
     with progress("preconditioner", None):
         found = nystrom(
@@ -269,18 +264,30 @@ def _right_hand_side(precision: Precision, structure: Sampled) -> tuple[Tensor, 
     randn = partial(torch.randn, generator=generator, dtype=torch.float64, device=like.device)
     first = randn(len(precision.root), count)
     total = torch.zeros_like(first)
-    budget = capacity(task.linearized, task.x, memory_budget(like.device))
-    size = points_at_once(num_rows(task.x), count, budget)
-    for start in range(0, num_rows(task.x), size):
-        part = slice(start, start + size)
-        f = task.f[part].to(like.dtype)
-        R = ExactFisher().root(task.likelihood, f, task.y[part], start)
-        noise = randn(len(f), R.shape[2], count)
-        noise = (R @ noise.to(like)).reshape(-1, count)
-        pulled = column_pullbacks(task.linearized, rows(task.x, part), noise.to(like), budget)
-        total += pulled.double()
+    budget = capacity(task.linearized, task.few(), memory_budget(like.device))
+    for piece in task.pieces("right-hand sides"):
+        size = points_at_once(num_rows(piece.x), count, budget)
+        for start in range(0, num_rows(piece.x), size):
+            part = slice(start, start + size)
+            f = piece.f[part].to(like.dtype)
+            noise = _noise(piece, part.start, piece.root(ExactFisher(), f, part), structure)
+            pulled = column_pullbacks(task.linearized, rows(piece.x, part), noise.to(like), budget)
+            total += pulled.double()
     trace = float(total.square().sum(0).mean())
     return first + precision.scale**0.5 * precision.root[:, None] * total, trace
+
+
+def _noise(piece: Task, start: int, R: Tensor, structure: Sampled) -> Tensor:
+    """R_n ε_n of some points, (n·C, S), with ε that belong to the points, in whatever pieces they come."""
+    shape = R.shape[2], structure.num_samples
+    first = start + (0 if piece.among is None else piece.among[0])
+
+    def draw(count: int, generator: torch.Generator) -> Tensor:
+        device = generator.device
+        return torch.randn(count, *shape, generator=generator, dtype=torch.float64, device=device)
+
+    epsilon = by_rows(draw, first, len(R), structure.seed, R.device)
+    return (R @ epsilon.to(R)).reshape(-1, structure.num_samples)
 
 
 def _log_det(
@@ -313,8 +320,10 @@ def _fingerprint(precision: Precision, structure: Sampled) -> str:
     # the text of a long tensor leaves most of it out
     own = [value for value in vars(task.likelihood).values() if isinstance(value, Tensor)]
     # the outputs too: what they depend on beside the chosen parameters is in the network's code and buffers
-    for value in [*task.params.values(), *tensors(task.x), task.y, task.f, precision.root, *own]:
+    for value in [*task.params.values(), precision.root, *own]:
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    for content in task.contents():
+        digest.update(content)
     return digest.hexdigest()
 
 

@@ -8,136 +8,18 @@ of a noise variance that H was found without. Everything is in float64, whatever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
-from net2gp.inputs import describe, rows
-from net2gp.likelihoods import shape_targets
-from net2gp.likelihoods.traits import of_points
-from net2gp.linear.curvatures.curvature import ExactFisher, Fisher, Source
+from net2gp.inputs import describe
+from net2gp.linear.curvatures.curvature import Fisher
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
 from net2gp.posteriors.weights.covariance import Covariance
-from net2gp.types import Inputs, Likelihood, Params
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A network with checked data: what a structure takes the curvature of.
-
-    Args:
-        linearized: The network at its parameters θ*.
-        x: The inputs of the data.
-        y: The targets.
-        likelihood: How targets follow the outputs; its noise variance is 1 where it is open.
-        f: The outputs of the network at `x`, (N, C), in float64.
-        open_noise: Whether the noise variance is to be found.
-        prior_var: The prior variances that were given, or None if they are to be found.
-        temperature: What the curvature is divided by.
-        free: The indices of the parameters that vary, or None if all do.
-    """
-
-    linearized: Linearized
-    x: Inputs
-    y: Tensor
-    likelihood: Likelihood
-    f: Tensor
-    open_noise: bool = False
-    prior_var: PriorVar | None = None
-    temperature: float = 1.0
-    free: Tensor | None = None
-
-    @property
-    def params(self) -> Params:
-        """θ*."""
-        return self.linearized.params
-
-    def source(self, fisher: Fisher | None = None) -> Source:
-        """What gradients and diagonals are taken of.
-
-        Args:
-            fisher: Which Fisher matrix; None means `ExactFisher()`.
-
-        Returns:
-            The network with its data, which gives gradients chunk by chunk.
-        """
-        return Source(self.linearized, self.x, self.y, self.likelihood, fisher or ExactFisher())
-
-    def at(self, index: Tensor) -> Task:
-        """The task at some of its points.
-
-        Args:
-            index: The numbers of the points, (n,).
-
-        Returns:
-            A task of n points, with the noise that belongs to them.
-        """
-        likelihood = of_points(self.likelihood, index)
-        x, y, f = rows(self.x, index), self.y[index], self.f[index]
-        return replace(self, x=x, y=y, f=f, likelihood=likelihood)
-
-    def prior(self, prior_var: PriorVar) -> Params:
-        """The variance of each parameter; one that was found is not rounded to the network's dtype.
-
-        Args:
-            prior_var: A number, or variances by the names of parameters.
-
-        Returns:
-            A scalar tensor for each parameter, or one of its shape.
-        """
-        if self.prior_var is not None:
-            return expand_prior(prior_var, self.params)
-        precise = lambda value: torch.tensor(value, dtype=torch.float64, device=self.f.device)
-        if isinstance(prior_var, Mapping):
-            return {name: precise(prior_var[name]) for name in self.params}
-        return dict.fromkeys(self.params, precise(prior_var))
-
-    def noise(self, scale: float) -> Tensor | None:
-        """The open noise variance that a factor of the curvature stands for.
-
-        Args:
-            scale: The factor, 1/(temperature · noise variance).
-
-        Returns:
-            The noise variance, or None where it is not open.
-        """
-        if not self.open_noise:
-            return None
-        return torch.tensor(1.0 / (self.temperature * scale), dtype=torch.float64)
-
-    def log_likelihood(self, noise_var: Tensor | None) -> Tensor:
-        """log p(y | f(x; θ*)), summed over the points.
-
-        Args:
-            noise_var: The noise variance where it is open, else None.
-
-        Returns:
-            A scalar, differentiable in the noise.
-        """
-        if noise_var is None:
-            return self.likelihood.log_prob(self.f, self.y).sum()
-        squares = (shape_targets(self.f, self.y).double() - self.f).square().sum()
-        count = self.f.numel()
-        return -0.5 * (squares / noise_var + count * (2 * torch.pi * noise_var).log())
-
-    def distance(self, prior: Params) -> Tensor:
-        """Σ θ*²/v over the parameters that vary.
-
-        Args:
-            prior: The variance v of each parameter.
-
-        Returns:
-            A scalar, differentiable in the prior.
-        """
-        squares = [
-            (value.double().square() / prior[name].double()).reshape(-1)
-            for name, value in self.params.items()
-        ]
-        each = torch.cat(squares)
-        return each.sum() if self.free is None else each[self.free].sum()
+from net2gp.posteriors.weights.tasks.task import Task
+from net2gp.types import Inputs, Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,10 +84,10 @@ class Curvature:
 
     def trace(self) -> float:
         """tr H, the slope of `log_det` at scale 0. It says how large a gradient may be by chance."""
-        like = self.task.f
+        one = torch.ones((), dtype=torch.float64, device=self.task.device)
         with torch.enable_grad():
-            scale = like.new_zeros(()).requires_grad_()
-            prior = dict.fromkeys(self.task.params, like.new_ones(()))
+            scale = torch.zeros_like(one).requires_grad_()
+            prior = dict.fromkeys(self.task.params, one)
             (slope,) = torch.autograd.grad(self.log_det(prior, scale), scale)
         return float(slope)
 
@@ -296,6 +178,7 @@ class Traits:
         keeps_prior: Directions that are left out keep the prior, so that variances are never too small.
         one_layer: The parameters are those of one layer, which the structure chooses itself.
         solved_once: A solve costs so much that it is done once, at the end.
+        passes: How often the data are read at most, for the bars of a stream.
     """
 
     whole: bool = False
@@ -305,6 +188,7 @@ class Traits:
     keeps_prior: bool = False
     one_layer: bool = False
     solved_once: bool = False
+    passes: int = 1
 
 
 class Structure:

@@ -13,7 +13,8 @@ from net2gp.linear.forward.factors import Direct, Factor, jacobian
 from net2gp.linear.linearized import expand_prior
 from net2gp.posteriors.weights.covariance import Covariance, normal, num_entries
 from net2gp.posteriors.weights.full import Dense, gauss_newton
-from net2gp.posteriors.weights.structure import Curvature, Structure, Task, Traits, prior_vector
+from net2gp.posteriors.weights.structure import Curvature, Structure, Traits, prior_vector
+from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.tags import savable
 from net2gp.types import Params
 
@@ -57,7 +58,7 @@ class Subnetwork(Structure):
 
     def traits(self) -> Traits:
         """Of some weights."""
-        return Traits(all_weights=False)
+        return Traits(all_weights=False, passes=2)
 
 
 @dataclass(frozen=True, eq=False)
