@@ -53,12 +53,13 @@ class ClassProbability(ClassScore):
 @savable("conformal.CumulativeProbability")
 @dataclass(frozen=True)
 class CumulativeProbability(ClassScore):
-    """s_c = Σ p_b over the classes b that are as probable as c or more.
+    """s_c = Σ p_b over the classes b that are more probable than c.
 
     With a penalty, penalty · max(0, rank_c − free_classes) is added, where the most probable class has rank
     1. A set holds the most probable classes until their probabilities sum up far enough, so that it grows
-    where the posterior is unsure. This is APS without random numbers, and with a penalty RAPS. Its sets are
-    larger than those of `RandomizedCumulativeProbability`.
+    where the posterior is unsure, and is never empty if there is no penalty on the first class. If the most
+    probable class alone is right often enough for alpha, it is the set everywhere, and more is covered than
+    promised. The score is APS with a random share of 0, and with a penalty RAPS.
 
     Args:
         penalty: What each class after the first `free_classes` costs; 0 for none.
@@ -68,39 +69,40 @@ class CumulativeProbability(ClassScore):
         InputError: If the penalty is negative, or if `free_classes` is no whole number.
 
     >>> CumulativeProbability().scores(torch.tensor([[0.25, 0.75]]), None)
-    tensor([[1.0000, 0.7500]])
+    tensor([[0.7500, 0.0000]])
 
     References: Romano, Sesia and Candès, Classification with valid and adaptive coverage, NeurIPS 2020.
     Angelopoulos et al., Uncertainty sets for image classifiers using conformal prediction, ICLR 2021.
     """
 
     penalty: float = 0.0
-    free_classes: int = 0
+    free_classes: int = 1
 
     def __post_init__(self) -> None:
         check_positive(self.penalty, "penalty", zero=True, single=True)
         check_count(self.free_classes, "free_classes", zero=True)
 
     def scores(self, probs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Compute the sums of the probabilities down to each class: (N, K)."""
+        """Compute the sums of the probabilities before each class: (N, K)."""
         return self._sums(probs, 0.0)
 
-    def _sums(self, probs: Tensor, left_out: Tensor | float) -> Tensor:
-        """The sums, of which each class's own probability is left out to a share."""
+    def _sums(self, probs: Tensor, share: Tensor | float) -> Tensor:
+        """The sums, in which each class's own probability counts to a share."""
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+        before = torch.cat([torch.zeros_like(ordered[:, :1]), ordered.cumsum(-1)[:, :-1]], -1)
         place = torch.arange(1, probs.shape[-1] + 1).to(probs)
-        sums = ordered.cumsum(-1) - left_out * ordered
-        sums = sums + self.penalty * (place - self.free_classes).clamp(min=0)
+        sums = before + share * ordered + self.penalty * (place - self.free_classes).clamp(min=0)
         return torch.zeros_like(sums).scatter(-1, order, sums)
 
 
 @savable("conformal.RandomizedCumulativeProbability")
 @dataclass(frozen=True)
 class RandomizedCumulativeProbability(CumulativeProbability):
-    """The sums of `CumulativeProbability`, of which a random share u of the class's own probability counts.
+    """The sums of `CumulativeProbability`, in which a random share u of the class's own probability counts.
 
     With u uniform on (0, 1), one for each point, the scores of a posterior with the right probabilities are
-    uniform, and the promise is met exactly and not exceeded. A set may be empty.
+    uniform, and the promise is met exactly and not exceeded. A set may be empty. This is APS, and with a
+    penalty RAPS.
 
     Args:
         penalty: What each class after the first `free_classes` costs; 0 for none.
@@ -115,7 +117,7 @@ class RandomizedCumulativeProbability(CumulativeProbability):
     """
 
     def scores(self, probs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Compute the sums, of which a random share of each class's own probability counts: (N, K)."""
+        """Compute the sums, in which a random share of each class's own probability counts: (N, K)."""
         check_generator(generator)
         device = "cpu" if generator is None else generator.device
         share = torch.rand(len(probs), 1, generator=generator, dtype=probs.dtype, device=device)

@@ -91,7 +91,9 @@ def jackknife_plus(
     >>> bool(found.width[1] > found.width[0])
     True
 
-    Reference: Barber et al., Predictive inference with the jackknife+, Annals of Statistics 2021.
+    References: Barber et al., Predictive inference with the jackknife+, Annals of Statistics 2021. With
+    standardized residuals: Jaber et al., Conformal approach to Gaussian process surrogate evaluation with
+    marginal coverage guarantees, Journal of Machine Learning for Modeling and Computing 2025.
     """
     check_posterior(posterior)
     alpha = check_alpha(alpha)
