@@ -35,7 +35,7 @@ from net2gp.errors import InputError, NotAvailable
 SCORES = (StandardizedResidual(), AbsoluteResidual(), PredictiveQuantile(), Jointly())
 
 
-def conditioned(solver, outputs=1, noise=0.05):
+def conditioned(solver, noise=0.05):
     return lambda data: n2g.condition(n2g.RBF(), data, noise_of(noise), solver=solver)
 
 
@@ -60,7 +60,8 @@ SHARP = n2g.solvers.CG(tol=1e-13, variance=n2g.solvers.Exact())
 FITS = {
     "Cholesky": (conditioned(n2g.solvers.Cholesky()), 1),
     "Cholesky, 2 outputs": (conditioned(n2g.solvers.Cholesky()), 2),
-    "Cholesky, CG": (conditioned(SHARP), 1),
+    "Cholesky, a noise per output": (conditioned(n2g.solvers.Cholesky(), noise=[0.05, 0.3]), 2),
+    "CG": (conditioned(SHARP), 1),
     "tangent kernel, Cholesky": (tangent(n2g.solvers.Cholesky(), 2), 2),
     "tangent kernel, weight space": (tangent(n2g.solvers.WeightCholesky(), 2), 2),
     "tangent kernel, CG": (tangent(SHARP, 2), 2),

@@ -375,6 +375,8 @@ def test_other_posteriors_and_scores_are_refused() -> None:
             InputError, match=r"score must be StandardizedResidual\(\).* Pass score="
         ):
             calibrate_intervals(POSTERIOR, DATA, score=score)
+    with pytest.raises(InputError, match=r"score must be StandardizedResidual\(\)"):
+        Jointly(AbsoluteResidual)
     certain = n2g.condition(n2g.RBF(), (DATA[0][:1], DATA[1][:1]), n2g.Gaussian(0.0))
     same = (DATA[0][:1].repeat(2, 1), DATA[1][:1].repeat(2, 1))
     with pytest.raises(

@@ -159,12 +159,18 @@ class Jointly(IntervalScore):
     Args:
         score: The score of each target.
 
+    Raises:
+        InputError: If `score` is no score of numbers.
+
     >>> law = distributions.Normal(torch.zeros(1, 2), torch.tensor([[1.0, 2.0]]))
     >>> Jointly().scores(law, torch.tensor([[1.0, 4.0]]))
     tensor([[2.]], dtype=torch.float64)
     """
 
     score: IntervalScore = field(default_factory=StandardizedResidual)
+
+    def __post_init__(self) -> None:
+        check_interval_score(self.score)
 
     def scores(self, law: Distribution, y: Tensor) -> Tensor:
         """Compute the largest score of each point: (N, 1)."""

@@ -30,7 +30,7 @@ from net2gp.inputs import chunks, num_rows
 from net2gp.likelihoods.laws import Variances, gaussian_law
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise, tied_points
-from net2gp.methods.explain.influence import Removal, leave_one_out, removal
+from net2gp.methods.explain.influence import Removal, removal
 from net2gp.posteriors import Posterior
 from net2gp.posteriors.condition import ByConditioning
 from net2gp.tags import savable
@@ -103,10 +103,10 @@ def jackknife_plus(
     count = num_rows(posterior.data[0])
     found, place = make_groups(groups, count)
     warn_of_few(alpha, found, "intervals are infinite there")
-    law = posterior.likelihood.predict(_double(leave_one_out(posterior)))
+    f, taken = removal(posterior)
+    law = posterior.likelihood.predict(gaussian_law(f.mean.double(), f.covariance_matrix.double()))
     y = shape_targets(law.mean, posterior.data[1]).double()
-    scores, taken = score.scores(law, y), removal(posterior)
-    return JackknifeIntervals(posterior, alpha, score, found, place, scores, taken)
+    return JackknifeIntervals(posterior, alpha, score, found, place, score.scores(law, y), taken)
 
 
 @savable("conformal.JackknifeIntervals")
@@ -197,8 +197,3 @@ def _check_removable(posterior: Posterior) -> None:
             "with one noise variance, or use conformal.calibrate_intervals(posterior, held_out_data, "
             "likelihood=Gaussian(noise_var=...))."
         )
-
-
-def _double(law: Any) -> Any:
-    """The same Gaussian in float64, so that scores keep their digits."""
-    return gaussian_law(law.mean.double(), law.covariance_matrix.double())

@@ -132,7 +132,10 @@ def leave_one_out(posterior: Posterior, *, points: Tensor | None = None) -> Mult
     >>> leave_one_out(condition(RBF(), (X, 1 + X), Gaussian(noise_var=1.0))).mean.flatten()
     tensor([0.6065, 0.3033], dtype=torch.float64)
     """
-    cavity = _cavity(posterior, None, points)
+    return _law_of(posterior, _cavity(posterior, None, points))
+
+
+def _law_of(posterior: Posterior, cavity: _Cavity) -> MultivariateNormal:
     mean = posterior.marginal(cavity.x).mean
     shift = (cavity.blocks @ cavity.pull).flatten(1)
     inner = torch.eye(cavity.blocks.shape[-1]).to(cavity.blocks) - cavity.blocks @ cavity.curvature
@@ -176,18 +179,19 @@ class Removal:
         return mean - effect, variance + gained
 
 
-def removal(posterior: Posterior) -> Removal:
+def removal(posterior: Posterior) -> tuple[MultivariateNormal, Removal]:
     """Prepare to leave out each training point in turn.
 
     Args:
         posterior: A posterior that holds its data.
 
     Returns:
-        What it takes.
+        The law of `leave_one_out`, and what it takes to predict other points.
     """
     cavity = _cavity(posterior, None, None)
     inner = torch.eye(cavity.blocks.shape[-1]).to(cavity.blocks) - cavity.curvature @ cavity.blocks
-    return Removal(cavity.pull, torch.linalg.solve(inner, cavity.curvature))
+    gain = torch.linalg.solve(inner, cavity.curvature)
+    return _law_of(posterior, cavity), Removal(cavity.pull, gain)
 
 
 @dataclass(frozen=True, eq=False)
