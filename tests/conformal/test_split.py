@@ -22,6 +22,7 @@ from net2gp.conformal import (
     TooFewPoints,
     calibrate_intervals,
 )
+from net2gp.conformal.ranks import misses
 from net2gp.errors import InputError, NotAvailable
 
 SCORES = (StandardizedResidual(), AbsoluteResidual(), PredictiveQuantile())
@@ -226,6 +227,11 @@ def test_one_calibration_point_is_enough_for_half(score) -> None:
     promise = calibrate_intervals(regression(), noisy(1, 1), alpha=0.5, score=score)
     assert promise.coverage == 0.5
     assert bool(promise.intervals(noisy(3, 2)[0]).width.isfinite().all())
+
+
+def test_alpha_is_the_decimal_number_that_was_typed() -> None:
+    for percent in range(1, 100):
+        assert misses(percent / 100, 99) == percent
 
 
 def test_float32_keeps_its_dtype() -> None:
