@@ -105,6 +105,16 @@ PEERS = {
             module="numpyro, gpytorch, safetensors",
             constraints=("torch==2.13.0",),
         ),
+        # it conformalizes posteriors of net2gp in the same process, so that both have the same means
+        Peer(
+            name="mapie",
+            requirements=(
+                *("torch==2.13.0", "gpytorch", "safetensors", "scipy", "rich"),
+                *("mapie==1.6.0", "scikit-learn"),
+            ),
+            module="mapie, gpytorch, safetensors",
+            constraints=("torch==2.13.0",),
+        ),
         # 2.15 is the last TensorFlow whose own Keras is version 2, for which GPflux is written
         Peer(
             name="gpflux",

@@ -45,6 +45,7 @@ ROOMS = (
         "limits",
         "deep",
         "bayes",
+        "conformal",
     ),
     *(
         "metrics",

@@ -1,8 +1,8 @@
 """net2gp: hand over the PyTorch network you already have and get the Gaussian process it is.
 
 The most common functions are here. The rest is one level down, in `likelihoods`, `structures`, `solvers`,
-`links`, `tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `bayes`, `metrics`, `plots`, `data` and
-`errors`.
+`links`, `tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `bayes`, `conformal`, `metrics`, `plots`,
+`data` and `errors`.
 Modules are loaded when they are first used, so `import net2gp` takes little time beyond torch.
 """
 
@@ -104,7 +104,7 @@ _HOMES = {
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = ("kernels", "linalg", "linear", "memory", "methods", "posteriors", "types")
+_ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "methods", "posteriors", "types")
 
 
 def __getattr__(name: str) -> Any:
@@ -141,6 +141,7 @@ def _moved(name: str) -> str:
         "data",
         "likelihoods",
         "bayes",
+        "conformal",
         "posteriors",
     ):
         with contextlib.suppress(ImportError):  # plots need matplotlib, which may not be there

@@ -12,7 +12,7 @@ from torch import Tensor
 from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import describe, join, num_rows, rows, tensors
 from net2gp.likelihoods.laws import gaussian_law
-from net2gp.linalg import diagonal_blocks, psd_root
+from net2gp.linalg import psd_root
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.conditioned import Conditioned
@@ -21,6 +21,7 @@ from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
 from net2gp.posteriors.weights.function_space import ConditionedCovariance
+from net2gp.tags import savable
 from net2gp.types import FeatureKernel, Inputs
 
 
@@ -131,7 +132,10 @@ def leave_one_out(posterior: Posterior, *, points: Tensor | None = None) -> Mult
     >>> leave_one_out(condition(RBF(), (X, 1 + X), Gaussian(noise_var=1.0))).mean.flatten()
     tensor([0.6065, 0.3033], dtype=torch.float64)
     """
-    cavity = _cavity(posterior, None, points)
+    return _law_of(posterior, _cavity(posterior, None, points))
+
+
+def _law_of(posterior: Posterior, cavity: _Cavity) -> MultivariateNormal:
     mean = posterior.marginal(cavity.x).mean
     shift = (cavity.blocks @ cavity.pull).flatten(1)
     inner = torch.eye(cavity.blocks.shape[-1]).to(cavity.blocks) - cavity.blocks @ cavity.curvature
@@ -140,6 +144,54 @@ def leave_one_out(posterior: Posterior, *, points: Tensor | None = None) -> Mult
     if covariance.shape[-1] != mean.shape[1]:
         covariance = covariance * torch.eye(mean.shape[1]).to(covariance)
     return gaussian_law(mean - shift.to(mean.dtype), covariance.to(mean.dtype))
+
+
+@savable("explain.Removal")
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """What it takes to leave out each training point in turn, for blocks of c outputs with k columns.
+
+    Args:
+        pull: (I − Λ_nΣ_nn)⁻¹ α_n: (N, c, k).
+        gain: (I − Λ_nΣ_nn)⁻¹ Λ_n: (N, c, c).
+    """
+
+    pull: Tensor
+    gain: Tensor
+
+    def moments(self, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Compute the moments of f at each point of x as all training points but one predict it.
+
+        The mean changes by −Σ_mn (I − Λ_nΣ_nn)⁻¹ α_n, and the covariance by Σ_mn (I − Λ_nΣ_nn)⁻¹Λ_n Σ_nm.
+
+        Args:
+            posterior: The posterior.
+            x: M points.
+
+        Returns:
+            The means and the variances, (M, N, C) each, float64.
+        """
+        known, index = posterior.data[0], torch.arange(len(self.pull), device=self.pull.device)
+        cross = cross_covariance(posterior.process, known, x, index)
+        mean, variance = (v.double()[:, None] for v in posterior.process.diagonal(x))
+        effect = torch.einsum("ndmc,ndk->mnck", cross, self.pull).flatten(2)
+        gained = torch.einsum("ndmc,nde,nemc->mnc", cross, self.gain, cross)
+        return mean - effect, variance + gained
+
+
+def removal(posterior: Posterior) -> tuple[MultivariateNormal, Removal]:
+    """Prepare to leave out each training point in turn.
+
+    Args:
+        posterior: A posterior that holds its data.
+
+    Returns:
+        The law of `leave_one_out`, and what it takes to predict other points.
+    """
+    cavity = _cavity(posterior, None, None)
+    inner = torch.eye(cavity.blocks.shape[-1]).to(cavity.blocks) - cavity.curvature @ cavity.blocks
+    gain = torch.linalg.solve(inner, cavity.curvature)
+    return _law_of(posterior, cavity), Removal(cavity.pull, gain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +218,8 @@ def _cavity(posterior: Posterior, x: Inputs | None, points: Tensor | None) -> _C
     _check(posterior)
     index = _index(posterior, points)
     left_out = rows(posterior.data[0], index)
-    cross, blocks = _covariances(posterior.process, left_out, x)
+    cross = None if x is None else cross_covariance(posterior.process, left_out, x, index)
+    blocks = _own_covariances(posterior.process, left_out)
     c = blocks.shape[1]
     # Outputs that share a kernel also share their noise, so the curvature of one output holds for all.
     Lam = _curvature(posterior, index)[:, :c, :c]
@@ -212,58 +265,73 @@ def _index(posterior: Posterior, points: Tensor | None) -> Tensor:
     return points.nonzero()[:, 0] if points.dtype == torch.bool else points
 
 
-def _covariances(
-    process: Process, left_out: Inputs, x: Inputs | None
-) -> tuple[Tensor | None, Tensor]:
-    """Σ between the points left out and x, (N, c, M, c), and Σ_nn of the points left out, (N, c, c)."""
+def _own_covariances(process: Process, left_out: Inputs) -> Tensor:
+    """Σ_nn of the points left out: (N, c, c), float64."""
     if isinstance(process, Conditioned):
-        return _by_factor(process, left_out, x)
+        return _own_by_factor(process, left_out)
     if isinstance(process, Whitened):
-        return _by_features(process, left_out, x)
+        by_point = _halves(process, left_out).unflatten(1, (-1, process.num_outputs))
+        return torch.einsum("pnc,pnd->ncd", by_point, by_point)
     if isinstance(process, AroundNetwork) and isinstance(process.covariance, ConditionedCovariance):
         with evaluating(process.linearized.network):
-            return _by_factor(process.covariance.process, left_out, x)
-    return _by_joint(process, left_out, x)
+            return _own_by_factor(process.covariance.process, left_out)
+    return process.moments(left_out)[1].to(torch.float64)
 
 
-def _by_joint(process: Process, left_out: Inputs, x: Inputs | None) -> tuple[Tensor | None, Tensor]:
-    if x is None:
-        return None, process.moments(left_out)[1].to(torch.float64)
-    N, M, C = num_rows(left_out), num_rows(x), process.num_outputs
-    _check_memory((N + M) * C, (N + M) * C, tensors(x)[0])
-    joint = process.joint(join([left_out, x]))[1].to(torch.float64)
-    cross = joint[: N * C, N * C :].reshape(N, C, M, C)
-    return cross, diagonal_blocks(joint[: N * C, : N * C], C)
-
-
-def _by_factor(
-    process: Conditioned, left_out: Inputs, x: Inputs | None
-) -> tuple[Tensor | None, Tensor]:
+def _own_by_factor(process: Conditioned, left_out: Inputs) -> Tensor:
     precise, C = process.kernel.precise(), process.rows_per_point
     N, total = num_rows(left_out), num_rows(process.x) * C
     _check_memory(total, N * C, process.alpha)
     K = precise(process.x, left_out)
     solved = process.factor.solve(K)
     own = torch.bmm(K.mT.reshape(N, C, total), solved.mT.reshape(N, C, total).mT)
-    blocks = precise.blocks(left_out) - 0.5 * (own + own.mT)
-    if x is None:
-        return None, blocks
-    cross = precise(left_out, x) - solved.mT @ precise(process.x, x)
-    return cross.reshape(N, C, num_rows(x), C), blocks
+    return precise.blocks(left_out) - 0.5 * (own + own.mT)
 
 
-def _by_features(
-    process: Whitened, left_out: Inputs, x: Inputs | None
-) -> tuple[Tensor | None, Tensor]:
-    precise, C = process.kernel.precise(), process.num_outputs
+def cross_covariance(process: Process, left_out: Inputs, x: Inputs, index: Tensor) -> Tensor:
+    """Compute Σ between training points and other points.
+
+    Args:
+        process: The law of f.
+        left_out: N training points.
+        x: M points.
+        index: The places of the N points among the training points.
+
+    Returns:
+        The covariances for blocks of c outputs: (N, c, M, c), float64.
+    """
+    if isinstance(process, Conditioned):
+        return _cross_by_factor(process, left_out, x, index)
+    if isinstance(process, Whitened):
+        cross = _halves(process, left_out).mT @ _halves(process, x)
+        return cross.reshape(num_rows(left_out), process.num_outputs, num_rows(x), -1)
+    if isinstance(process, AroundNetwork) and isinstance(process.covariance, ConditionedCovariance):
+        with evaluating(process.linearized.network):
+            return _cross_by_factor(process.covariance.process, left_out, x, index)
+    N, M, C = num_rows(left_out), num_rows(x), process.num_outputs
+    _check_memory((N + M) * C, (N + M) * C, tensors(x)[0])
+    joint = process.joint(join([left_out, x]))[1].to(torch.float64)
+    return joint[: N * C, N * C :].reshape(N, C, M, C)
+
+
+def _cross_by_factor(process: Conditioned, left_out: Inputs, x: Inputs, index: Tensor) -> Tensor:
+    precise, C = process.kernel.precise(), process.rows_per_point
+    M, total = num_rows(x), num_rows(process.x) * C
+    _check_memory(total, M * C, process.alpha)
+    if process.noise is not None:
+        # k(X, x) − K(K + D)⁻¹k(X, x) = D(K + D)⁻¹k(X, x) takes no K, and no difference of near numbers
+        cross = process.noise[:, None] * process.factor.solve(precise(process.x, x))
+        return cross.reshape(-1, C, M, C)[index]
+    solved = process.factor.solve(precise(process.x, x))
+    cross = precise(left_out, x) - precise(process.x, left_out).mT @ solved
+    return cross.reshape(num_rows(left_out), C, M, C)
+
+
+def _halves(process: Whitened, x: Inputs) -> Tensor:
+    """L⁻¹Φ(x)ᵀ, whose Gram matrix is Σ: (P, N·C)."""
+    precise = process.kernel.precise()
     assert isinstance(precise, FeatureKernel)
-    halves = lambda z: process.precision.half_solve(precise.features(z).flatten(0, 1).mT)
-    R = halves(left_out)
-    by_point = R.unflatten(1, (-1, C))
-    blocks = torch.einsum("pnc,pnd->ncd", by_point, by_point)
-    if x is None:
-        return None, blocks
-    return (R.mT @ halves(x)).reshape(len(blocks), C, num_rows(x), C), blocks
+    return process.precision.half_solve(precise.features(x).flatten(0, 1).mT)
 
 
 def _residuals(posterior: Posterior, index: Tensor) -> Tensor:

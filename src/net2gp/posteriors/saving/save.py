@@ -117,11 +117,11 @@ def save(posterior: Posterior, path: str | os.PathLike) -> None:
             cannot be saved.
     """
     if not isinstance(posterior, Posterior):
-        raise InputError(f"save takes a posterior of net2gp, but got {describe(posterior)}.")
+        own = " It has a method save of its own." if _posterior_in(posterior) is not None else ""
+        raise InputError(f"save takes a posterior of net2gp, but got {describe(posterior)}.{own}")
     posterior.save(path)
 
 
-@ordinary_tensors()
 def load(
     path: str | os.PathLike,
     network: nn.Module | Linearized | None = None,
@@ -140,6 +140,37 @@ def load(
 
     Returns:
         The posterior, which predicts as the saved one did.
+
+    Raises:
+        FileFormatError: If there is no such file, or if it is corrupted or of another kind or version.
+        InputError: If the network is missing, or if its parameters or outputs differ from the saved ones.
+    """
+    found = read(path, network, output=output, device=device)
+    if not isinstance(found, Posterior):
+        kind = type(found).__name__
+        hint = " Read it with net2gp.conformal.load." if _posterior_in(found) is not None else ""
+        raise FileFormatError(f"{path} does not hold a posterior, but {kind}.{hint}")
+    return found
+
+
+@ordinary_tensors()
+def read(
+    path: str | os.PathLike,
+    network: nn.Module | Linearized | None,
+    *,
+    output: Output | None,
+    device: torch.device | str,
+) -> Any:
+    """Read what `write` wrote: a posterior, or a value with one.
+
+    Args:
+        path: The file.
+        network: A module of the architecture that was saved, or its linearization; None if there is none.
+        output: The function that was given to `linearize(output=...)`, if there was one.
+        device: Where the tensors go.
+
+    Returns:
+        The value.
 
     Raises:
         FileFormatError: If there is no such file, or if it is corrupted or of another kind or version.
@@ -181,11 +212,17 @@ def load(
     _check_network(header["tree"], network, tensors)
     made: Mapping[str, Callable[..., Any]] = _CLASSES
     made = {**_CLASSES, **FORMAT_1} if header["format"] == "1" else made
-    posterior = _Reader(tensors, network, output, made).decode(json.loads(header["tree"]))
-    if not isinstance(posterior, Posterior):
-        raise FileFormatError(f"{path} does not hold a posterior.")
-    _check_value(posterior, tensors.get(VALUE))
-    return posterior
+    found = _Reader(tensors, network, output, made).decode(json.loads(header["tree"]))
+    posterior = _posterior_in(found)
+    if posterior is not None:
+        _check_value(posterior, tensors.get(VALUE))
+    return found
+
+
+def _posterior_in(value: Any) -> Posterior | None:
+    """The value itself if it is a posterior, or the one that it is about."""
+    found = value if isinstance(value, Posterior) else getattr(value, "posterior", None)
+    return found if isinstance(found, Posterior) else None
 
 
 def _check_value(posterior: Posterior, saved: Tensor | None) -> None:
@@ -240,7 +277,7 @@ class _Reader:
         make = self.made.get(tag) or class_of(tag)
         if make is None:
             # rooms above register their classes when they are imported, which a new process may not have done
-            for room in ("net2gp.deep", "net2gp.bayes"):
+            for room in ("net2gp.deep", "net2gp.bayes", "net2gp.conformal"):
                 import_module(room)
             make = class_of(tag)
         if make is None:
