@@ -12,6 +12,7 @@ from net2gp.methods.explain.interpret import (
     similarity,
 )
 from net2gp.methods.few_shot import adapt_classes
+from net2gp.methods.flow.convergence import Convergence, convergence
 from net2gp.methods.flow.flow import Flow
 from net2gp.methods.flow.modes import NeverLearned, Relative
 from net2gp.methods.flow.ode import LossFlow, loss_flow
@@ -42,6 +43,7 @@ __all__ = [
     "VOGGN",
     "VOGN",
     "AdamSettings",
+    "Convergence",
     "Dual",
     "Evidence",
     "Fit",
@@ -67,6 +69,7 @@ __all__ = [
     "aggregate",
     "contributions",
     "converged_evidence",
+    "convergence",
     "dual",
     "from_variances",
     "gradient_flow",

@@ -9,6 +9,7 @@ from net2gp.plots.calibration import (
     plot_reliability,
     plot_risk_coverage,
 )
+from net2gp.plots.convergence import plot_convergence
 from net2gp.plots.kernels import (
     Picture,
     plot_class_kernel,
@@ -28,6 +29,7 @@ __all__ = [
     "Picture",
     "plot_class_kernel",
     "plot_class_means",
+    "plot_convergence",
     "plot_coverage",
     "plot_detection",
     "plot_gallery",
