@@ -1,5 +1,6 @@
 """Data to try things on: synthetic curves, bundled digits, and files from the folder NET2GP_DATA."""
 
+from net2gp.data.alignment import Alignment, align_images
 from net2gp.data.digits import digits
 from net2gp.data.files import arrays, data_folder, state_dict
 from net2gp.data.images import (
@@ -31,6 +32,7 @@ from net2gp.data.tables import (
 __all__ = [
     "CIFAR10",
     "IMAGENET",
+    "Alignment",
     "Channels",
     "Curve",
     "Grid",
@@ -40,6 +42,7 @@ __all__ = [
     "ResNet20",
     "Sinusoid",
     "Table",
+    "align_images",
     "arrays",
     "california_housing",
     "cifar10",

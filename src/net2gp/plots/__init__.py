@@ -20,6 +20,7 @@ from net2gp.plots.kernels import (
 )
 from net2gp.plots.predictions import plot_regression
 from net2gp.plots.selection import plot_selection
+from net2gp.plots.stability import plot_stability
 from net2gp.plots.style import COLORS, FAINT, INK
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "plot_risk_coverage",
     "plot_selection",
     "plot_similarities",
+    "plot_stability",
 ]
