@@ -194,6 +194,8 @@ def test_bad_input_is_refused() -> None:
         (lambda: stability(posterior, (x, x), [1.0]), r"one tensor of N points of real numbers"),
         (lambda: stability(posterior, x.long(), [1.0]), r"tokens cannot be moved|tokens "),
         (lambda: stability(posterior, x, [-1.0]), r"distances must be zero or positive"),
+        (lambda: stability(posterior, x, []), r"distances must be one or more numbers"),
+        (lambda: stability(posterior, x, 0.5), r"distances must be one or more numbers"),
         (lambda: stability(posterior, x, [1.0], perturbation="pgd"), r"such as FastGradient\(\)"),
         (lambda: RandomNoise(norm=1.0), r"norm must be 2\.0 or math\.inf, but is 1\.0"),
         (lambda: ProjectedGradient(num_steps=0), r"num_steps"),

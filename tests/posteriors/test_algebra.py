@@ -310,6 +310,13 @@ def test_a_composition_follows_inputs() -> None:
     assert torch.autograd.gradcheck(lambda x: found.marginal(x).variance.sum(), x, rtol=1e-3)
 
 
+def test_a_composition_is_the_same_in_inference_mode() -> None:
+    found, x = compose(conditioned(3, 1), conditioned(1)), unseen_points()
+    expected = found.joint(x).covariance_matrix
+    with torch.inference_mode():
+        torch.testing.assert_close(found.joint(x).covariance_matrix, expected)
+
+
 def test_compositions_that_do_not_fit_are_refused() -> None:
     one = conditioned(1)
     with pytest.raises(InputError, match=r"takes points of shape \(2,\), but the inner one has 3"):

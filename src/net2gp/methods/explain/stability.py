@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Stability:
 def stability(
     posterior: Posterior,
     x: Tensor,
-    distances: Sequence[float],
+    distances: Sequence[float] | Tensor,
     *,
     perturbation: Perturbation | None = None,
     y: Tensor | None = None,
@@ -66,7 +66,8 @@ def stability(
         The moved points, and what the posterior says there.
 
     Raises:
-        InputError: If `x` is no tensor of real numbers, a distance is negative, or `y` does not fit.
+        InputError: If `x` is no tensor of real numbers, there are no distances or negative ones, or `y` does not
+            fit.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
@@ -74,8 +75,8 @@ def stability(
     >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> posterior = condition(RBF(), (x, x), Gaussian(noise_var=0.01))
     >>> found = stability(posterior, x[1:], [0.0, 0.5, 5.0])
-    >>> found.novelty[:, 0]
-    tensor([0.0098, 0.0968, 1.0000], dtype=torch.float64)
+    >>> found.novelty[:, 0].round(decimals=1)
+    tensor([0.0000, 0.1000, 1.0000], dtype=torch.float64)
 
     References: Goodfellow et al., Explaining and harnessing adversarial examples, ICLR 2015; Bietti et al., A
     kernel perspective for regularizing deep neural networks, ICML 2019.
@@ -89,15 +90,21 @@ def stability(
         raise InputError(
             f"perturbation must be a value such as FastGradient(), but is {describe(perturbation)}."
         )
-    check_positive(torch.as_tensor(distances, dtype=torch.float64), "distances", zero=True)
+    check_positive(cast(Any, distances), "distances", zero=True)
+    far = torch.as_tensor(distances, dtype=x.dtype, device=x.device)
+    if far.dim() != 1 or not len(far):
+        raise InputError(
+            f"distances must be one or more numbers, but is {describe(distances)}. Pass for example "
+            "distances=[0.0, 0.1, 1.0]."
+        )
     chosen, x = perturbation or ProjectedGradient(), x.detach()
     with torch.no_grad():
         begin = posterior.mean(x)
     objective = _objective(posterior, begin, y)
     places, found = [], []
-    with progress("distances", len(distances)) as advance:
-        for distance in distances:
-            at = chosen(x, float(distance), objective).detach()
+    with progress("distances", len(far)) as advance:
+        for distance in far.tolist():
+            at = chosen(x, distance, objective).detach()
             with torch.no_grad():
                 mean, variance = posterior.process.diagonal(at)
                 novelty = posterior.novelty(at)
@@ -106,8 +113,7 @@ def stability(
             found.append(torch.stack([change, variance.mean(1).to(change), novelty.to(change)]))
             advance()
     change, variance, novelty = torch.stack(found, 1)
-    given = torch.as_tensor(distances, dtype=x.dtype, device=x.device)
-    return Stability(given, torch.stack(places), change, variance, novelty)
+    return Stability(far, torch.stack(places), change, variance, novelty)
 
 
 def _objective(posterior: Posterior, begin: Tensor, y: Tensor | None) -> Objective:

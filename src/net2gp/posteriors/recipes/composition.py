@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, check_count
-from net2gp.inputs import describe, num_rows
+from net2gp.inputs import describe, num_rows, ordinary_tensors
 from net2gp.kernels import BaseKernel
 from net2gp.linalg import kron_identity, psd_root
 from net2gp.linalg.chance import random_normal
@@ -101,8 +101,8 @@ class Composition:
     def slopes(self, h: Tensor) -> Tensor:
         """G, the derivative of the outer mean at h: (N, C, H)."""
         follow = torch.is_grad_enabled() and h.requires_grad
-        with torch.enable_grad():
-            at = h if follow else h.detach().requires_grad_()
+        with ordinary_tensors(), torch.enable_grad():
+            at = h if follow else h.detach().clone().requires_grad_()
             mean = self.outer.process.mean(at)
             rows = [
                 torch.autograd.grad(mean[:, c].sum(), at, create_graph=follow, retain_graph=True)[0]
