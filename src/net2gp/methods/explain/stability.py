@@ -66,8 +66,8 @@ def stability(
         The moved points, and what the posterior says there.
 
     Raises:
-        InputError: If `x` is no tensor of real numbers, there are no distances or negative ones, or `y` does not
-            fit.
+        InputError: If `x` is no tensor of real numbers, if there are no distances or negative ones, or if `y`
+            does not fit.
 
     >>> from net2gp.kernels import RBF
     >>> from net2gp.likelihoods import Gaussian
