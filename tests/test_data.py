@@ -406,3 +406,39 @@ def test_the_cifar_networks_score_what_was_published(folder, name, channels, rig
     assert value == right
     if name == "resnet20_cifar10":
         assert nll == pytest.approx(0.3727, abs=5e-5)
+
+
+def blobs(center: tuple[float, float], spread: tuple[float, float], size: int = 40) -> torch.Tensor:
+    """A bright blob at a place of [−1, 1]², (1, 1, size, size)."""
+    places = (2 * torch.arange(size, dtype=torch.float64) + 1) / size - 1
+    parts = [(-0.5 * ((places - c) / s) ** 2).exp() for c, s in zip(center, spread, strict=True)]
+    return torch.outer(parts[1], parts[0])[None, None]
+
+
+def test_aligned_images_are_where_the_reference_is() -> None:
+    reference = blobs((0.1, -0.2), (0.2, 0.15))
+    for images in (blobs((-0.1, 0.2), (0.3, 0.25)), blobs((0.0, 0.0), (0.1, 0.2), 80)):
+        align = data.align_images(images, reference)
+        torch.testing.assert_close(align(images), reference, rtol=0, atol=0.02)
+        assert align(images.float()).dtype == torch.float32
+
+
+def test_images_that_are_in_place_stay() -> None:
+    reference = blobs((0.1, -0.2), (0.2, 0.15))
+    torch.testing.assert_close(data.align_images(reference, reference)(reference), reference)
+    brighter = data.align_images(3 * reference, reference)
+    torch.testing.assert_close(brighter(3 * reference), 3 * reference)
+
+
+def test_images_that_cannot_be_aligned_are_refused() -> None:
+    reference = blobs((0.0, 0.0), (0.2, 0.2))
+    with pytest.raises(InputError, match=r"images must be zero or positive and somewhere bright"):
+        data.align_images(torch.zeros(2, 1, 4, 4), reference)
+    with pytest.raises(InputError, match=r"reference must be zero or positive"):
+        data.align_images(reference, reference - 0.5)
+    with pytest.raises(InputError, match=r"images must be images \(N, channels, height, width\)"):
+        data.align_images(reference[0, 0], reference)
+    with pytest.raises(InputError, match=r"x must be images"):
+        data.align_images(reference, reference)(reference.long())
+    with pytest.raises(InputError, match=r"finite"):
+        data.align_images(reference * float("nan"), reference)

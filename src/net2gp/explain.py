@@ -1,32 +1,49 @@
-"""What a posterior learned from which data: dual, parts of the uncertainty, neighbors, influence."""
+"""What a posterior learned from which data: dual, parts of uncertainty, neighbors, influence, stability."""
 
 from net2gp.methods import (
     Dual,
+    FastGradient,
+    Perturbation,
+    ProjectedGradient,
+    RandomNoise,
     Relative,
     Split,
+    Stability,
     Summed,
+    Toward,
     Traced,
     aggregate,
+    change_bound,
     contributions,
     dual,
+    kernel_distance,
     leave_one_out,
     nearest,
     output_blocks,
     removal_effects,
     similarity,
     split,
+    stability,
 )
 from net2gp.posteriors import rkhs_norm
 
 __all__ = [
     "Dual",
+    "FastGradient",
+    "Perturbation",
+    "ProjectedGradient",
+    "RandomNoise",
     "Relative",
     "Split",
+    "Stability",
     "Summed",
+    "Toward",
     "Traced",
     "aggregate",
+    "change_bound",
     "contributions",
     "dual",
+    "kernel_distance",
     "leave_one_out",
     "nearest",
     "output_blocks",
@@ -34,4 +51,5 @@ __all__ = [
     "rkhs_norm",
     "similarity",
     "split",
+    "stability",
 ]

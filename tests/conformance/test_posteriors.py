@@ -23,7 +23,8 @@ EACH = pytest.mark.parametrize("name", WAYS)
 WITHOUT_EVIDENCE = {"ivon", "swag", "ivon, classes", "swag, classes", "from variances"} | {
     name
     for name in METHODS
-    if name.startswith(("flow", "networks", "mixture", "deep, sigma points")) or "chains" in name
+    if name.startswith(("flow", "networks", "mixture", "combined", "deep, sigma points"))
+    or "chains" in name
 }
 CONTINUOUS = [name for name in EVERY if "networks" not in name]
 """Laws without atoms: a set of networks gives the same function twice at times."""
@@ -156,11 +157,12 @@ def test_updating_what_a_method_found_is_conditioning_on_everything_or_is_refuse
     posterior, way = found(name), METHODS[name]
     more = points(3, seed=8)
     data = more, way.targets(more, way.num_targets)
-    refusing = ("codes", "flow", "networks", "mixture", "deep")
+    refusing = ("codes", "flow", "networks", "mixture", "deep", "combined")
     if type(posterior.process) is AroundNetwork or name.startswith(refusing):
         reasons = (
             r"new data would move|Call adapt_classes with all|Call gradient_flow with all data|"
-            r"this posterior is a set of networks. Call [a-z_ ]+ again with all data"
+            r"this posterior is a set of networks. Call [a-z_ ]+ again with all data|"
+            r"data are of one of them. Update that one, and combine them again"
         )
         with pytest.raises(NotAvailable, match=reasons):
             posterior.update(data)

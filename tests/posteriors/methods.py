@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from contributing import example
+from net2gp.bayes import average, compose
 from net2gp.errors import Net2GPWarning, NotStationary
 from net2gp.likelihoods import NegativeBinomial, Ordinal, Poisson, StudentT
 from net2gp.posteriors.recipes.drawn import drawn_posterior
@@ -146,6 +147,21 @@ def by_bayes(method: str, **options: Any) -> Make:
             return find(model, (x, y), likelihood, **options)
 
     return make
+
+
+def by_sum(*makes: Make) -> Make:
+    """The average of posteriors, whose likelihood is that of the case."""
+
+    def make(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+        return average([each(model, x, y, likelihood) for each in makes], likelihood=likelihood)
+
+    return make
+
+
+def by_composition(model: nn.Sequential, x: Tensor, y: Tensor, likelihood: Likelihood) -> Any:
+    """A posterior of a posterior of a function of the inputs to themselves."""
+    inner = n2g.condition(n2g.linearize(network(2)).kernel(0.1), (x, 0.9 * x), NOISY)
+    return compose(by_adapt(prior_var=0.5)(model, x, y, likelihood), inner)
 
 
 def by_mixture(*makes: Make) -> Make:
@@ -323,6 +339,13 @@ METHODS: dict[str, Method] = {
     "mixture, classes": replace(
         CLASSES, make=by_mixture(by_laplace(n2g.Kron()), by_laplace(n2g.Diagonal()))
     ),
+    "combined, sum": replace(
+        REGRESSION, make=by_sum(by_laplace(n2g.Full()), by_adapt(prior_var=0.5))
+    ),
+    "combined, sum, classes": replace(
+        CLASSES, make=by_sum(by_laplace(n2g.Kron()), by_laplace(n2g.Diagonal()))
+    ),
+    "combined, composition": replace(REGRESSION, make=by_composition),
     "mixture of networks": replace(REGRESSION, make=by_mixture(by_networks, by_networks)),
     "deep, one layer": replace(REGRESSION, make=by_deep(n2g.RBF())),
     **{

@@ -52,8 +52,11 @@ from net2gp.bayes.variational.gaussian_weights import GaussianWeights
 from net2gp.bayes.variational.masks import MaskedMembers, draw_masks, drop_units
 from net2gp.bayes.variational.mc_dropout import mc_dropout
 from net2gp.bayes.variational.mean_field import linearized_mean_field, mean_field
+from net2gp.likelihoods.laws import product_of_experts
 from net2gp.linalg.langevin import sghmc_step, sgld_step
+from net2gp.posteriors.recipes.composition import compose, draw_composition
 from net2gp.posteriors.recipes.mixed import mixture
+from net2gp.posteriors.recipes.sums import average, weighted_sum
 
 __all__ = [
     "ChainOptions",
@@ -88,13 +91,16 @@ __all__ = [
     "Trial",
     "WeightPrior",
     "WithTrend",
+    "average",
     "barrier",
     "bulk_ess",
+    "compose",
     "curve_between",
     "decay_groups",
     "diagnose",
     "diversity",
     "double_descent",
+    "draw_composition",
     "draw_masks",
     "drop_units",
     "dropout_elbo",
@@ -121,6 +127,7 @@ __all__ = [
     "permute_units",
     "prior_functions",
     "prior_of_weight_decay",
+    "product_of_experts",
     "r_hat",
     "scale_units",
     "sghmc",
@@ -131,4 +138,5 @@ __all__ = [
     "tail_ess",
     "to_arviz",
     "weight_decay_of_prior",
+    "weighted_sum",
 ]

@@ -3,6 +3,7 @@
 `Stream(loader)` is for data of your own that do not fit into memory.
 """
 
+from net2gp.data.alignment import Alignment, align_images
 from net2gp.data.digits import digits
 from net2gp.data.files import arrays, data_folder, state_dict
 from net2gp.data.images import (
@@ -35,6 +36,7 @@ from net2gp.types import Stream
 __all__ = [
     "CIFAR10",
     "IMAGENET",
+    "Alignment",
     "Channels",
     "Curve",
     "Grid",
@@ -45,6 +47,7 @@ __all__ = [
     "Sinusoid",
     "Stream",
     "Table",
+    "align_images",
     "arrays",
     "california_housing",
     "cifar10",

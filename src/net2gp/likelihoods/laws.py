@@ -13,6 +13,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from net2gp.errors import InputError, check_positive
 from net2gp.likelihoods.links import Contrast
 from net2gp.show import as_html, as_text, number
 
@@ -187,3 +188,71 @@ def average(laws: Sequence[Distribution], weights: Tensor | None = None) -> Dist
             weights = torch.full((len(laws),), 1 / len(laws), dtype=torch.float64)
         return kind(probs=weighted([p.double() for p in probs], weights).to(probs[0].dtype))
     return Average(laws, weights)
+
+
+def product_of_experts(
+    laws: Sequence[Distribution], weights: Sequence[float] | None = None
+) -> Distribution:
+    """Multiply laws of the same points and normalize: p(y) ∝ Π_m p_m(y)^{w_m}, for each point by itself.
+
+    Gaussians have the precision Σ w_m P_m and the mean weighted by precision, so that a certain expert
+    outweighs an uncertain one, and experts that agree make each other more certain. That is right if they saw
+    different data and their prior is flat beside these. For opinions from the same data pass weights that add
+    up to 1. A product is a law at each point and no process: products at more points have other marginals.
+
+    Args:
+        laws: What `predict(x)` or `marginal(x)` of several posteriors returned: Gaussians, or laws of labels.
+        weights: A positive number for each; None is 1 for each.
+
+    Returns:
+        A law of the same kind.
+
+    Raises:
+        InputError: If there are no laws, or laws of another kind or of unlike shapes, or if two Gaussians are
+            certain of different values.
+
+    >>> laws = [gaussian_law(torch.tensor([[m]]), torch.tensor([[[v]]])) for m, v in ((0.0, 1.0), (4.0, 3.0))]
+    >>> product_of_experts(laws).mean, product_of_experts(laws).variance
+    (tensor([[1.]]), tensor([[0.7500]]))
+
+    Reference: Hinton, Training products of experts by minimizing contrastive divergence, 2002.
+    """
+    found = list(laws) if isinstance(laws, Sequence) else []
+    powers = [1.0] * len(found) if weights is None else list(weights)
+    kinds = {kind for law in found for kind in _EXPERTS if isinstance(law, kind)}
+    shapes = {(law.batch_shape, law.event_shape) for law in found if isinstance(law, Distribution)}
+    if len(kinds) != 1 or len(shapes) != 1 or len(powers) != len(found):
+        raise InputError(
+            "a product is of Gaussians, of laws of classes or of Bernoulli laws, with the same shapes and a "
+            f"weight for each, but got {[type(law).__name__ for law in found]} and {len(powers)} weights. "
+            "Pass for example product_of_experts([first.predict(x), second.predict(x)])."
+        )
+    for power in powers:
+        check_positive(power, "weights", single=True)
+    if MultivariateNormal in kinds:
+        return _gaussian_product(found, powers)
+    logits = [law.logits * power for law, power in zip(found, powers, strict=True)]  # type: ignore[attr-defined]
+    kind: Any = kinds.pop()
+    return kind(logits=torch.stack(logits).sum(0))
+
+
+_EXPERTS: tuple[Any, ...] = (MultivariateNormal, distributions.Categorical, distributions.Bernoulli)
+
+
+def _gaussian_product(laws: Sequence[Any], powers: Sequence[float]) -> Law:
+    """One expert after the other, by the gain that the next one has; a singular covariance is no obstacle."""
+    mean, covariance = laws[0].mean.double(), laws[0].covariance_matrix.double() / powers[0]
+    for law, power in zip(laws[1:], powers[1:], strict=True):
+        other = law.covariance_matrix.double() / power
+        gain, failed = torch.linalg.solve_ex(covariance + other, covariance)
+        if bool((failed != 0).any()):
+            raise InputError(
+                "two Gaussians have no variance in the same direction, so that their product is not defined. "
+                "Use predict(x), whose laws have the noise of the targets."
+            )
+        apart = (law.mean.double() - mean).flatten(-len(law.event_shape))
+        moved = (gain.mT @ apart[..., None])[..., 0]
+        mean = mean + moved.reshape(mean.shape)
+        covariance = covariance - covariance @ gain
+    covariance = 0.5 * (covariance + covariance.mT)
+    return gaussian_law(mean.to(laws[0].mean.dtype), covariance.to(laws[0].mean.dtype))

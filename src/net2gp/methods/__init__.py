@@ -11,7 +11,16 @@ from net2gp.methods.explain.interpret import (
     output_blocks,
     similarity,
 )
+from net2gp.methods.explain.perturbations import (
+    FastGradient,
+    Perturbation,
+    ProjectedGradient,
+    RandomNoise,
+    Toward,
+)
+from net2gp.methods.explain.stability import Stability, change_bound, kernel_distance, stability
 from net2gp.methods.few_shot import adapt_classes
+from net2gp.methods.flow.convergence import Convergence, convergence
 from net2gp.methods.flow.flow import Flow
 from net2gp.methods.flow.modes import NeverLearned, Relative
 from net2gp.methods.flow.ode import LossFlow, loss_flow
@@ -42,8 +51,10 @@ __all__ = [
     "VOGGN",
     "VOGN",
     "AdamSettings",
+    "Convergence",
     "Dual",
     "Evidence",
+    "FastGradient",
     "Fit",
     "Flow",
     "GaussianPrior",
@@ -52,12 +63,17 @@ __all__ = [
     "NaturalState",
     "NeverLearned",
     "NewtonState",
+    "Perturbation",
+    "ProjectedGradient",
+    "RandomNoise",
     "Relative",
     "Schedule",
     "Selection",
     "Split",
+    "Stability",
     "Summed",
     "Swag",
+    "Toward",
     "Traced",
     "Trained",
     "Validation",
@@ -65,12 +81,15 @@ __all__ = [
     "adapt_classes",
     "adapt_tasks",
     "aggregate",
+    "change_bound",
     "contributions",
     "converged_evidence",
+    "convergence",
     "dual",
     "from_variances",
     "gradient_flow",
     "iteration_evidence",
+    "kernel_distance",
     "laplace",
     "leave_one_out",
     "loss_flow",
@@ -82,6 +101,7 @@ __all__ = [
     "removal_effects",
     "similarity",
     "split",
+    "stability",
     "sweep",
     "train_by_evidence",
     "train_many",

@@ -9,6 +9,7 @@ from net2gp.plots.calibration import (
     plot_reliability,
     plot_risk_coverage,
 )
+from net2gp.plots.convergence import plot_convergence
 from net2gp.plots.kernels import (
     Picture,
     plot_class_kernel,
@@ -19,6 +20,7 @@ from net2gp.plots.kernels import (
 )
 from net2gp.plots.predictions import plot_regression
 from net2gp.plots.selection import plot_selection
+from net2gp.plots.stability import plot_stability
 from net2gp.plots.style import COLORS, FAINT, INK
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Picture",
     "plot_class_kernel",
     "plot_class_means",
+    "plot_convergence",
     "plot_coverage",
     "plot_detection",
     "plot_gallery",
@@ -37,4 +40,5 @@ __all__ = [
     "plot_risk_coverage",
     "plot_selection",
     "plot_similarities",
+    "plot_stability",
 ]

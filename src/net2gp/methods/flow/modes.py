@@ -80,6 +80,37 @@ class Descent:
         lost = -torch.expm1(-rates * tau) if self.momentum is None else self._damped(rates, tau)
         return torch.where(end & (rates > 0), 1.0, lost)
 
+    def remaining(self, rates: Tensor, steps: Tensor) -> Tensor:
+        """D after whole steps of descent, for each number of steps (first axis) and rate (second axis).
+
+        With η the learning rate and μ the momentum, D_{k+1} = (1 + μ − ηr) D_k − μ D_{k−1} from D_0 = 1 and
+        D_1 = 1 − ηr. Flow is its limit for small η.
+        """
+        first = 1.0 - self.learning_rate * rates
+        if self.momentum is None:
+            return first ** steps[:, None]
+        ones = torch.ones_like(rates)
+        moves = [torch.stack([first + self.momentum, -self.momentum * ones], -1)]
+        matrix = torch.stack([*moves, torch.stack([ones, 0.0 * ones], -1)], -2)
+        begin = torch.stack([first, ones], -1)[..., None]
+        left = [torch.linalg.matrix_power(matrix, int(k)) @ begin for k in steps]
+        return torch.stack(left)[:, :, 1, 0].nan_to_num(nan=torch.inf)
+
+    def time_constants(self, rates: Tensor) -> Tensor:
+        """The steps in which D shrinks by a factor e: −1/log ρ for the factor ρ of a step in the long run.
+
+        It is infinite where a direction is never learned, or diverges.
+        """
+        momentum, moved = self.momentum or 0.0, self.learning_rate * rates
+        middle = 1.0 + momentum - moved
+        root = middle.square() - 4.0 * momentum
+        real = root.clamp(min=0.0).sqrt()
+        # 1 − ρ of a slow direction is not a difference of nearly equal numbers in this form.
+        slow = -torch.log1p(-2.0 * moved / (1.0 - momentum + moved + real))
+        other = torch.where(root < 0, torch.full_like(root, momentum).sqrt(), (real - middle) / 2.0)
+        fall = torch.where((root >= 0) & (middle > 0), slow, -other.log())
+        return torch.where(fall > 0, 1.0 / fall, torch.inf)
+
     def _damped(self, rates: Tensor, s: Tensor) -> Tensor:
         half = 0.5 * self.damping
         below = half**2 >= rates
