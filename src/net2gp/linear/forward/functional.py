@@ -217,7 +217,7 @@ def _linear(given: Given, sources: Sources, *, flipped: bool = False) -> nn.Modu
     turned = "weight" in sources and sources["weight"].turned != flipped
     if rows and (turned or flipped):
         return None
-    return Part(rows) if rows else Turned() if turned else nn.Linear(1, 1, False, device="meta")
+    return Part(rows) if rows else _WHOLE[turned]
 
 
 def _matmul(given: Given, sources: Sources) -> nn.Module | None:
@@ -248,6 +248,9 @@ def _convolution(given: Given, sources: Sources) -> nn.Module | None:
     shape = inputs * groups, outputs, tuple(kernel)
     return kind(*shape, groups=groups, bias=False, device="meta", **options)
 
+
+_WHOLE = nn.Linear(1, 1, False, device="meta"), Turned()
+"""The layers of whole weights, as they are and turned, which are made once since recurrent layers need many."""
 
 _DEFAULTS: dict[str, Any] = {"weight": None, "bias": None, "eps": None, "training": False}
 _SHAPED = ("input", "normalized_shape", "weight", "bias", "eps")

@@ -152,9 +152,10 @@ def _belongs(bias: Factor, weight: Factor) -> bool:
 
 def _check_factors(found: dict[str, Factor]) -> None:
     """Raise, with all their names, if parameters have neither factors nor a block that is small."""
+    alone = {names[0]: found[names[0]] for names in _layers(found)}
     large = {
         name: num_entries(factor)
-        for name, factor in found.items()
+        for name, factor in alone.items()
         if isinstance(factor, Direct) and num_entries(factor) > DENSE_BLOCK
     }
     if large:
