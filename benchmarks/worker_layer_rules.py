@@ -30,18 +30,17 @@ Build = Callable[[int], nn.Module]
 
 
 class Encoder(nn.Module):
-    """Four layers of torch's encoder, with or without a mask of padding."""
+    """Four layers of torch's encoder."""
 
-    def __init__(self, width: int, padded: bool = False) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
-        self.embed, self.padded = nn.Linear(8, width), padded
+        self.embed = nn.Linear(8, width)
         self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = x[:, :, 0] > 1.5 if self.padded else None
-        return self.head(self.encoder(self.embed(x), src_key_padding_mask=mask).mean(1))
+        return self.head(self.encoder(self.embed(x)).mean(1))
 
 
 class RMSBlocks(nn.Module):
@@ -134,13 +133,10 @@ class Pairs(nn.Module):
 
 
 NETWORKS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int, bool], Tensor], int, int]] = {
-    "encoder": (Encoder, lambda n, quick: torch.randn(n, 16 if quick else 64, 8), 128, 32),
-    "encoder, padded": (
-        partial(Encoder, padded=True), lambda n, quick: torch.randn(n, 16 if quick else 64, 8), 128, 32,
-    ),
-    "RMSNorm blocks": (RMSBlocks, lambda n, quick: torch.randn(n, 16 if quick else 64, 8), 128, 32),
-    "LSTM": (partial(Recurrent, nn.LSTM), lambda n, quick: torch.randn(n, 10 if quick else 50, 8), 128, 48),
-    "GRU": (partial(Recurrent, nn.GRU), lambda n, quick: torch.randn(n, 10 if quick else 50, 8), 128, 48),
+    "encoder": (Encoder, lambda n, quick: torch.randn(n, 16 if quick else 64, 8), 128, 16),
+    "RMSNorm blocks": (RMSBlocks, lambda n, quick: torch.randn(n, 16 if quick else 64, 8), 128, 16),
+    "LSTM": (partial(Recurrent, nn.LSTM), lambda n, quick: torch.randn(n, 10 if quick else 50, 8), 128, 32),
+    "GRU": (partial(Recurrent, nn.GRU), lambda n, quick: torch.randn(n, 10 if quick else 50, 8), 128, 32),
     "LSTM cells": (
         partial(Recurrent, nn.LSTMCell), lambda n, quick: torch.randn(n, 10 if quick else 50, 8), 128, 48,
     ),

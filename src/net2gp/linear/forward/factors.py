@@ -237,8 +237,13 @@ def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = N
     If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest.
     """
     D = C if D is None else D
-    both = isinstance(left, Outer) and isinstance(right, Outer) and left.turned == right.turned
-    if both and left.by_gram and right.by_gram:
+    if (
+        isinstance(left, Outer)
+        and isinstance(right, Outer)
+        and left.turned == right.turned
+        and left.by_gram
+        and right.by_gram
+    ):
         if K.numel() * left.a.shape[2] * right.a.shape[2] <= AT_ONCE and left.a.shape[2] > 1:
             K += _gram(left, right)
             return

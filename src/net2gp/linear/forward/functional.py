@@ -160,7 +160,7 @@ def _first_row(value: Tensor, leaf: Tensor) -> int | None:
     """Return which row of a leaf a tensor starts with, or None if it does not consist of whole rows."""
     if value.dim() != leaf.dim() or value.shape[1:] != leaf.shape[1:] or not leaf.is_contiguous():
         return None
-    start, rest = divmod(value.storage_offset() - leaf.storage_offset(), leaf.stride(0))
+    start, rest = divmod(int(value.storage_offset() - leaf.storage_offset()), leaf.stride(0))
     inside = not rest and 0 <= start <= len(leaf) - len(value)
     return start if inside and value.is_contiguous() else None
 
@@ -250,7 +250,7 @@ def _convolution(given: Given, sources: Sources) -> nn.Module | None:
 
 
 _WHOLE = nn.Linear(1, 1, False, device="meta"), Turned()
-"""The layers of whole weights, as they are and turned, which are made once since recurrent layers need many."""
+"""The layers of whole weights, as they are and turned, made once since recurrent layers need many."""
 
 _DEFAULTS: dict[str, Any] = {"weight": None, "bias": None, "eps": None, "training": False}
 _SHAPED = ("input", "normalized_shape", "weight", "bias", "eps")

@@ -187,8 +187,9 @@ def _batched(module: nn.Module, a: Tensor) -> Tensor:
 def _transposed_convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     """Return the factors of a map from the channels of every place to the patch of outputs around it."""
     assert isinstance(module, _Convolution)
+    assert isinstance(module.padding, tuple)
     (B, C), groups, dims = g.shape[:2], module.groups, len(module.kernel_size)
-    border = [int(size) for size in reversed(module.padding) for _ in range(2)]
+    border = [size for size in module.padding[::-1] for _ in range(2)]
     patches = _windows(F.pad(g.flatten(0, 1), border), module)  # (B·C, channels, *places, *kernel)
     for axis, size in enumerate(a.shape[2:], start=2):
         patches = patches.narrow(axis, 0, size)  # output_padding may leave room for more
