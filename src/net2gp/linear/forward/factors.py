@@ -45,11 +45,25 @@ class Outer:
     turned: bool = False
 
     def entries(self, matrices: Tensor) -> Tensor:
-        """Return matrices (…, S, O, I) as rows (…, p) in the order of the weight's own entries."""
+        """Return matrices in the order of the weight's own entries.
+
+        Args:
+            matrices: For each group a matrix of outputs and inputs, (…, S, O, I).
+
+        Returns:
+            The entries, (…, p).
+        """
         return (matrices.mT if self.turned else matrices).flatten(-3)
 
     def matrices(self, entries: Tensor) -> Tensor:
-        """Return rows (…, p) of the weight's own entries as matrices (…, S, O, I)."""
+        """Return the weight's own entries as matrices.
+
+        Args:
+            entries: The entries, (…, p).
+
+        Returns:
+            For each group a matrix of outputs and inputs, (…, S, O, I).
+        """
         S, O, I = *self.g.shape[2:4], self.a.shape[3]
         if self.turned:
             return entries.unflatten(-1, (S, I, O)).mT
