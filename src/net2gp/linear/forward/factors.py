@@ -81,11 +81,14 @@ class Outer:
         """Whether Σ_ts (a_t·a_s)(g_t·g_s) is cheaper than forming the gradients.
 
         It never is for several groups. Each has weights of its own, so few that one product of the gradients
-        of all groups is the fastest way.
+        of all groups is the fastest way. All outputs of the network share the products of inputs, which count
+        only for several places: for a single one they cost no more than forming the gradients.
         """
-        S, O, T = self.g.shape[2:]
+        C, S, O, T = self.g.shape[1:]
         I = self.a.shape[-1]
-        return S == 1 and not self.scale.dim() and T * T * (2 * O + ELEMENTWISE) <= 2 * O * I
+        inputs = 2 * I / C**2 if T > 1 else 0
+        pairs = T * T * (inputs + 2 * O + ELEMENTWISE)
+        return S == 1 and not self.scale.dim() and pairs <= 2 * O * I
 
     def slices(self) -> list[tuple[Tensor, Tensor]]:
         """Return inputs (B, I) and output gradients (B·C, O) per place, for a layer without groups."""
