@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from contributing import example
@@ -220,6 +221,34 @@ def transposed_convolution():
 
 
 @architecture
+def transposed_convolution_1d():
+    transposed = nn.ConvTranspose1d(3, 4, 3, stride=2, padding=1, output_padding=1, dilation=2)
+    return pooled(nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), transposed), 4), points(2, 5)
+
+
+@architecture
+def grouped_transposed_convolution():
+    """Padding of the output beyond a stride leaves room for more windows than there are inputs."""
+    transposed = nn.ConvTranspose2d(4, 6, (2, 3), (1, 2), (0, 1), (1, 2), 2, bias=False, dilation=3)
+    return pooled(transposed, 6), points(4, 3, 2)
+
+
+@architecture
+def transposed_convolution_3d():
+    return pooled(nn.ConvTranspose3d(2, 3, (1, 2, 2), padding=(0, 1, 0)), 3), points(2, 2, 3, 2)
+
+
+@architecture
+def convolutions_called_as_functions():
+    def forward(self, x):
+        h = F.conv1d(x, self.filters, self.shift, padding="same", groups=2).tanh()
+        return F.conv1d(h, weight=self.outer, stride=2, dilation=2).square().mean(2)
+
+    parts = {"filters": parameter(4, 2, 3), "shift": parameter(4), "outer": parameter(2, 4, 2)}
+    return Apply(forward, **parts), points(4, 7)
+
+
+@architecture
 def image_output():
     layers = nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 1)
     return nn.Sequential(*layers), points(1, 2, 3)
@@ -273,6 +302,41 @@ def embedding_tied_with_output():
 
 
 @architecture
+def language_model():
+    """Logits of the next token at every place, from the table of the embedding as it is and turned."""
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        h = (h + F.linear(h.mean(1, keepdim=True), self.mix)).tanh()
+        logits = F.linear(h, self.embed.weight) + h.cos() @ self.embed.weight.T
+        return logits.flatten(1)
+
+    return Apply(forward, embed=nn.Embedding(5, 3), mix=parameter(3, 3)), tokens(3, 5)
+
+
+@architecture
+def table_as_a_parameter():
+    def forward(self, ids):
+        h = F.embedding(ids, self.table, padding_idx=1).tanh().mean(1)
+        return h @ self.table.T
+
+    return Apply(forward, table=parameter(7, 3)), tokens(4)
+
+
+@architecture
+def products_with_matrices():
+    """A weight (I, O) as GPT-2 keeps it, the same one turned, and one of three axes."""
+
+    def forward(self, x):
+        h = torch.addmm(self.shift, x, self.inner).tanh()
+        h = torch.matmul(h[:, None] * x[:, :, None], self.outer).sin().mean(1)
+        return F.linear(h @ self.inner.T, self.inner.T) @ self.free
+
+    parts = {"inner": parameter(3, 4), "shift": parameter(4), "outer": parameter(4, 4)}
+    return Apply(forward, **parts, free=parameter(4, 2)), points(3)
+
+
+@architecture
 def embedding_with_padding():
     def forward(self, ids):
         return self.head(self.embed(ids).tanh().sum(1))
@@ -309,6 +373,30 @@ def embedding_bag():
     return nn.Sequential(nn.EmbeddingBag(7, 3), nn.Tanh(), nn.Linear(3, 2)), tokens(4)
 
 
+@architecture
+def embedding_bag_with_padding():
+    bag = nn.EmbeddingBag(7, 3, padding_idx=-1)
+    ids = tokens(4)
+    ids[0, :], ids[1, :2] = 6, 6
+    return nn.Sequential(bag, nn.Tanh(), nn.Linear(3, 2)), ids
+
+
+@architecture
+def embedding_bag_of_maxima():
+    layers = nn.EmbeddingBag(7, 3, mode="max", padding_idx=0), nn.Tanh(), nn.Linear(3, 2)
+    return nn.Sequential(*layers), tokens(4)
+
+
+@architecture
+def weighted_embedding_bag():
+    def forward(self, ids, shares):
+        h = self.bag(ids, per_sample_weights=shares)
+        return self.head(h + F.embedding_bag(ids, self.table, mode="sum"))
+
+    parts = {"bag": nn.EmbeddingBag(7, 3, mode="sum"), "table": parameter(7, 3)}
+    return Apply(forward, **parts, head=nn.Linear(3, 2)), (tokens(4), points(4))
+
+
 def last_state(recurrent: nn.RNNBase, width: int) -> nn.Module:
     return Apply(
         lambda self, x: self.head(self.recurrent(x)[0][:, -1]),
@@ -330,6 +418,54 @@ def lstm_with_projection():
 def bidirectional_gru():
     recurrent = nn.GRU(2, 3, batch_first=True, bidirectional=True)
     return last_state(recurrent, 6), points(3, 2)
+
+
+@architecture
+def deep_elman_network_without_bias():
+    recurrent = nn.RNN(2, 3, 2, nonlinearity="relu", bias=False, batch_first=True)
+    return last_state(recurrent, 3), points(4, 2)
+
+
+@architecture
+def deep_bidirectional_lstm_with_projection():
+    recurrent = nn.LSTM(2, 4, 2, proj_size=3, batch_first=True, bidirectional=True, bias=False)
+    return last_state(recurrent, 6), points(3, 2)
+
+
+@architecture
+def recurrent_cells():
+    def forward(self, x):
+        h, c = self.lstm(x[:, 0])
+        h, c = self.lstm(x[:, 1], (h, c))
+        h = self.gru(self.elman(h), c)
+        return self.head(self.gru(self.elman(h.sin(), h), c))
+
+    parts = {"lstm": nn.LSTMCell(2, 3), "elman": nn.RNNCell(3, 3, nonlinearity="relu")}
+    parts["gru"] = nn.GRUCell(3, 3, bias=False)
+    return Apply(forward, **parts, head=nn.Linear(3, 2)), points(2, 2)
+
+
+@architecture
+def encoder_and_decoder_with_a_learned_start():
+    def forward(self, x):
+        start = self.start.expand(-1, len(x), -1).contiguous()
+        states, last = self.encoder(x, start)
+        return self.head(self.decoder(states.flip(1), last)[0].mean(1))
+
+    parts = {"encoder": nn.GRU(2, 3, batch_first=True), "decoder": nn.GRU(3, 3, batch_first=True)}
+    return Apply(forward, start=parameter(1, 1, 3), **parts, head=nn.Linear(3, 2)), points(3, 2)
+
+
+@architecture
+def recurrent_over_packed_lengths():
+    def forward(self, x):
+        lengths = 1 + (x[:, 0, 0] > 0).long() * 2
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        states = pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=3)[0]
+        return self.head(states.sum(1))
+
+    recurrent = nn.GRU(2, 3, batch_first=True)
+    return Apply(forward, recurrent=recurrent, head=nn.Linear(3, 2)), points(3, 2)
 
 
 @architecture
@@ -389,6 +525,35 @@ def attention():
 
     parts = {"attend": nn.MultiheadAttention(4, 2, batch_first=True), "head": nn.Linear(12, 2)}
     return Apply(forward, **parts), points(3, 4)
+
+
+@architecture
+def attention_to_something_else():
+    """Queries, keys and values of three kinds, with rows of one weight, and with weights of their own."""
+
+    def forward(self, x, y):
+        h = self.alike(x, y, y, need_weights=False)[0]
+        h = h + self.apart(*(v.transpose(0, 1) for v in (x, y, y.cos())))[0].transpose(0, 1)
+        return self.head(self.three(h, y, y.sin())[0].flatten(1))
+
+    parts = {
+        "alike": nn.MultiheadAttention(4, 2, batch_first=True),
+        "apart": nn.MultiheadAttention(4, 1, kdim=4, vdim=4, bias=False, add_bias_kv=True),
+        "three": nn.MultiheadAttention(4, 2, batch_first=True, add_zero_attn=True),
+    }
+    return Apply(forward, **parts, head=nn.Linear(12, 2)), (points(3, 4), points(2, 4))
+
+
+@architecture
+def transformer_decoder():
+    layer = nn.TransformerDecoderLayer(4, 2, 6, batch_first=True, norm_first=True)
+    decoder = nn.TransformerDecoder(layer, 2)
+
+    def forward(self, x, memory):
+        mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=x.dtype)
+        return self.head(self.decoder(x, memory, tgt_mask=mask, tgt_is_causal=True)[:, -1])
+
+    return Apply(forward, decoder=decoder, head=nn.Linear(4, 2)), (points(3, 4), points(2, 4))
 
 
 @architecture

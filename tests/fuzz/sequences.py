@@ -90,6 +90,21 @@ def attention(dice: Dice, shape: Shape) -> nn.Module:
     return Step(forward, layer=layer)
 
 
+@block(2)
+def attention_to_something_else(dice: Dice, shape: Shape) -> nn.Module:
+    alike, projected = dice.chance(0.5), dice.chance(0.5)
+    options = {"kdim": 2 * shape[1]} if projected else {}
+    layer = nn.MultiheadAttention(shape[1], dice.divisor(shape[1]), batch_first=True, **options)
+
+    def forward(self: Step, x: Tensor) -> Tensor:
+        keys = x.cos().flip(1)
+        values = keys if alike else keys.sin()
+        keys = torch.cat([keys, x], 2) if projected else keys
+        return self.layer(x, keys, values, need_weights=False)[0]
+
+    return Step(forward, layer=layer)
+
+
 @block(2, 2)
 def transformer_layer(dice: Dice, shape: Shape) -> nn.Module:
     first, kind = dice.chance(0.6), dice.one("encoder", "encoder", "decoder")

@@ -59,6 +59,15 @@ def matrix_of_its_own(dice: Dice, shape: Shape) -> nn.Module:
     return Step(lambda self, x: torch.tanh(x @ self.W), W=weights(shape[-1], dice.size()))
 
 
+@block(1)
+def matrix_used_both_ways(dice: Dice, shape: Shape) -> nn.Module:
+    def forward(self: Step, x: Tensor) -> Tensor:
+        return torch.addmm(self.shift, x, self.W).tanh() @ self.W.T
+
+    width = dice.size()
+    return Step(forward, W=weights(shape[0], width), shift=weights(width))
+
+
 @block(1, 2, 3)
 def shift_and_scale(dice: Dice, shape: Shape) -> nn.Module:
     shape = shape if dice.chance(0.5) else shape[-1:]

@@ -9,56 +9,34 @@ from torch import nn
 from architectures import ARCHITECTURES, OUTPUTS, Apply, N, parameter, points
 from net2gp.errors import NetworkError
 from net2gp.linear import linearize
-from net2gp.linear.forward.layers import RULES, Scale, Shift
+from net2gp.linear.forward.layers import RULES, Part, Scale, Shift, Turned
 from net2gp.linear.planning import probe
 from net2gp.linear.planning.plans import Plan
 from net2gp.linear.planning.probe import plan
 from reference.jacobians import brute_force_jacobian, flat
 
-ATTENTION = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-LSTM = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+GRU = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 UNBATCHED = ("table", "position.weight", "mix.weight", "mix.bias")
-IN_ENCODER = tuple(f"encoder.layers.0.self_attn.{name}" for name in ATTENTION)
 
 LEFTOVER = {
-    "attention": tuple(f"attend.{name}" for name in ATTENTION),
-    "bilinear": ("pair.weight", "pair.bias"),
-    "both_halves_in_one_batch": ("inner.weight", "inner.bias"),
+    "attention_to_something_else": ("apart.bias_k", "apart.bias_v"),
     "convolution_without_a_batch": ("image", "conv.weight", "conv.bias"),
-    "convolutions_of_other_groups_share_a_weight": ("conv.0.weight",),
     "data_dependent_branch": ("scale",),
-    "embedding_bag": ("0.weight",),
-    "embedding_tied_with_output": ("embed.weight",),
-    "forward_replaced_on_the_instance": ("0.weight", "0.bias"),
+    "encoder_and_decoder_with_a_learned_start": ("start",),
+    "forward_replaced_on_the_instance": ("0.weight",),
     "in_place_assignment": ("shift",),
     "instance_and_rms_norm": ("1.weight", "1.bias"),
-    "low_rank_update": ("0.down", "0.up"),
-    "lstm": tuple(f"recurrent.{name}" for name in LSTM),
-    "lstm_with_projection": tuple(f"recurrent.{name}" for name in (*LSTM, "weight_hr_l0")),
-    "bidirectional_gru": tuple(
-        f"recurrent.{name}{side}" for side in ("", "_reverse") for name in LSTM
-    ),
-    "lstm_time_first": tuple(f"recurrent.{name}" for name in LSTM),
     "pruned": ("0.weight_orig", "2.weight_orig"),
+    "recurrent_over_packed_lengths": tuple(f"recurrent.{name}" for name in GRU),
     "spectral_norm": ("0.parametrizations.weight.original",),
     "three_unbatched_positions": UNBATCHED,
-    "time_major_linear": ("inner.weight", "inner.bias"),
-    "time_major_linear_of_which_the_first_step_counts": ("inner.weight", "inner.bias"),
-    "transformer_batch_first": IN_ENCODER,
-    "transformer_time_first": IN_ENCODER,
-    "transformer_with_mask": IN_ENCODER,
-    "transposed_convolution": ("2.weight", "2.bias"),
     "two_unbatched_positions": UNBATCHED,
     "unbatched_positions": UNBATCHED,
     "unbatched_positions_as_many_as_points": UNBATCHED,
-    "vision_transformer": (
-        "token", *(f"attend.{name}" for name in ATTENTION),
-    ),
+    "vision_transformer": ("token",),
     "weight_norm": (
         "0.parametrizations.weight.original0", "0.parametrizations.weight.original1",
     ),
-    "weight_used_by_itself_and_in_a_layer_that_is_ignored": ("layer.weight", "layer.bias"),
-    "weight_used_in_a_layer_and_by_itself": ("layer.weight",),
 }  # fmt: skip
 """Parameters that have no structured gradient; every other parameter of every architecture has one."""
 
@@ -83,8 +61,8 @@ def test_every_rule_is_used_by_some_architecture() -> None:
         if not LEFTOVER.get(name)
         for module in build()[0].modules()
     }
-    # products and sums are no modules of a network: tests/linear/test_elementwise.py has them
-    assert set(RULES) - used == {nn.BatchNorm3d, Scale, Shift}
+    # products and sums, and parts of other layers, are no modules of a network
+    assert set(RULES) - used == {nn.BatchNorm3d, Scale, Shift, Part, Turned}
 
 
 def test_batch_norm_in_three_dimensions_has_a_rule_too() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
+from architectures import Apply, parameter
 from net2gp.errors import InputError, Net2GPWarning, NetworkError
 from net2gp.linear.curvatures import curvature
 from net2gp.linear.curvatures.curvature import Source, diagonal_curvature
@@ -17,7 +18,8 @@ from net2gp.linear.jacobians.capture import capture
 from net2gp.linear.linearized import expand_prior
 from net2gp.linear.planning.probe import demote
 from net2gp.methods.laplace_approximation.task import make_task
-from net2gp.posteriors.weights import Task, kron_blocks
+from net2gp.posteriors.weights import Task, kron
+from net2gp.posteriors.weights.kron_blocks import DiagonalBlock, KronBlock, TableBlock
 
 N = 10
 
@@ -35,9 +37,22 @@ class Embedded(nn.Module):
         return self.head(self.norm(h).tanh().mean(1))
 
 
-def case() -> tuple[nn.Module, Tensor, Tensor]:
+class Indexed(Embedded):
+    """The same with tables that are bare parameters, which have no factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Parameter(self.word.weight.detach())  # type: ignore[assignment]
+        self.place = nn.Parameter(self.place.weight.detach())  # type: ignore[assignment]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.word[ids] + self.place[torch.arange(ids.shape[1])]
+        return self.head(self.norm(h).tanh().mean(1))
+
+
+def case(kind: type[nn.Module] = Embedded) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
-    return Embedded().double().eval(), torch.randint(0, 11, (N, 3)), torch.arange(N) % 2
+    return kind().double().eval(), torch.randint(0, 11, (N, 3)), torch.arange(N) % 2
 
 
 def fitted(network, data, likelihood=None, **settings):
@@ -59,14 +74,16 @@ def reference(linearized, posterior, x: Tensor) -> Tensor:
     H = torch.zeros(P, P, dtype=torch.float64)
     for block in blocks:
         index = torch.cat([torch.arange(start[n], start[n] + sizes[n]) for n in block.names])
-        if isinstance(block, kron_blocks.KronBlock):
+        if isinstance(block, KronBlock):
             I, O = block.A.shape[-1], block.G.shape[-1]
             full = torch.kron(block.G[0], block.A[0]) / block.places  # index o·I + i
             where = torch.arange(O * I).reshape(O, I)
             order_ = torch.cat([where[:, :-1].reshape(-1), where[:, -1]])  # the bias behind
             part = full[order_][:, order_]
-        elif isinstance(block, kron_blocks.DiagonalBlock):
+        elif isinstance(block, DiagonalBlock):
             part = torch.diag(block.diagonal)
+        elif isinstance(block, TableBlock):
+            part = torch.kron(torch.diag(block.counts), block.G) / block.places
         else:
             part = block.H
         H[index[:, None], index] = part
@@ -75,10 +92,11 @@ def reference(linearized, posterior, x: Tensor) -> Tensor:
     return torch.einsum("ncp,pq,ndq->ncd", J, Sigma, J)
 
 
+@pytest.mark.parametrize("kind", [Embedded, Indexed])
 @pytest.mark.parametrize("limit", [0, 12, 4096])
-def test_it_is_the_inverse_of_the_blocks(limit: int, monkeypatch) -> None:
-    monkeypatch.setattr(kron_blocks, "DENSE_BLOCK", limit)
-    network, x, y = case()
+def test_it_is_the_inverse_of_the_blocks(limit: int, kind, monkeypatch) -> None:
+    monkeypatch.setattr(kron, "DENSE_BLOCK", limit)
+    network, x, y = case(kind)
     posterior = fitted(network, (x, y), prior_var=0.7, structure=n2g.Kron(rest=n2g.Diagonal()))
     expected = reference(n2g.linearize(network), posterior, x[:4])
     torch.testing.assert_close(posterior.marginal(x[:4]).covariance_matrix, expected)
@@ -87,9 +105,10 @@ def test_it_is_the_inverse_of_the_blocks(limit: int, monkeypatch) -> None:
     )
 
 
-def test_draws_have_the_variances(monkeypatch) -> None:
-    monkeypatch.setattr(kron_blocks, "DENSE_BLOCK", 12)
-    network, x, y = case()
+@pytest.mark.parametrize("kind", [Embedded, Indexed])
+def test_draws_have_the_variances(kind, monkeypatch) -> None:
+    monkeypatch.setattr(kron, "DENSE_BLOCK", 12)
+    network, x, y = case(kind)
     posterior = fitted(network, (x, y), prior_var=0.7, structure=n2g.Kron(rest=n2g.Diagonal()))
     draws = posterior.sample(x, 4000, generator=torch.Generator().manual_seed(0))
     law = posterior.marginal(x)
@@ -97,10 +116,11 @@ def test_draws_have_the_variances(monkeypatch) -> None:
 
 
 def test_a_diagonal_of_all_is_the_diagonal(monkeypatch) -> None:
-    """With nothing but embeddings the rest is `Diagonal()` itself."""
-    monkeypatch.setattr(kron_blocks, "DENSE_BLOCK", 0)
+    """With nothing but bare parameters the rest is `Diagonal()` itself."""
+    monkeypatch.setattr(kron, "DENSE_BLOCK", 0)
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Embedding(11, 2), nn.Tanh(), nn.Flatten()).double().eval()
+    network = Apply(lambda self, ids: self.table[ids].tanh().flatten(1), table=parameter(11, 2))
+    network = network.double().eval()
     x, y = torch.randint(0, 11, (N, 1)), torch.arange(N) % 2
     ours = fitted(network, (x, y), prior_var=0.7, structure=n2g.Kron(rest=n2g.Diagonal()))
     plain = fitted(network, (x, y), prior_var=0.7, structure=n2g.Diagonal())
@@ -116,15 +136,15 @@ def test_small_embeddings_keep_a_matrix() -> None:
 
 
 def test_all_parameters_without_factors_are_named_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(kron_blocks, "DENSE_BLOCK", 10)
-    network, x, y = case()
+    monkeypatch.setattr(kron, "DENSE_BLOCK", 10)
+    network, x, y = case(Indexed)
     message = (
-        r"no factors for 'word\.weight' \(44 entries\), 'place\.weight' \(12 entries\): .*"
-        r"Kron\(rest=Diagonal\(\)\).*only=\['\*', '!word\.weight', '!place\.weight'\]"
+        r"no factors for 'word' \(44 entries\), 'place' \(12 entries\): .*"
+        r"Kron\(rest=Diagonal\(\)\).*only=\['\*', '!word', '!place'\]"
     )
     with pytest.raises(NetworkError, match=message):
         fitted(network, (x, y), prior_var=1.0, structure=n2g.Kron())
-    advised = ["*", "!word.weight", "!place.weight"]
+    advised = ["*", "!word", "!place"]
     posterior = fitted(network, (x, y), prior_var=1.0, structure=n2g.Kron(), only=advised)
     assert posterior.predict(x).probs.shape == (N, 2)
 
@@ -136,12 +156,13 @@ def test_rest_takes_no_other_structure() -> None:
         n2g.Kron(rest=n2g.Diagonal(n2g.structures.EmpiricalFisher()))
 
 
-def test_it_is_saved(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(kron_blocks, "DENSE_BLOCK", 12)
-    network, x, y = case()
+@pytest.mark.parametrize("kind", [Embedded, Indexed])
+def test_it_is_saved(kind, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(kron, "DENSE_BLOCK", 12)
+    network, x, y = case(kind)
     posterior = fitted(network, (x, y), prior_var=0.7, structure=n2g.Kron(rest=n2g.Diagonal()))
     n2g.save(posterior, tmp_path / "posterior.safetensors")
-    again = n2g.load(tmp_path / "posterior.safetensors", Embedded().double().eval())
+    again = n2g.load(tmp_path / "posterior.safetensors", kind().double().eval())
     assert again.structure == n2g.Kron(rest=n2g.Diagonal())
     assert torch.equal(again.marginal(x).variance, posterior.marginal(x).variance)
 

@@ -108,6 +108,7 @@ OF_STRUCTURES = [
     "covariances.FullCovariance",
     "covariances.SubsetCovariance",
     "kron.KronRoot",
+    "kron.TableRoot",
     "kron.DenseRoot",
     "kron.DiagonalRoot",
     "kron.KronCovariance",

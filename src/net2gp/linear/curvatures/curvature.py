@@ -215,5 +215,5 @@ def _sum_of_squares(factor: Factor, squares: Tensor) -> Tensor:
         return squares.sum((0, 1))
     # (g aᵀ)² = g² a²ᵀ, so the sum over points is one matrix product
     inputs = factor.a[:, :, 0].square()  # (B, S, I)
-    each = torch.einsum("bso,bsi->soi", squares[:, 0, :, :, 0], inputs).reshape(-1)
-    return each * factor.scale**2
+    each = torch.einsum("bso,bsi->soi", squares[:, 0, :, :, 0], inputs)
+    return factor.entries(each) * factor.scale**2

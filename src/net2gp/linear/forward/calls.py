@@ -38,6 +38,7 @@ class Call:
         version: The version of `a` at the call; a later one means that it was changed in place.
         shape: The shape of the layer's output.
         edge: The place of the output in the autograd graph; None if it has no gradient.
+        part: Whether it is a step of what torch computes in one operation when it is not recorded.
     """
 
     module: nn.Module
@@ -47,6 +48,7 @@ class Call:
     version: int
     shape: torch.Size
     edge: GradientEdge | None = field(repr=False)
+    part: bool = False
 
     @property
     def key(self) -> Key:
@@ -97,7 +99,7 @@ def forward(
     With `follow` the graph goes back to `x`, also through the layers' inputs.
     """
     calls: list[Call] = []
-    covered: set[str] = set()
+    functions = Functions(leaves, partial(_record, calls, follow))
     with LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(in_eval_mode(linearized, x))
         canonical = {id(value): name for name, value in linearized.network.named_parameters()}
@@ -110,15 +112,14 @@ def forward(
             }
             if rule is not None and names:
                 # before the network's own hooks, which may replace the output
-                hook = _recorder(calls, names, follow)
+                hook = _recorder(functions, names)
                 handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
                 stack.callback(handle.remove)
-                covered.update(names.values())
+                stack.callback(module.register_forward_pre_hook(functions.rest).remove)
         # a compiled network calls no Python functions that could be recorded
         kinds = {type(module).__name__ for module in linearized.network.modules()}
         if "OptimizedModule" not in kinds:
-            free = {n: value for n, value in leaves.items() if n not in covered}
-            stack.enter_context(Functions(free, partial(_record, calls, follow)))
+            stack.enter_context(functions)
         out = run(linearized, leaves, x, given, follow=follow)
     return calls, out
 
@@ -136,10 +137,11 @@ def run(
         return linearized.evaluate(params, recordable(x, follow=follow))
 
 
-def _recorder(calls: list[Call], names: dict[str, str], follow: bool) -> Any:
+def _recorder(functions: Functions, names: dict[str, str]) -> Any:
     def hook(module: nn.Module, arguments: tuple, keywords: dict, out: Tensor) -> Tensor:
+        functions.resting -= 1
         a = arguments[0] if arguments else keywords["input"]
-        return _record(calls, follow, module, names, a, out)
+        return functions.add(module, names, a, out, False)
 
     return hook
 
@@ -151,6 +153,7 @@ def _record(
     names: dict[str, str],
     a: Tensor,
     out: Tensor,
+    part: bool,
 ) -> Tensor:
     rule = find_rule(module)
     assert rule is not None
@@ -162,5 +165,6 @@ def _record(
     out = out.clone() if out._is_view() else out
     # the edge still points to this output if an in-place operation overwrites the tensor later
     edge = get_gradient_edge(out) if out.requires_grad else None
-    calls.append(Call(module, rule, names, prepared, prepared._version, out.shape, edge))
+    version = prepared._version
+    calls.append(Call(module, rule, names, prepared, version, out.shape, edge, part))
     return out

@@ -36,11 +36,38 @@ class Outer:
         a: The inputs of the layer, (B, S, T, I) for B points and S groups.
         g: The gradients of the network's C outputs with respect to the layer's output, (B, C, S, O, T).
         scale: What multiplies the gradient: a tensor without axes, or one of shape (S, O, I).
+        turned: Whether the weight keeps its entries as (S, I, O), as that of x @ W does.
     """
 
     a: Tensor
     g: Tensor
     scale: Tensor
+    turned: bool = False
+
+    def entries(self, matrices: Tensor) -> Tensor:
+        """Return matrices in the order of the weight's own entries.
+
+        Args:
+            matrices: For each group a matrix of outputs and inputs, (…, S, O, I).
+
+        Returns:
+            The entries, (…, p).
+        """
+        return (matrices.mT if self.turned else matrices).flatten(-3)
+
+    def matrices(self, entries: Tensor) -> Tensor:
+        """Return the weight's own entries as matrices.
+
+        Args:
+            entries: The entries, (…, p).
+
+        Returns:
+            For each group a matrix of outputs and inputs, (…, S, O, I).
+        """
+        S, O, I = *self.g.shape[2:4], self.a.shape[3]
+        if self.turned:
+            return entries.unflatten(-1, (S, I, O)).mT
+        return entries.unflatten(-1, (S, O, I))
 
     def traced(self) -> Outer:
         """Move outputs into the features, so that products sum over them; C becomes 1."""
@@ -54,11 +81,14 @@ class Outer:
         """Whether Σ_ts (a_t·a_s)(g_t·g_s) is cheaper than forming the gradients.
 
         It never is for several groups. Each has weights of its own, so few that one product of the gradients
-        of all groups is the fastest way.
+        of all groups is the fastest way. All outputs of the network share the products of inputs, which count
+        only for several places: for a single one they cost no more than forming the gradients.
         """
-        S, O, T = self.g.shape[2:]
+        C, S, O, T = self.g.shape[1:]
         I = self.a.shape[-1]
-        return S == 1 and not self.scale.dim() and T * T * (2 * O + ELEMENTWISE) <= 2 * O * I
+        inputs = 2 * I / C**2 if T > 1 else 0
+        pairs = T * T * (inputs + 2 * O + ELEMENTWISE)
+        return S == 1 and not self.scale.dim() and pairs <= 2 * O * I
 
     def slices(self) -> list[tuple[Tensor, Tensor]]:
         """Return inputs (B, I) and output gradients (B·C, O) per place, for a layer without groups."""
@@ -168,7 +198,8 @@ def jacobian(factor: Factor) -> Tensor:
         return factor.J
     B, C = factor.g.shape[:2]
     if isinstance(factor, Outer):
-        return next(factor.gradients(factor.g.shape[3])).reshape(B, C, -1)
+        S, O = factor.g.shape[2:4]
+        return factor.entries(next(factor.gradients(O)).reshape(B, C, S, O, -1))
     everything = torch.arange(factor.num_embeddings, device=factor.ids.device)
     return factor.gradients(everything).reshape(B, C, -1)
 
@@ -195,7 +226,8 @@ def in_dtype(factor: Factor, dtype: torch.dtype) -> Factor:
         return Direct(factor.J.to(dtype))
     if isinstance(factor, Lookup):
         return replace(factor, g=factor.g.to(dtype), scale=factor.scale.to(dtype))
-    return Outer(factor.a.to(dtype), factor.g.to(dtype), factor.scale.to(dtype))
+    a, g, scale = (value.to(dtype) for value in (factor.a, factor.g, factor.scale))
+    return replace(factor, a=a, g=g, scale=scale)
 
 
 def scaled(factor: Factor, variance: Tensor) -> Factor:
@@ -206,8 +238,7 @@ def scaled(factor: Factor, variance: Tensor) -> Factor:
     if isinstance(factor, Lookup):
         return replace(factor, scale=root)
     if root.dim():
-        S, O, I = factor.g.shape[2], factor.g.shape[3], factor.a.shape[3]
-        return replace(factor, scale=root.reshape(S, O, I))
+        return replace(factor, scale=factor.matrices(root.flatten()))
     return replace(factor, a=factor.a * root)
 
 
@@ -223,7 +254,13 @@ def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = N
     If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest.
     """
     D = C if D is None else D
-    if isinstance(left, Outer) and isinstance(right, Outer) and left.by_gram and right.by_gram:
+    if (
+        isinstance(left, Outer)
+        and isinstance(right, Outer)
+        and left.turned == right.turned
+        and left.by_gram
+        and right.by_gram
+    ):
         if K.numel() * left.a.shape[2] * right.a.shape[2] <= AT_ONCE and left.a.shape[2] > 1:
             K += _gram(left, right)
             return
@@ -260,7 +297,7 @@ def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tenso
     """Yield matching pieces of the two sides' gradients, (B·C, p) and (M·C, p)."""
     if isinstance(left, Direct) and isinstance(right, Direct):
         yield left.J.flatten(0, 1), right.J.flatten(0, 1)
-    elif isinstance(left, Outer) and isinstance(right, Outer):
+    elif isinstance(left, Outer) and isinstance(right, Outer) and left.turned == right.turned:
         step = min(left.step(), right.step())
         if left is right:
             yield from ((J, J) for J in left.gradients(step))
@@ -311,14 +348,14 @@ def pulled(factor: Factor, v: Tensor) -> Tensor:
         return (table.index_add_(0, factor.ids[known], rows) * factor.scale).flatten()
     g = (v[:, None] @ factor.g.flatten(2)).reshape(len(v), *factor.g.shape[2:])  # (B, S, O, T)
     g = g.permute(1, 2, 0, 3).flatten(2)
-    return ((g @ factor.a.transpose(0, 1).flatten(1, 2)) * factor.scale).flatten()
+    return factor.entries((g @ factor.a.transpose(0, 1).flatten(1, 2)) * factor.scale)
 
 
 def pushed(factor: Factor, w: Tensor) -> Tensor:
     """Compute J w (B, C) for w (p,)."""
     if not isinstance(factor, Outer):
         return jacobian(factor) @ w
-    weight = w.reshape(factor.g.shape[2], factor.g.shape[3], -1) * factor.scale
+    weight = factor.matrices(w) * factor.scale
     a = factor.a.transpose(0, 1)  # (S, B, T, I): one product for all points and places
     moved = (a.flatten(1, 2) @ weight.mT).unflatten(1, a.shape[1:3]).permute(1, 0, 3, 2)
     return (factor.g.flatten(2) @ moved.flatten(1)[..., None])[..., 0]

@@ -9,7 +9,7 @@ layer, register a rule with `layer_rule`; the conformance suite then tests it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,10 @@ def _one(like: Tensor) -> Tensor:
     return like.new_ones(())
 
 
+_Convolution = nn.modules.conv._ConvNd
+"""What all convolutions, transposed ones too, derive from."""
+
+
 @layer_rule(nn.Linear)
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     """Return the factors of W a_t + b at every place t before the last axis."""
@@ -102,15 +106,62 @@ def _linear(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     return {"weight": weight, "bias": Direct(bias)}
 
 
+class Part(nn.Module):
+    """The layer W_r x + b_r with some consecutive rows r of parameters that have more.
+
+    Args:
+        rows: The first row, and how many rows the parameter has, for those of weight and bias that have more.
+    """
+
+    def __init__(self, rows: dict[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def padded(self, suffix: str, g: Tensor) -> Tensor:
+        """Return gradients (B, C, …, rows, places) of all rows, which are zero for the others."""
+        start, rows = self.rows.get(suffix, (0, g.shape[-2]))
+        return F.pad(g, (0, 0, start, rows - start - g.shape[-2]))
+
+
+@layer_rule(Part)
+def _part(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
+    """Return the factors of some rows of a weight and a bias as those of all rows."""
+    assert isinstance(module, Part)
+    weight, bias = _linear(module, a, g).values()
+    assert isinstance(weight, Outer)
+    assert isinstance(bias, Direct)
+    whole = Direct(module.padded("bias", bias.J[..., None])[..., 0])
+    return {"weight": replace(weight, g=module.padded("weight", weight.g)), "bias": whole}
+
+
+class Turned(nn.Module):
+    """The layer x W + b, whose weight is the transpose of that of a linear layer."""
+
+
+@layer_rule(Turned)
+def _turned(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
+    """Return the factors of a linear layer with the entries of the weight in another order."""
+    weight, bias = _linear(module, a, g).values()
+    assert isinstance(weight, Outer)
+    return {"weight": replace(weight, turned=True), "bias": bias}
+
+
+def _windows(a: Tensor, module: nn.Module) -> Tensor:
+    """Return the windows (B, channels, *places, *kernel) that a convolution sees."""
+    assert isinstance(module, _Convolution)
+    axes = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    for axis, (kernel, stride, dilation) in enumerate(axes, start=2):
+        a = a.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    return a
+
+
 def _patches(module: nn.Module, a: Tensor) -> Tensor:
     """Return the patches (B, groups, places, channels · kernel), in the order of the weight's entries."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     a = a if a.dim() == 2 + len(module.kernel_size) else a[None]  # without a batch, as torch allows
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     a = F.pad(a, tuple(module._reversed_padding_repeated_twice), mode=mode)
-    windows = zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    for axis, (kernel, stride, dilation) in enumerate(windows, start=2):
-        a = a.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    a = _windows(a, module)
     dims = len(module.kernel_size)
     B, channels = a.shape[:2]
     a = a.reshape(B, module.groups, channels // module.groups, *a.shape[2:])
@@ -125,6 +176,28 @@ def _convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
     B, C, groups = g.shape[0], g.shape[1], module.groups
     g = g.reshape(B, C, groups, module.out_channels // groups, -1)
     return {"weight": Outer(a, g, _one(g)), "bias": Direct(g.sum(4).reshape(B, C, -1))}
+
+
+def _batched(module: nn.Module, a: Tensor) -> Tensor:
+    assert isinstance(module, _Convolution)
+    return a if a.dim() == 2 + len(module.kernel_size) else a[None]
+
+
+@layer_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, prepare=_batched)
+def _transposed_convolution(module: nn.Module, a: Tensor, g: Tensor) -> dict[str, Factor]:
+    """Return the factors of a map from the channels of every place to the patch of outputs around it."""
+    assert isinstance(module, _Convolution)
+    assert isinstance(module.padding, tuple)
+    (B, C), groups, dims = g.shape[:2], module.groups, len(module.kernel_size)
+    border = [size for size in module.padding[::-1] for _ in range(2)]
+    patches = _windows(F.pad(g.flatten(0, 1), border), module)  # (B·C, channels, *places, *kernel)
+    for axis, size in enumerate(a.shape[2:], start=2):
+        patches = patches.narrow(axis, 0, size)  # output_padding may leave room for more
+    patches = patches.movedim(tuple(range(2, 2 + dims)), tuple(range(-dims, 0)))
+    patches = patches.reshape(B, C, groups, -1, a.shape[2:].numel())
+    a = a.reshape(B, groups, a.shape[1] // groups, -1).mT
+    bias = Direct(g.flatten(3).sum(3))
+    return {"weight": Outer(a, patches, _one(g), turned=True), "bias": bias}
 
 
 def _real_ids(module: nn.Module, ids: Tensor) -> Tensor:

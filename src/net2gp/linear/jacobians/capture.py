@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import follows, num_rows
-from net2gp.linear.forward.calls import forward, fresh_leaves
+from net2gp.linear.forward.calls import forward, fresh_leaves, run
 from net2gp.linear.forward.factors import Direct, Factor, Outer, jacobian, pulled
 from net2gp.linear.planning.loops import leftover_jacobian
 from net2gp.linear.planning.plans import Plan
@@ -67,7 +67,7 @@ def capture(
         return {}
     taken, follow = _take(linearized, x, plan, seeds), follows(x)
     if follow:  # compared first, since the pass that follows x does not reach the parameters
-        taken = taken.without(taken.uses.differing(taken.out, taken.leaves) if check else ())
+        taken = taken.without(taken.alone() if check else ())
         taken, check = taken.following(plan), False
     gradients = _Gradients(taken.count, compress, follow)
     for c in range(taken.count):
@@ -90,7 +90,7 @@ def each_output(
     if not plan.structured:
         return
     taken = _take(linearized, x, plan, seeds)
-    taken = taken.without(taken.uses.differing(taken.out, taken.leaves))
+    taken = taken.without(taken.alone())
     apart = taken.apart()
     for c in range(taken.count):
         found = taken.gradients(c, keep=c < taken.count - 1)
@@ -131,8 +131,16 @@ class _Taken:
         """Return the parameters whose factors differ from plain reverse mode, with random weights."""
         v = random_like(self.out.new_empty(len(self.out), self.count))
         own = {name: self.leaves[name] for name in self.uses.names}
-        wanted = plain_gradients(self.out, own, self.seed(v))
+        wanted = plain_gradients(self.plain(), own, self.seed(v))
         return differing({name: pulled(factors[name], v) for name in own}, wanted)
+
+    def alone(self) -> tuple[str, ...]:
+        """Return the parameters whose factors of one combination differ from plain reverse mode."""
+        return self.uses.differing(self.out, self.leaves, self.plain())
+
+    def plain(self) -> Tensor:
+        """Return the outputs with a graph in which nothing is computed step by step."""
+        return run(self.linearized, self.leaves, self.x) if self.uses.stepwise else self.out
 
     def without(self, names: Sequence[str]) -> _Taken:
         """Return the same pass without these parameters, whose gradients `apart` then computes."""

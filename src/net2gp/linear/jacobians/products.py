@@ -98,7 +98,7 @@ def _times(factor: Factor, w: Tensor) -> Tensor:
         return torch.einsum("bcto,btok->bck", factor.g, rows)
     B, _, S, O, T = factor.g.shape
     step = max(1, CHUNK_BYTES // (B * S * O * T * w.element_size()))
-    weights = w.mT.reshape(-1, S, O, factor.a.shape[3])
+    weights = factor.matrices(w.mT)
     parts = [
         torch.einsum("bcsot,bsotk->bck", factor.g, torch.einsum("bsti,ksoi->bsotk", factor.a, some))
         for some in weights.split(step)
@@ -118,7 +118,7 @@ def _transposed_times(factor: Factor, u: Tensor) -> Tensor:
     B, _, S, O, T = factor.g.shape
     step = max(1, CHUNK_BYTES // (B * S * O * T * u.element_size()))
     parts = [
-        torch.einsum("bsotk,bsti->soik", torch.einsum("bcsot,bck->bsotk", factor.g, some), factor.a)
+        torch.einsum("bsotk,bsti->ksoi", torch.einsum("bcsot,bck->bsotk", factor.g, some), factor.a)
         for some in u.split(step, -1)
     ]
-    return torch.cat(parts, -1).flatten(0, 2)
+    return factor.entries(torch.cat(parts)).mT

@@ -45,11 +45,11 @@ KEPT_BYTES = 2**26
 class TangentKernel(BaseFeatureKernel):
     """The tangent kernel k(x, x') = J(x) diag(prior_var) J(x')ᵀ of all outputs, with rows n·C + c.
 
-    Linear, convolution, embedding and affine-norm parameters contribute by structure: a weight with
-    inputs a and output gradients g adds Σ_ts (a_t·a'_s)(g_t·g'_s), or the product of layer gradients if that
-    is cheaper. All other parameters contribute through their columns of the Jacobian, a few at a time. The
-    cost is C backward passes over x and y, plus N²C² times the number of layer outputs (not parameters) for
-    dense layers.
+    Parameters of layers with a rule (linear, convolution, attention, recurrent, embedding and norm layers)
+    contribute by structure: a weight with inputs a and output gradients g adds Σ_ts (a_t·a'_s)(g_t·g'_s), or
+    the product of layer gradients if that is cheaper. All other parameters contribute through their columns
+    of the Jacobian, a few at a time. The cost is C backward passes over x and y, plus N²C² times the number
+    of layer outputs (not parameters) for dense layers.
 
     A `precise` kernel runs the network in its own dtype but multiplies in float64: differences such as
     k(x, x) − k(x, X)K⁻¹k(X, x) keep their digits, and only the products cost more.

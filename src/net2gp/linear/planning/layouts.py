@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from net2gp.linear.forward.calls import Call, Key
 from net2gp.linear.forward.evaluation import differentiates
+from net2gp.linear.forward.layers import Part, Turned
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,25 @@ class Layout:
 
     Args:
         axis: The axis along which the points lie.
-        repeat: How many consecutive rows along it belong to each point.
+        repeat: How many rows along it belong to each point.
+        strided: Whether these lie as many rows apart as there are points, and do not follow on each other.
     """
 
     axis: int
     repeat: int
+    strided: bool = False
+
+    def points_first(self, value: Tensor) -> Tensor:
+        """Return a signal with the points along the first axis, and the rows of each next to each other."""
+        if self.axis:
+            return value.movedim(self.axis, 0)
+        if self.strided:
+            return value.unflatten(0, (self.repeat, -1)).transpose(0, 1).flatten(0, 1)
+        return value
+
+    def rows(self, value: Tensor, n: int) -> Tensor:
+        """Return the rows of point n, with the points first."""
+        return self.points_first(value)[n * self.repeat : (n + 1) * self.repeat]
 
 
 def matched(keys: Sequence[Key], calls: Sequence[Call]) -> list[Call | None]:
@@ -45,22 +60,14 @@ def matched(keys: Sequence[Key], calls: Sequence[Call]) -> list[Call | None]:
 def is_structured(
     name: str, calls: Sequence[Call | None], layouts: Sequence[Layout | None], edges: int
 ) -> bool:
-    """Whether all `edges` operations that read a parameter are calls of layers with one and the same rule."""
+    """Whether all `edges` operations that read a parameter are calls of layers with a rule."""
     own = [
         (call, layout)
         for call, layout in zip(calls, layouts, strict=True)
         if call is not None and name in call.names.values()
     ]
     uses = sum(list(call.names.values()).count(name) for call, _ in own)
-    kinds = {
-        (
-            call.rule,
-            getattr(call.module, "groups", 1),
-            tuple(suffix for suffix, n in call.names.items() if n == name),
-        )
-        for call, _ in own
-    }
-    return uses == edges and len(kinds) == 1 and all(layout is not None for _, layout in own)
+    return uses == edges > 0 and all(layout is not None for _, layout in own)
 
 
 def find_layouts(
@@ -76,10 +83,8 @@ def find_layouts(
         None if b is None or a is None or a.edge is None else _layout(a, b)
         for a, b in zip(short, calls, strict=True)
     ]
-    kept = [i for i, layout in enumerate(layouts) if layout is not None]
-    for i, g in zip(kept, _gradients_of(turned, 0, [short[i] for i in kept]), strict=True):
-        layouts[i] = _confirmed(layouts[i], g, 0)
-    return tuple(layouts)
+    first, second = (_gradients_of(turned, n, short, layouts) for n in (0, 1))
+    return tuple(map(_confirmed, layouts, first, second))
 
 
 def _layout(short: Call, call: Call) -> Layout | None:
@@ -101,28 +106,48 @@ def _layout(short: Call, call: Call) -> Layout | None:
     return None
 
 
-_ELEMENTWISE_IN_FRONT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
+_ELEMENTWISE_IN_FRONT = (nn.Linear, Part, Turned, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 """Layers that treat all axes but the last alike, so that the points may lie along the second axis."""
 
 
-def _gradients_of(out: Tensor, n: int, calls: Sequence[Call | None]) -> list[Tensor | None]:
-    """Return the gradient of a mixture of the outputs of point n at each call's output."""
-    edges = [call.edge for call in calls if call is not None and call.edge is not None]
+def _gradients_of(
+    out: Tensor, n: int, calls: Sequence[Call | None], layouts: Sequence[Layout | None]
+) -> list[Tensor | None]:
+    """Return the gradient of a mixture of the outputs of point n at the output of each call with a layout.
+
+    Point 1 is asked for only where a point has several rows, which one point alone does not tell apart.
+    """
+    kept = [i for i, found in enumerate(layouts) if found is not None and found.repeat > n]
+    edges = [call.edge for call in (calls[i] for i in kept) if call is not None]
+    gradients: list[Tensor | None] = [None] * len(layouts)
     if not edges:
-        return []
+        return gradients
     seed = torch.zeros_like(out)
     # different weights, all nonzero, so that the gradients of several outputs do not cancel
     seed[n] = 1.5 + torch.arange(out.shape[1], device=out.device, dtype=out.dtype).cos()
     with differentiates():
-        return list(torch.autograd.grad(out, edges, seed, retain_graph=True, allow_unused=True))
+        found = torch.autograd.grad(
+            out,
+            edges,  # type: ignore[arg-type]
+            seed,
+            retain_graph=True,
+            allow_unused=True,
+        )
+    for i, g in zip(kept, found, strict=True):
+        gradients[i] = g
+    return gradients
 
 
-def _confirmed(layout: Layout | None, g: Tensor | None, n: int) -> Layout | None:
-    """Return `layout` if the gradient of point n is zero outside the rows of point n, and None otherwise."""
-    if layout is None or g is None or not bool(g.any()):
+def _confirmed(layout: Layout | None, *gradients: Tensor | None) -> Layout | None:
+    """Return the layout for which the gradients of points 0 and 1 are zero outside of their own rows."""
+    if layout is None:
+        return None
+    seen = [(n, g) for n, g in enumerate(gradients) if g is not None and bool(g.any())]
+    if len(seen) < min(layout.repeat, 2):
         # without a gradient nothing can be seen; one row per point is taken to be in order
-        return layout if layout is not None and layout.repeat == 1 else None
-    start, stop = n * layout.repeat, (n + 1) * layout.repeat
-    before = g.narrow(layout.axis, 0, start)
-    after = g.narrow(layout.axis, stop, g.shape[layout.axis] - stop)
-    return None if bool(before.any()) or bool(after.any()) else layout
+        return layout if layout.repeat == 1 else None
+    ways = [layout, replace(layout, strided=True)][: layout.repeat]
+    for way in ways:
+        if all(way.rows(g, n).count_nonzero() == g.count_nonzero() for n, g in seen):
+            return way
+    return None

@@ -144,7 +144,9 @@ def _probed(linearized: Linearized, x: Inputs) -> Plan:
     layouts = find_layouts(used, matched(layers, short), turned)
     structured = tuple(n for n in leaves if is_structured(n, used, layouts, edges[n]))
     uses = find_uses(calls, layers, layouts, structured, 3)
-    structured = uses.without(uses.differing(out, leaves)).names
+    three = _pick(x, first, middle, last)
+    plain = run(linearized, leaves, three) if uses.stepwise else out
+    structured = uses.without(uses.differing(out, leaves, plain)).names
     return Plan(
         out.shape[1],
         layouts,
@@ -178,20 +180,36 @@ def _pick(x: Inputs, *index: int) -> Inputs:
 
 
 def _walk(out: Tensor, leaves: Params) -> tuple[Counter[str], set[Any]]:
-    """Return how many operations in the graph of `out` read each leaf directly, and all operations."""
+    """Return how many operations in the graph of `out` read each leaf, and all operations.
+
+    An operation that reads some rows of a leaf, or its transpose, counts as often as its result is read,
+    since layers may use that.
+    """
     names = {id(value): name for name, value in leaves.items()}
     count: Counter[str] = Counter(dict.fromkeys(leaves, 0))
     stack: list[Any] = [out.grad_fn] if out.grad_fn is not None else []
     seen: set[Any] = set(stack)
+    read, views = Counter(stack), []
     while stack:
-        for follower, _ in stack.pop().next_functions:
+        node = stack.pop()
+        for follower, _ in node.next_functions:
             variable = getattr(follower, "variable", None)
-            if variable is not None:
+            if variable is not None and node.name() in _VIEWS:
+                views.append((node, names.get(id(variable), "")))
+            elif variable is not None:
                 count[names.get(id(variable), "")] += 1
-            elif follower is not None and follower not in seen:
-                seen.add(follower)
-                stack.append(follower)
+            elif follower is not None:
+                read[follower] += 1
+                if follower not in seen:
+                    seen.add(follower)
+                    stack.append(follower)
+    for node, name in views:
+        count[name] += read[node]
     return count, seen
+
+
+_VIEWS = ("SplitBackward0", "SliceBackward0", "SplitWithSizesBackward0", "TBackward0")
+"""What torch calls the operations that give some rows of a tensor, or its transpose."""
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from net2gp.linear.forward.calls import Call, Key
 from net2gp.linear.forward.evaluation import differentiates
-from net2gp.linear.forward.factors import Direct, Factor, Lookup, Outer, pulled
+from net2gp.linear.forward.factors import (
+    Direct,
+    Factor,
+    Lookup,
+    Outer,
+    jacobian,
+    pulled,
+)
 from net2gp.linear.planning.layouts import Layout, matched
 from net2gp.linear.planning.proof import differing, gradients, random_like
 from net2gp.types import Params
@@ -48,23 +55,30 @@ class Uses:
         uses: dict[str, list[Factor]] = {name: [] for name in self.names}
         for (call, layout, repeat), g in zip(self.kept, grads, strict=True):
             g = out.new_zeros(call.shape) if g is None else g
-            a, g = _points_first(call.a, layout), _points_first(g, layout)[:, None]
+            layout = replace(layout, repeat=repeat)
+            a, g = layout.points_first(call.a), layout.points_first(g)[:, None]
             for suffix, factor in call.rule.factors(call.module, a, g).items():
                 if call.names.get(suffix) in uses:
                     uses[call.names[suffix]].append(_regroup(factor, repeat))
         return {name: _merge(factors) for name, factors in uses.items()}
 
-    def differing(self, out: Tensor, leaves: Params) -> tuple[str, ...]:
+    @property
+    def stepwise(self) -> bool:
+        """Whether some calls are steps of what torch computes in one operation otherwise."""
+        return any(call.part for call, _, _ in self.kept)
+
+    def differing(self, out: Tensor, leaves: Params, plain: Tensor) -> tuple[str, ...]:
         """Return the parameters whose factors differ from plain reverse mode, with random weights per point.
 
-        Without the weights, gradients that are assigned to the wrong points would have the right sum.
+        Without the weights, gradients that are assigned to the wrong points would have the right sum. `plain`
+        is the output of a pass without steps, or `out` itself.
         """
         if not self.names:
             return ()
         seed, weights = random_like(out), random_like(out[:, :1], seed=1)
         found = self.factors(out, seed, keep=True)
         own = {name: leaves[name] for name in self.names}
-        wanted = gradients(out, own, seed * weights, keep=True)
+        wanted = gradients(plain, own, seed * weights, keep=plain is out)
         return differing({n: pulled(factor, weights) for n, factor in found.items()}, wanted)
 
     def without(self, names: Sequence[str]) -> Uses:
@@ -107,10 +121,6 @@ def _rows_per_point(call: Call, layout: Layout, num_points: int) -> int:
     return 0 if rest or (repeat == 1) != (layout.repeat == 1) else repeat
 
 
-def _points_first(value: Tensor, layout: Layout) -> Tensor:
-    return value.movedim(layout.axis, 0) if layout.axis else value
-
-
 def _regroup(factor: Factor, repeat: int) -> Factor:
     """Turn factors of B·repeat rows into factors of B points with `repeat` times as many places."""
     if repeat == 1:
@@ -130,12 +140,18 @@ def _merge(parts: list[Factor]) -> Factor:
     first = parts[0]
     if len(parts) == 1:
         return first
-    if isinstance(first, Direct):
-        return Direct(torch.stack([part.J for part in parts if isinstance(part, Direct)]).sum(0))
-    if isinstance(first, Lookup):
+    if isinstance(first, Lookup) and all(isinstance(part, Lookup) for part in parts):
         uses = [part for part in parts if isinstance(part, Lookup)]
         ids, g = torch.cat([u.ids for u in uses], 1), torch.cat([u.g for u in uses], 2)
         return replace(first, ids=ids, g=g)
     outers = [part for part in parts if isinstance(part, Outer)]
-    a, g = torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 4)
-    return replace(first, a=a, g=g)
+    if len(outers) == len(parts) and len({_form(outer) for outer in outers}) == 1:
+        a, g = torch.cat([o.a for o in outers], 2), torch.cat([o.g for o in outers], 4)
+        return replace(outers[0], a=a, g=g)
+    # such as an embedding that is the output layer too
+    return Direct(torch.stack([jacobian(part) for part in parts]).sum(0))
+
+
+def _form(outer: Outer) -> tuple[int | bool, ...]:
+    """Return what outer products must have in common to be places of one."""
+    return *outer.g.shape[2:4], outer.a.shape[3], outer.turned

@@ -104,7 +104,7 @@ def _total(factor: Factor) -> Tensor:
         known = factor.ids >= 0
         table = factor.g.new_zeros(factor.num_embeddings, factor.g.shape[3])
         return table.index_add_(0, factor.ids[known], factor.g[:, 0][known]).reshape(-1)
-    return torch.einsum("bsot,bsti->soi", factor.g[:, 0], factor.a).reshape(-1)
+    return factor.entries(torch.einsum("bsot,bsti->soi", factor.g[:, 0], factor.a))
 
 
 def sum_of_squares(factor: Factor) -> Tensor:
@@ -115,10 +115,10 @@ def sum_of_squares(factor: Factor) -> Tensor:
         return _lookup_squares(factor)
     if factor.g.shape[4] == 1:
         squares = factor.g[..., 0].square().sum(1)
-        return torch.einsum("bso,bsi->soi", squares, factor.a[:, :, 0].square()).reshape(-1)
+        return factor.entries(torch.einsum("bso,bsi->soi", squares, factor.a[:, :, 0].square()))
     S, I = factor.a.shape[1], factor.a.shape[3]
     parts = [J.square().sum(0).reshape(S, -1, I) for J in factor.gradients(factor.step())]
-    return torch.cat(parts, 1).reshape(-1)
+    return factor.entries(torch.cat(parts, 1))
 
 
 def _lookup_squares(factor: Lookup) -> Tensor:

@@ -18,6 +18,7 @@ from net2gp.linear.curvatures.curvature import chunk_size
 from net2gp.linear.forward.factors import (
     Direct,
     Factor,
+    Lookup,
     Outer,
     accumulate,
     add_blocks,
@@ -113,6 +114,12 @@ class Covariance:
                 if isinstance(factor, Outer) and factor.g.shape[4] == 1:
                     squares = factor.g[..., 0].square()
                     total += torch.einsum("bcso,bso->bc", squares, _once_spread(factor))
+                elif isinstance(
+                    factor, Lookup
+                ):  # whose Jacobian has a column for every token there is
+                    block = torch.diag_embed(torch.zeros_like(total))
+                    add_blocks(block, factor)
+                    total += block.diagonal(dim1=1, dim2=2)
                 else:
                     total += jacobian(factor).square().sum(-1)
             results.append(total.to(linearized.example.dtype))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, NetworkError
+from net2gp.errors import InputError
 from net2gp.linalg import psd_eigen
-from net2gp.linear.forward.factors import Direct, Factor, Outer, jacobian, scaled, sum_of_squares
-from net2gp.posteriors.weights.covariance import example, normal, num_entries
+from net2gp.linear.forward.factors import (
+    Direct,
+    Factor,
+    Lookup,
+    Outer,
+    jacobian,
+    scaled,
+)
+from net2gp.posteriors.weights.covariance import example, normal
 from net2gp.posteriors.weights.full import Dense
 from net2gp.posteriors.weights.structure import prior_vector
 from net2gp.tags import savable
 from net2gp.types import Params
-
-DENSE_BLOCK = 4096
-"""Entries of a parameter without Kronecker factors up to which its block is kept as a matrix."""
-
-SMALL_BLOCK = 256
-"""The same where larger ones keep their variances: matrices of many such parameters cost minutes."""
 
 B = TypeVar("B", bound="Block")
 
@@ -62,12 +63,14 @@ class KronBlock:
     """H of one layer ≈ A ⊗ G / places, with inputs' A (S, I, I) and output gradients' G (S, O, O).
 
     `names` are the weight and, if it has one, the bias, whose input is a constant 1 behind the others.
+    `turned` says whether the weight keeps its entries as (S, I, O).
     """
 
     names: tuple[str, ...]
     A: Tensor
     G: Tensor
     places: int
+    turned: bool = False
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -78,7 +81,7 @@ class KronBlock:
     def plus(self, other: KronBlock) -> KronBlock:
         """The sum over the points of both."""
         A, G = self.A + other.A, self.G + other.G
-        return KronBlock(self.names, A, G, self.places + other.places)
+        return replace(self, A=A, G=G, places=self.places + other.places)
 
     def log_det(self, prior: Params, params: Params, scale: float | Tensor) -> Tensor:
         """By the products of the eigenvalues of both factors."""
@@ -100,7 +103,7 @@ class KronBlock:
         else:
             A, QA = torch.linalg.eigh(root[:, None] * self.A * root)
         gain = A.clamp(min=0)[:, None, :] * G[:, :, None] / self.places
-        return KronRoot(self.names, root, QA, QG, (1 + scale * gain).rsqrt())
+        return KronRoot(self.names, root, QA, QG, (1 + scale * gain).rsqrt(), self.turned)
 
     def trace(self) -> float:
         """tr A · tr G / places."""
@@ -110,12 +113,7 @@ class KronBlock:
     def _input_variances(self, prior: Params) -> Tensor:
         """The prior variance of a weight by the input that it multiplies: (I,)."""
         for name in self.names:
-            if prior[name].dim():
-                raise InputError(
-                    f"Kron() takes one prior variance for each parameter tensor, but prior_var for '{name}' "
-                    f"has shape {tuple(prior[name].shape)}. Pass a number, or structure=Full(), Diagonal() "
-                    "or FunctionSpace()."
-                )
+            _check_number(prior, name)
         I = self.A.shape[-1]
         weight = prior[self.names[0]].double()
         if len(self.names) == 1:
@@ -128,7 +126,8 @@ class KronBlock:
 class KronRoot:
     """One layer's Σ = D (Q_A ⊗ Q_G) diag(spread²) (Q_A ⊗ Q_G)ᵀ D for inputs scaled by D.
 
-    scale: (I,) the prior's standard deviations by input; QA (S, I, I), QG (S, O, O), spread (S, O, I).
+    scale: (I,) the prior's standard deviations by input; QA (S, I, I), QG (S, O, O), spread (S, O, I). The
+    weight's own entries are (S, O, I), or (S, I, O) if it is `turned`.
     """
 
     names: tuple[str, ...]
@@ -136,6 +135,7 @@ class KronRoot:
     QA: Tensor
     QG: Tensor
     spread: Tensor
+    turned: bool = False
 
     def rooted(self, found: dict[str, Factor]) -> Outer | Direct:
         """The layer's inputs and gradients in the eigenbasis, times the spread."""
@@ -150,9 +150,10 @@ class KronRoot:
 
     def _rooted_gradient(self, found: dict[str, Factor]) -> Direct:
         """The same from the gradient of the weight itself, which is smaller for weights of many places."""
-        S, O = self.spread.shape[:2]
+        S, O, I = self.spread.shape
         J = jacobian(found[self.names[0]]).double()
-        J = J.reshape(*J.shape[:2], S, O, -1)
+        I = I - len(self.names) + 1
+        J = J.unflatten(-1, (S, I, O)).mT if self.turned else J.unflatten(-1, (S, O, I))
         if len(self.names) == 2:
             bias = jacobian(found[self.names[1]]).double().reshape(*J.shape[:2], S, O, 1)
             J = torch.cat([J, bias], -1)
@@ -164,10 +165,78 @@ class KronRoot:
         z = normal(self.spread, num_samples, generator)
         values = torch.einsum("sop,spin->soin", self.QG, self.spread[..., None] * z)
         values = torch.einsum("sij,sojn->soin", self.QA, values) * self.scale[:, None]
-        if len(self.names) == 1:
-            return {self.names[0]: values.flatten(0, 2)}
-        weight, bias = values[:, :, :-1], values[:, :, -1]
-        return {self.names[0]: weight.flatten(0, 2), self.names[1]: bias.flatten(0, 1)}
+        weight, bias = values, {}
+        if len(self.names) == 2:
+            weight, bias = values[:, :, :-1], {self.names[1]: values[:, :, -1].flatten(0, 1)}
+        weight = weight.transpose(1, 2) if self.turned else weight
+        return {self.names[0]: weight.flatten(0, 2)} | bias
+
+
+@dataclass(frozen=True, eq=False)
+class TableBlock:
+    """H of an embedding ≈ diag(counts) ⊗ G / places: the factors of a linear map of one-hot inputs.
+
+    counts (V,) says how often each row is looked up, and G (D, D) is of the gradients of the rows.
+    """
+
+    names: tuple[str, ...]
+    counts: Tensor
+    G: Tensor
+    places: int
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, none negative, and eigenvectors of G."""
+        G, QG = psd_eigen(self.G)
+        return G.clamp(min=0), QG
+
+    def plus(self, other: TableBlock) -> TableBlock:
+        """The sum over the points of both."""
+        counts, G = self.counts + other.counts, self.G + other.G
+        return TableBlock(self.names, counts, G, self.places + other.places)
+
+    def log_det(self, prior: Params, params: Params, scale: float | Tensor) -> Tensor:
+        """By the eigenvalues of G, for each number of lookups once."""
+        counts, often = self.counts.unique(return_counts=True)
+        gain = counts[:, None] * self.spectrum[0] / max(self.places, 1)
+        return often.double() @ torch.log1p(scale * self._variance(prior) * gain).sum(1)
+
+    def root(self, prior: Params, params: Params, scale: float) -> TableRoot:
+        """The Σ of each row in the eigenbasis of G."""
+        (G, QG), v = self.spectrum, self._variance(prior)
+        gain = v * self.counts[:, None] * G / max(self.places, 1)
+        return TableRoot(self.names, QG, v.sqrt() * (1 + scale * gain).rsqrt())
+
+    def trace(self) -> float:
+        """Σ counts · tr G / places."""
+        return float(self.counts.sum() * self.G.trace()) / max(self.places, 1)
+
+    def _variance(self, prior: Params) -> Tensor:
+        _check_number(prior, self.names[0])
+        return prior[self.names[0]].double()
+
+
+@savable("kron.TableRoot")
+@dataclass(frozen=True, eq=False)
+class TableRoot:
+    """The Σ of an embedding, QG diag(spread_v²) QGᵀ for row v; QG (D, D), spread (V, D)."""
+
+    names: tuple[str, ...]
+    QG: Tensor
+    spread: Tensor
+
+    def rooted(self, found: dict[str, Factor]) -> Factor:
+        """The gradients of the rows in the eigenbasis, times the spread."""
+        factor = found[self.names[0]]
+        if isinstance(factor, Lookup):
+            return replace(factor, g=factor.g.double() @ self.QG, scale=self.spread)
+        J = jacobian(factor).double().unflatten(-1, self.spread.shape)
+        return Direct((J @ self.QG * self.spread).flatten(2))
+
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Draws of the rows, (V·D, S)."""
+        z = self.spread[..., None] * normal(self.spread, num_samples, generator)
+        return {self.names[0]: (self.QG @ z).flatten(0, 1)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,83 +331,18 @@ class DiagonalRoot:
         return {self.names[0]: flat.sqrt()[:, None] * normal(flat, num_samples, generator)}
 
 
-def _variances(block: DenseBlock | DiagonalBlock, prior: Params, params: Params) -> Tensor:
-    """The prior variances of a block's own parameters."""
-    return prior_vector(prior, {name: params[name] for name in block.names})
-
-
-def layers(found: dict[str, Factor]) -> list[tuple[str, ...]]:
-    """The parameters in groups: a weight with the bias of its layer, all else alone."""
-    owners = {
-        f"{name.removesuffix('weight')}bias": name
-        for name, factor in found.items()
-        if isinstance(factor, Outer) and name.endswith("weight")
-    }
-    biases = {
-        owners[name]: name
-        for name, factor in found.items()
-        if name in owners and _belongs(factor, found[owners[name]])
-    }
-    return [
-        (name, biases[name]) if name in biases else (name,)
-        for name in found
-        if name not in biases.values()
-    ]
-
-
-def _belongs(bias: Factor, weight: Factor) -> bool:
-    """Whether a bias has no other gradient than through the layer of this weight, at some of the points."""
-    assert isinstance(weight, Outer)
-    some = slice(None, None, max(1, len(weight.g) // 8))
-    return isinstance(bias, Direct) and torch.allclose(
-        bias.J[some], weight.g[some].sum(4).flatten(2), rtol=1e-4, atol=1e-6
-    )
-
-
-def check_factors(found: dict[str, Factor]) -> None:
-    """Raise, with all their names, if parameters have neither factors nor a block that is small."""
-    large = {
-        name: num_entries(factor)
-        for name, factor in found.items()
-        if not isinstance(factor, Outer) and num_entries(factor) > DENSE_BLOCK
-    }
-    if large:
-        shown = ", ".join(f"'{name}' ({size} entries)" for name, size in large.items())
-        left = ", ".join(f"'!{name}'" for name in large)
-        raise NetworkError(
-            f"Kron() has no factors for {shown}: these are no weights of a Linear or convolution "
-            "that treats all points alike, and have "
-            f"more than the {DENSE_BLOCK} entries of which a matrix is kept. Pass "
-            "structure=Kron(rest=Diagonal()) to keep only their variances, leave them out with "
-            f"only=['*', {left}], or pass structure=Diagonal(), LowRank() or FunctionSpace()."
+def _check_number(prior: Params, name: str) -> None:
+    if prior[name].dim():
+        raise InputError(
+            f"Kron() takes one prior variance for each parameter tensor, but prior_var for '{name}' "
+            f"has shape {tuple(prior[name].shape)}. Pass a number, or structure=Full(), Diagonal() "
+            "or FunctionSpace()."
         )
 
 
-def make_block(
-    names: tuple[str, ...], found: dict[str, Factor], diagonal_rest: bool = False
-) -> Block:
-    """The curvature of a layer from the gradients of some points."""
-    factor = found[names[0]]
-    if not isinstance(factor, Outer):
-        limit = min(SMALL_BLOCK, DENSE_BLOCK) if diagonal_rest else DENSE_BLOCK
-        if num_entries(factor) > limit:
-            return DiagonalBlock(names, sum_of_squares(factor).double())
-        J = jacobian(factor).flatten(0, 1).double()
-        return DenseBlock(names, J.mT @ J)
-    a = inputs_with_bias(factor, len(names) == 2)
-    count, S, T, _ = a.shape
-    flat = a.transpose(1, 2).reshape(count * T, S, -1)
-    g = factor.g.permute(0, 1, 4, 2, 3).reshape(-1, S, factor.g.shape[3])
-    return KronBlock(names, _outer_products(flat), _outer_products(g), count * T)
-
-
-def _outer_products(rows: Tensor) -> Tensor:
-    """Σ_n rows_n rows_nᵀ of each group, (N, S, I) to (S, I, I), in float64.
-
-    Summed in float32, small eigenvalues would be rounding of large ones, which a wide prior brings out.
-    """
-    precise = rows.double().transpose(0, 1)
-    return precise.mT @ precise
+def _variances(block: DenseBlock | DiagonalBlock, prior: Params, params: Params) -> Tensor:
+    """The prior variances of a block's own parameters."""
+    return prior_vector(prior, {name: params[name] for name in block.names})
 
 
 def inputs_with_bias(factor: Outer, bias: bool) -> Tensor:
