@@ -18,6 +18,7 @@ from net2gp.linear.planning.probe import demote, plan
 from net2gp.linear.planning.proof import differing, random_like
 from net2gp.linear.planning.proof import gradients as plain_gradients
 from net2gp.linear.planning.uses import Uses, find_uses
+from net2gp.linear.precision import check_gradients
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def capture(
         return {}
     taken, follow = _take(linearized, x, plan, seeds), follows(x)
     if follow:  # compared first, since the pass that follows x does not reach the parameters
-        taken = taken.without(taken.uses.differing(taken.out, taken.leaves) if check else ())
+        taken = taken.without(taken.differing_now() if check else ())
         taken, check = taken.following(plan), False
     gradients = _Gradients(taken.count, compress, follow)
     for c in range(taken.count):
@@ -76,6 +77,7 @@ def capture(
     if check and taken.uses.names:
         taken = taken.without(taken.differing(gradients.factors))
     found = gradients.factors | {name: Direct(J) for name, J in taken.apart().items()}
+    check_gradients(linearized, {name: [_outputs(factor)] for name, factor in found.items()})
     return {name: found[name] for name in plan.structured}
 
 
@@ -90,10 +92,11 @@ def each_output(
     if not plan.structured:
         return
     taken = _take(linearized, x, plan, seeds)
-    taken = taken.without(taken.uses.differing(taken.out, taken.leaves))
+    taken = taken.without(taken.differing_now())
     apart = taken.apart()
     for c in range(taken.count):
         found = taken.gradients(c, keep=c < taken.count - 1)
+        check_gradients(linearized, {name: [_outputs(factor)] for name, factor in found.items()})
         yield found | {name: Direct(J[:, c : c + 1]) for name, J in apart.items()}
 
 
@@ -127,12 +130,17 @@ class _Taken:
         """Return the combination v (B, K) of the combinations as a combination of outputs (B, C)."""
         return v if self.mix is None else (self.mix @ v[..., None])[..., 0]
 
+    def differing_now(self) -> tuple[str, ...]:
+        """Return the parameters whose factors differ, from two more backward passes."""
+        return self.uses.differing(self.out, self.leaves, self.linearized.rounding)
+
     def differing(self, factors: dict[str, Factor]) -> tuple[str, ...]:
         """Return the parameters whose factors differ from plain reverse mode, with random weights."""
         v = random_like(self.out.new_empty(len(self.out), self.count))
         own = {name: self.leaves[name] for name in self.uses.names}
         wanted = plain_gradients(self.out, own, self.seed(v))
-        return differing({name: pulled(factors[name], v) for name in own}, wanted)
+        ours = {name: pulled(factors[name], v) for name in own}
+        return differing(ours, wanted, rounding=self.linearized.rounding)
 
     def without(self, names: Sequence[str]) -> _Taken:
         """Return the same pass without these parameters, whose gradients `apart` then computes."""

@@ -48,13 +48,15 @@ class Uses:
         uses: dict[str, list[Factor]] = {name: [] for name in self.names}
         for (call, layout, repeat), g in zip(self.kept, grads, strict=True):
             g = out.new_zeros(call.shape) if g is None else g
-            a, g = _points_first(call.a, layout), _points_first(g, layout)[:, None]
+            # a pass of half precision ends here, and sums over places have more digits
+            a = call.a.to(out.dtype) if call.a.is_floating_point() else call.a
+            a, g = _points_first(a, layout), _points_first(g.to(out.dtype), layout)[:, None]
             for suffix, factor in call.rule.factors(call.module, a, g).items():
                 if call.names.get(suffix) in uses:
                     uses[call.names[suffix]].append(_regroup(factor, repeat))
         return {name: _merge(factors) for name, factors in uses.items()}
 
-    def differing(self, out: Tensor, leaves: Params) -> tuple[str, ...]:
+    def differing(self, out: Tensor, leaves: Params, rounding: torch.dtype) -> tuple[str, ...]:
         """Return the parameters whose factors differ from plain reverse mode, with random weights per point.
 
         Without the weights, gradients that are assigned to the wrong points would have the right sum.
@@ -65,7 +67,8 @@ class Uses:
         found = self.factors(out, seed, keep=True)
         own = {name: leaves[name] for name in self.names}
         wanted = gradients(out, own, seed * weights, keep=True)
-        return differing({n: pulled(factor, weights) for n, factor in found.items()}, wanted)
+        ours = {n: pulled(factor, weights) for n, factor in found.items()}
+        return differing(ours, wanted, rounding=rounding)
 
     def without(self, names: Sequence[str]) -> Uses:
         """Return the uses of all other parameters."""

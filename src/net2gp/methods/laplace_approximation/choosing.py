@@ -14,6 +14,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import gather
 from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import has_open_link
+from net2gp.linear.linearized import example_of
 from net2gp.methods.laplace_approximation.matching import linked, match
 from net2gp.methods.laplace_approximation.noise import regressed
 from net2gp.methods.laplace_approximation.regression import is_regression
@@ -74,7 +75,7 @@ def _check_used(task: Task, tuning: Tuning) -> None:
 
 def _validated(search: Search, validation: Validation) -> Tuned:
     """The prior variance of the grid, and an open noise, that predict the held-out data best."""
-    x, y = gather(validation.data, search.task.linearized.example)
+    x, y = gather(validation.data, example_of(search.task.linearized))
     if not len(validation.grid):
         raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
     f = search.task.linearized(x)

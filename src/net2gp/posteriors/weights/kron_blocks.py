@@ -329,7 +329,9 @@ def make_block(
     count, S, T, _ = a.shape
     flat = a.transpose(1, 2).reshape(count * T, S, -1)
     g = factor.g.permute(0, 1, 4, 2, 3).reshape(-1, S, factor.g.shape[3])
-    return KronBlock(names, _outer_products(flat), _outer_products(g), count * T)
+    if T > 1:  # places of padding have inputs but no gradient, and must not count
+        flat = flat[(factor.g != 0).any(3).any(2).any(1).flatten()]
+    return KronBlock(names, _outer_products(flat), _outer_products(g), max(1, len(flat)))
 
 
 def _outer_products(rows: Tensor) -> Tensor:
