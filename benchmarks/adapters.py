@@ -7,11 +7,12 @@ BERT and GPT-2 from small configurations with random weights, adapters of rank 4
 `SEQ_CLS`, attention masks, sequences of several lengths. Nothing is said beside the model: logits are found
 by name, and frozen parameters are left out.
 
-Correctness: the tangent kernel, the variances of the logits under `laplace` with `Full()`, and the kernel of
-the same sequences with more padding, beside plain backward passes of the same model in float64, one for each
-output. In float64 they must agree to 1e-8. In bfloat16 the relative error (Frobenius) must be at most three
-times what rounding explains: the change by random relative errors of 2⁻⁸ at every operation, forward and
-backward (`tests/rounding.py`). The program also asserts that no frozen parameter is held a second time.
+Correctness: the tangent kernel of the adapters (`only="*lora_*"`), the variances of logits under `laplace`
+with `Full()` and all that is trained, and the kernel of the same sequences with more padding, beside plain
+backward passes of the same model in float64, one for each output. In float64 they must agree to 1e-8. In
+bfloat16 the relative error (Frobenius) must be at most three times what rounding explains: the change by
+random relative errors of 2⁻⁸ at every operation, forward and backward (`tests/rounding.py`). The program also
+asserts that no frozen parameter is held a second time.
 
 Cost: a fit and the predictive variances of 32 sequences, beside laplace-torch in the same environment, each
 in a process of its own on one core. The exact diagonals of both must agree to 1e-3.
@@ -141,25 +142,26 @@ def cost_line(job: Row, row: Row) -> str:
 
 HEAD = """# Language models with adapters
 
-Made by `python benchmarks/adapters.py` at revision {revision}, one thread. BERT and GPT-2 of transformers from
-configurations, random weights, LoRA of rank 4 and the head by peft; `python benchmarks/adapters.py --help` and
-the head of the program say how each number is found.
+Made by `python benchmarks/adapters.py` at revision {revision}, one thread. BERT and GPT-2 of transformers
+from configurations, random weights, LoRA of rank 4 and the head by peft. The head of the program says how
+each number is found.
 
 ## Beside brute force in float64
 
 Two layers of 32 units, eight sequences. Relative errors, and in brackets what is allowed: 1e-8 in float64, in
 bfloat16 three times what rounding of every operation explains. No frozen parameter is held a second time.
 
-| model | varying parameters | kernel | variances of Laplace | kernel, more padding |
+| model | trained parameters | kernel of adapters | variances of Laplace | kernel, more padding |
 |---|---:|---:|---:|---:|
 """
 
 COSTS = """
 ## Beside laplace-torch
 
-BERT with four layers of 128 units, adapters and head, 64 sequences of 32 tokens, prior variance .1. CPU seconds of a
-fit and of the predictive variances of 32 sequences (the second of two runs), and megabytes above the model and its
-data (the first run). laplace-torch gets its data in batches of 32.
+BERT with four layers of 128 units, adapters and head, 64 sequences of 32 tokens, prior variance .1. CPU
+seconds of a fit and of the predictive variances of 32 sequences (the second of two runs), and megabytes above
+the model and its data (the first run, after one with four sequences). laplace-torch gets
+its data in batches of 32.
 
 | dtype | structure | | fit, s | predict, s | fit, MB | predict, MB |
 |---|---|---|---:|---:|---:|---:|
