@@ -7,6 +7,7 @@ JOB is JSON. Prints a JSON object on its last line.
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 import sys
 import time
@@ -227,10 +228,12 @@ def cost(job: dict[str, Any]) -> dict[str, Any]:
     tiny = {name: value[:4] for name, value in x.items()}
     first_fit, first_predict = side(job, network, (tiny, y[:4]))
     first_predict(first_fit(), tiny)  # what is imported and made once
+    ctypes.CDLL(None).malloc_trim(0)  # gives back what the C library kept
     before = resident()
     with peak_memory() as seen:  # later runs find memory that torch has kept
         posterior = fit()
     result["fit memory"] = seen[0] - before
+    ctypes.CDLL(None).malloc_trim(0)
     with peak_memory() as seen:
         predict(posterior, few)
     result["predict memory"] = seen[0] - before

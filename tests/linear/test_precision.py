@@ -309,3 +309,22 @@ def test_methods_that_train_refuse_half_precision(method):
     data = points(torch.bfloat16, 8, 3), points(torch.float32, 8, 2)
     with pytest.raises(NetworkError, match=r"the parameters are torch\.bfloat16: use network\.fl"):
         getattr(n2g.bayes, method)(mlp(torch.bfloat16), data, n2g.Gaussian(0.5))
+
+
+def test_optimizers_that_need_small_steps_refuse_half_precision():
+    settings = {"num_data": 8, "prior_var": 1.0, "learning_rate": 0.1}
+    for kind in (n2g.training.VOGN, n2g.training.OGGN):
+        with pytest.raises(NetworkError, match=r"the parameters are torch\.bfloat16: use network"):
+            kind(mlp(torch.bfloat16), n2g.Gaussian(0.5), **settings)
+
+
+def test_results_of_a_half_network_have_full_precision():
+    network, x = mlp(torch.bfloat16), points(torch.bfloat16, 8, 3)
+    y, labels = points(torch.float32, 8, 2), torch.arange(8) % 2
+    flow = n2g.gradient_flow(linearize(network), (x, y), learning_rate=1.0)
+    assert flow.at(1.0, x).mean.dtype == torch.float32
+    posterior = n2g.adapt_classes(network, (x, labels))
+    assert posterior.predict(x).probs.dtype == torch.float32
+    assert posterior.predict(x[:1]).probs.shape == (1, 2)
+    one = n2g.laplace(network, (x[:1], linearize(network)(x[:1])), n2g.Gaussian(0.5), prior_var=1.0)
+    assert one.predict(x[:1]).variance.dtype == torch.float32

@@ -398,11 +398,11 @@ def linearize(
         )
     given = check_given(params, named)
     chosen = free_names(named) if only is None else choose(list(named), only)
-    values = {name: given.get(name, named[name]) for name in chosen}
+    values = {name: given.get(name, named[name]).detach() for name in chosen}
     check_values(values)
     with torch.inference_mode(False):  # copies made in inference mode could not be differentiated
         frozen = kept(network, given, chosen)
-        params, _ = widened({name: value.detach().clone() for name, value in values.items()})
+        params, _ = widened({name: value.clone() for name, value in values.items()})
     stored = {name: named[name].dtype for name in chosen if named[name].dtype in HALF}
     return Linearized(network, params, frozen, output, stored=stored)
 

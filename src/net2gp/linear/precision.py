@@ -25,6 +25,13 @@ HALF = (torch.bfloat16, torch.float16)
 """The dtypes of half precision, the coarser one first."""
 
 
+def check_full(network: nn.Module) -> None:
+    """Raise if a network that is to be trained has half precision, which would round small steps away."""
+    kind = coarsest(network.parameters(), torch.float32)
+    if kind in HALF:
+        raise NetworkError(f"the parameters are {kind}: use network.float() or network.double().")
+
+
 def widened(params: Params) -> tuple[Params, dict[str, torch.dtype]]:
     """Return the values with those of half precision in wider numbers, and the dtypes that these had.
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior, as_prior
-from net2gp.errors import InputError, NetworkError, check_count, check_positive
+from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
-from net2gp.linear.precision import HALF
+from net2gp.linear.precision import check_full
 from net2gp.types import Data, Inputs, Likelihood, Params
 
 Batch = tuple[Inputs, Tensor]
@@ -225,8 +225,5 @@ def architecture_of(
     3
     """
     found = linearize(network, only="*" if only is None else only, output=output)
-    if found.rounding in HALF:
-        raise NetworkError(
-            f"the parameters are {found.rounding}: use network.float() or network.double()."
-        )
+    check_full(found.network)
     return found
