@@ -73,9 +73,9 @@ def input_dtypes(linearized: Linearized) -> tuple[torch.dtype, ...]:
     """
     if linearized.rounding not in HALF:
         return (linearized.example.dtype,)
-    own = narrowed(linearized.params, linearized.stored)
-    values = [v for v in (*own.values(), *linearized.frozen.values()) if v.is_floating_point()]
-    return tuple(dict.fromkeys([linearized.rounding, *(value.dtype for value in values)]))
+    own = [linearized.stored.get(name, value.dtype) for name, value in linearized.params.items()]
+    others = [value.dtype for value in linearized.frozen.values() if value.is_floating_point()]
+    return tuple(dict.fromkeys([linearized.rounding, *own, *others]))
 
 
 def check_kinds(linearized: Linearized, x: Inputs, name: str) -> None:

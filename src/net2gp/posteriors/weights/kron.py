@@ -57,6 +57,7 @@ class Kron(Structure):
     def curvature(self, task: Task) -> KronCurvature:
         """A = Σ a aᵀ and G = Σ g gᵀ over points and places, layer by layer; weight and bias together.
 
+        Places without a gradient, such as padding, do not count.
         Exact for a layer that is used at one place, if the inputs and the output gradients of a point are
         independent of each other over the data: always for one linear layer under Gaussian noise.
         """
