@@ -56,9 +56,10 @@ def answer(python: Path, job: Row) -> Row:
         done = subprocess.run(command, env=os.environ | settings, **kind)
     except subprocess.TimeoutExpired:
         return {"failed": f"no answer within {LIMIT} s"}
-    if done.returncode:
+    said = done.stdout.strip().splitlines()
+    if done.returncode or not said:
         return {"failed": (done.stderr.strip().splitlines() or ["no output"])[-1][:200]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(said[-1])
 
 
 def checks(quick: bool) -> list[Row]:
