@@ -124,6 +124,18 @@ PEERS = {
             ),
             module="gpflux",
         ),
+        # Laplace's approximation of language models: net2gp and laplace-torch side by side
+        Peer(
+            name="adapters",
+            requirements=(
+                *("torch==2.13.0", "gpytorch", "safetensors", "scipy", "rich"),
+                *("transformers", "psutil", "laplace-torch==0.3.*"),
+            ),
+            module="transformers, peft, laplace, gpytorch",
+            constraints=("torch==2.13.0",),
+            removed=("torchvision",),
+            alone=("peft==0.21.2", "accelerate"),
+        ),
         # those that stand alone ask for a torchvision or torchaudio of another torch
         Peer(
             name="real-networks",

@@ -237,9 +237,6 @@ def test_networks_of_other_kinds_are_named() -> None:
         n2g.linearize(exported.module())
     with pytest.raises(NetworkError, match=r"on the meta device, which holds shapes and no values"):
         n2g.linearize(nn.Linear(2, 1, device="meta").eval())
-    wrapped = nn.DataParallel(network)
-    with pytest.raises(NetworkError, match=r"wrapped in DataParallel\. Pass what is inside"):
-        n2g.laplace(wrapped.eval(), (X, Y), n2g.Gaussian())
 
 
 def square_classifier() -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -62,6 +63,44 @@ def functional_call(
     return torch.func.functional_call(network, spread, arguments, named, tie_weights=False)
 
 
+def picked(out: Any, output: Callable[[Any], Any] | None = None) -> Any:
+    """Pick the tensor of outputs from what a network returns.
+
+    Args:
+        out: What the network returns.
+        output: Picks the tensor; None takes the entry `logits` of a dict, of a named tuple or of an object
+            with fields, as Hugging Face models return, or else the only tensor that there is.
+
+    Returns:
+        The tensor, or `out` itself where none of its tensors is the obvious one.
+
+    >>> picked({"logits": torch.ones(2), "loss": torch.zeros(2)})
+    tensor([1., 1.])
+    """
+    if output is not None:
+        return output(out)
+    found = {name: v for name, v in entries(out).items() if isinstance(v, Tensor)}
+    if "logits" in found:
+        return found["logits"]
+    return next(iter(found.values())) if len(found) == 1 else out
+
+
+def entries(out: Any) -> dict[str, Any]:
+    """Return the parts of what a network returns, by what one types behind `out` to get them.
+
+    >>> list(entries((1, 2))), list(entries({"a": 1}))
+    (['[0]', '[1]'], ['a'])
+    """
+    if isinstance(out, Mapping):
+        return dict(out)
+    if is_dataclass(out) and not isinstance(out, type):
+        return {field.name: getattr(out, field.name) for field in fields(out)}
+    if isinstance(out, tuple | list):
+        names = getattr(out, "_fields", [f"[{index}]" for index in range(len(out))])
+        return dict(zip(names, out, strict=True))
+    return {}
+
+
 def called(
     network: Callable[..., Any], x: Inputs, output: Callable[[Any], Any] | None = None
 ) -> Any:
@@ -80,8 +119,7 @@ def called(
             [2.]])
     """
     out = network(**x) if isinstance(x, Mapping) else network(*tensors(x))
-    if output is not None:
-        out = output(out)
+    out = picked(out, output)
     return out.reshape(out.shape[0], -1) if isinstance(out, Tensor) else out
 
 

@@ -348,10 +348,17 @@ def pair(batch: Any, like: Tensor | None, *, empty: bool = False) -> tuple[Input
         names = list(x) if isinstance(x, Mapping) else range(len(x))
         converted = [_as_tensor(value, "x", like) for value in tensors(x)]
         x = dict(zip(names, converted, strict=True)) if isinstance(x, Mapping) else tuple(converted)
-    x, y = _as_tensor(x, "x", like), _as_tensor(y, "y", like)
+    x, y = _as_tensor(x, "x", like), _as_tensor(y, "y", _of_targets(like))
     if not (empty and isinstance(y, Tensor) and y.dim() and len(y) == 0):
         _check_pair(x, y)
     return x, y
+
+
+def _of_targets(like: Tensor | None) -> Tensor | None:
+    """Return what floating targets are like: float32 if the network has half precision."""
+    if like is None or like.dtype not in (torch.float16, torch.bfloat16):
+        return like
+    return like.new_empty(0, dtype=torch.float32)
 
 
 def _pair_advice(batch: Any) -> str:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
-from net2gp.errors import InputError, NetworkError, check_dtype_and_device
-from net2gp.inputs import check_inputs, describe, follows, map_inputs, num_rows, tensors
+from net2gp.calling import picked
+from net2gp.errors import InputError, NetworkError
+from net2gp.inputs import check_inputs, describe, follows, map_inputs, tensors
 from net2gp.linear.forward.evaluation import accepts, call, differentiable, pushforward
-from net2gp.linear.forward.kinds import check_kind, check_output
+from net2gp.linear.forward.kinds import check_kind, check_output, check_result
 from net2gp.linear.forward.modes import check_layers, in_eval_mode
 from net2gp.linear.jacobians.jacobian import jacobian
 from net2gp.linear.jacobians.passes import pulling, pushed
@@ -23,11 +24,24 @@ from net2gp.linear.parameters import (
     Patterns,
     PriorVar,
     check_given,
+    check_tangent,
     check_values,
     choose,
     expand_prior,
+    free_names,
+    kept,
 )
 from net2gp.linear.planning.plans import Plans
+from net2gp.linear.precision import (
+    HALF,
+    check_gradients,
+    check_kinds,
+    checked,
+    coarsest,
+    input_dtypes,
+    narrowed,
+    widened,
+)
 from net2gp.types import Inputs, Params
 
 __all__ = [
@@ -50,7 +64,8 @@ class Linearized:
     """The first-order Taylor expansion of a network in its parameters, f(x; θ*) + J(x)(θ − θ*).
 
     Use `linearize` to make one. Parameters and buffers are copies, so that training the network further
-    does not change this value. Outputs are flattened to (N, C).
+    does not change this value; only parameters with `requires_grad=False` that are not chosen are shared
+    with the network. Outputs are flattened to (N, C).
 
     Args:
         network: The module, which provides the code; its own parameter values are not used.
@@ -58,6 +73,8 @@ class Linearized:
         frozen: All other parameters and the buffers, by name.
         output: Picks the tensor of outputs from what the network returns; None if it returns a tensor.
         plans: What is known of the network for inputs of each shape; copies share it.
+        stored: The dtypes in which the network takes chosen parameters of half precision, by name; `params`
+            has their values in float32.
     """
 
     network: nn.Module = field(repr=False)
@@ -65,12 +82,13 @@ class Linearized:
     frozen: Params = field(repr=False)
     output: Output | None = field(default=None, repr=False)
     plans: Plans = field(default_factory=Plans, repr=False)
+    stored: dict[str, torch.dtype] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         return f"Linearized({type(self.network).__name__}, {self.num_params} parameters)"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"plans": Plans(), **state})
+        self.__dict__.update({"plans": Plans(), "stored": {}, **state})
         self.trust()
 
     def trust(self) -> None:
@@ -89,6 +107,13 @@ class Linearized:
     def example(self) -> Tensor:
         """Return one of the parameters, to read dtype and device from."""
         return next(iter(self.params.values()))
+
+    @property
+    def rounding(self) -> torch.dtype:
+        """Return the dtype that bounds the digits of a pass: half precision if any of it has that."""
+        if self.stored:
+            return next(kind for kind in HALF if kind in self.stored.values())
+        return coarsest(self.frozen.values(), self.example.dtype)
 
     def __call__(self, x: Inputs) -> Tensor:
         """Compute the network's own outputs f(x; θ*); differentiable in `x`.
@@ -114,8 +139,7 @@ class Linearized:
             InputError: If they do not.
         """
         check_inputs(x, name)
-        for value in tensors(x):
-            check_dtype_and_device(value, name, self.example, "the network")
+        check_kinds(self, x, name)
 
     def evaluate(self, params: Params, x: Inputs) -> Tensor:
         """Compute f(x; θ) of the network itself at other values of the chosen parameters.
@@ -152,25 +176,13 @@ class Linearized:
         own = map_inputs(x, torch.clone)  # a network may change its inputs in place
         keywords = dict(own) if isinstance(own, Mapping) else {}
         arguments: tuple[Tensor, ...] = () if isinstance(own, Mapping) else tuple(tensors(own))
+        values = {**self.frozen, **narrowed(params, self.stored)}
         with differentiable(self.network, follow=follows(x)):
-            out = call(self.network, {**self.frozen, **params}, arguments, keywords)
-        out = self.output(out) if self.output is not None else out
-        if not isinstance(out, Tensor):
-            raise NetworkError(
-                f"the network returns {describe(out)}, where one tensor is needed. Pick it with "
-                "linearize(network, output=lambda out: out.logits), or out[0] for a tuple."
-            )
-        if out.dim() == 0 or out.shape[0] != num_rows(x):
-            one = " For one point pass x[None]." if tensors(x)[0].dim() == 1 else ""
-            raise NetworkError(
-                f"the network maps {num_rows(x)} points to {describe(out)}, but the first axis of the "
-                f"output must count points.{one} Pick or reshape the output with linearize(..., output=...)."
-            )
-        if out.dtype in (torch.float16, torch.bfloat16) or out.is_complex():
-            raise NetworkError(
-                f"the network returns {out.dtype}, but derivatives need float32 or float64 numbers. Leave "
-                "out its casts, or pick a real output in full precision with linearize(..., output=...)."
-            )
+            out = picked(call(self.network, values, arguments, keywords), self.output)
+        check_result(out, x, self.rounding)
+        if self.rounding in HALF:
+            again = lambda: call(self.network, values, arguments, keywords)
+            out = checked(self, out, again).to(self.example.dtype)
         out = out.reshape(out.shape[0], -1)
         return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
 
@@ -191,7 +203,7 @@ class Linearized:
                 [3.]])
         """
         self.check(x)
-        self._check_tangent(v)
+        check_tangent(v, self.params)
         with accepts(x):
             return pushed(self, x, v)
 
@@ -215,7 +227,9 @@ class Linearized:
             raise InputError(
                 f"u must have the shape {tuple(out.shape)} of the output, but is {describe(u)}."
             )
-        return pull(u.to(out.dtype))
+        found = pull(u.to(out.dtype))
+        check_gradients(self, {name: [value] for name, value in found.items()})
+        return found
 
     def jacobian(self, x: Inputs) -> Tensor:
         """Compute the Jacobian J(x). It takes memory for N·C·P numbers; `kernel` does without it.
@@ -243,7 +257,7 @@ class Linearized:
             InputError: If `order` is negative, or `params` does not fit the network.
         """
         self.check(x)
-        self._check_tangent(params)
+        check_tangent(params, self.params)
         if order < 0:
             raise InputError(f"order must be 0 or more, but is {order}. Pass order=1.")
         step = {name: params[name] - value for name, value in self.params.items()}
@@ -300,7 +314,9 @@ class Linearized:
                 for name, value in values.items()
             }
 
-        return replace(self, params=move(self.params), frozen=move(self.frozen))
+        params, stored = widened(move(self.params))
+        stored = stored if dtype is not None else self.stored
+        return replace(self, params=params, frozen=move(self.frozen), stored=stored)
 
     def flatten(self, params: Params) -> Tensor:
         """Concatenate values of the chosen parameters.
@@ -334,17 +350,6 @@ class Linearized:
             for (name, value), piece in zip(self.params.items(), pieces, strict=True)
         }
 
-    def _check_tangent(self, v: Params) -> None:
-        if not isinstance(v, Mapping) or set(v) != set(self.params):
-            came = sorted(v) if isinstance(v, Mapping) else describe(v)
-            raise InputError(f"expected a value for each of {sorted(self.params)}, but got {came}.")
-        for name, value in self.params.items():
-            if v[name].shape != value.shape:
-                raise InputError(
-                    f"'{name}' must have shape {tuple(value.shape)}, but is {describe(v[name])}."
-                )
-            check_dtype_and_device(v[name], f"'{name}'", value, "the network")
-
 
 def linearize(
     network: nn.Module,
@@ -363,9 +368,10 @@ def linearize(
         network: The trained network.
         params: Values that replace the network's own, by name; None keeps all.
         only: Chooses parameters by name pattern ("head.*"). A list adds up, and a pattern that starts with
-            "!" takes away: ["*", "!embed.*"]. None chooses all.
+            "!" takes away: ["*", "!embed.*"]. None chooses those with `requires_grad`, or all if none has it.
         output: Picks the tensor of outputs from what the network returns, for example
-            `lambda out: out.logits`; None if it returns a tensor.
+            `lambda out: out.last_hidden_state[:, 0]`; None takes a tensor, the entry `logits`, or the only
+            tensor that there is.
 
     Returns:
         The linearized network.
@@ -381,7 +387,7 @@ def linearize(
 
     Reference: Maddox et al., Fast adaptation with linearized neural networks, AISTATS 2021.
     """
-    check_kind(network)
+    network = check_kind(network)
     check_layers(network)
     check_output(output)
     named = dict(network.named_parameters())
@@ -391,20 +397,20 @@ def linearize(
             "Pass a module with nn.Parameter weights."
         )
     given = check_given(params, named)
-    with torch.inference_mode(False):  # copies made in inference mode could not be differentiated
-        everything = {n: given.get(n, value).detach().clone() for n, value in named.items()}
-        buffers = {name: value.detach().clone() for name, value in network.named_buffers()}
-    chosen = choose(list(everything), only)
-    frozen = {name: value for name, value in everything.items() if name not in chosen} | buffers
-    values = {name: everything[name] for name in chosen}
+    chosen = free_names(named) if only is None else choose(list(named), only)
+    values = {name: given.get(name, named[name]).detach() for name in chosen}
     check_values(values)
-    return Linearized(network, values, frozen, output)
+    with torch.inference_mode(False):  # copies made in inference mode could not be differentiated
+        frozen = kept(network, given, chosen)
+        params, _ = widened({name: value.clone() for name, value in values.items()})
+    stored = {name: named[name].dtype for name in chosen if named[name].dtype in HALF}
+    return Linearized(network, params, frozen, output, stored=stored)
 
 
 def example_of(network: nn.Module | Linearized) -> Tensor | None:
-    """Return a floating-point parameter, to read dtype and device from, or None if there is none."""
+    """Return a tensor with the dtype and device of inputs of a network, or None if there is none."""
     if isinstance(network, Linearized):
-        return network.example
+        return network.example.new_empty(0, dtype=input_dtypes(network)[0])
     values = network.parameters() if isinstance(network, nn.Module) else ()
     return next((value for value in values if value.is_floating_point()), None)
 

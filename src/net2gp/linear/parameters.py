@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from net2gp.errors import InputError, NetworkError
+from net2gp.errors import InputError, NetworkError, check_dtype_and_device
 from net2gp.inputs import describe
+from net2gp.linear.precision import HALF
 from net2gp.types import Params
 
 Patterns = str | Sequence[str]
@@ -35,8 +36,14 @@ def check_given(params: Params | None, named: Mapping[str, Tensor]) -> Params:
 
 
 def check_values(params: Params) -> None:
-    """Raise unless all values are finite, real, and share one dtype and device that can be computed with."""
+    """Raise unless all values are finite, real, and share one dtype and device that can be computed with.
+
+    Those of half precision may stand beside others, since they are widened.
+    """
     kinds = {(value.dtype, value.device) for value in params.values()}
+    wide = {kind for kind in kinds if kind[0] not in HALF}
+    if wide and len({device for _, device in kinds}) == 1:
+        kinds = wide
     if len(kinds) > 1:
         raise NetworkError(
             f"the chosen parameters must share one dtype and device, but have {sorted(map(str, kinds))}. "
@@ -48,13 +55,59 @@ def check_values(params: Params) -> None:
             "the network is on the meta device, which holds shapes and no values. Load its weights: "
             "network.to_empty(device='cpu').load_state_dict(weights)."
         )
-    if dtype not in (torch.float32, torch.float64):
-        raise NetworkError(f"the parameters are {dtype}: use network.float() or network.double().")
+    if dtype not in (torch.float32, torch.float64, *HALF):
+        raise NetworkError(
+            f"the parameters are {dtype}, which have no derivatives: use network.float(), or choose others "
+            "with only=."
+        )
     for name, value in params.items():
         if not bool(torch.isfinite(value).all()):
             raise NetworkError(
                 f"parameter '{name}' has NaN or infinite values: the training diverged."
             )
+
+
+def free_names(named: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the parameters that vary unless `only` is given.
+
+    These are the ones that require a gradient. If none does, as in an exported network or one that only
+    predicts, nothing was left out on purpose, and all floating-point parameters vary.
+    """
+    trained = [name for name, value in named.items() if value.requires_grad]
+    return trained or [n for n, v in named.items() if v.is_floating_point()] or list(named)
+
+
+def kept(network: nn.Module, given: Params, chosen: Sequence[str]) -> Params:
+    """Return the values that do not vary: buffers and parameters that are not chosen, by name.
+
+    They are copies, except for parameters that nobody trains and weights in integers of eight bits: so a
+    frozen base of a large network takes no memory a second time.
+    """
+    found: Params = {}
+    for name, value in network.named_parameters():
+        if name not in chosen:
+            own = given.get(name, value)
+            found[name] = _kept(own, shared=own is value and not value.requires_grad)
+    integers = (torch.int8, torch.uint8)
+    return found | {n: _kept(v, shared=v.dtype in integers) for n, v in network.named_buffers()}
+
+
+def _kept(value: Tensor, *, shared: bool) -> Tensor:
+    value = value.detach()
+    return value if shared and not value.is_inference() else value.clone()
+
+
+def check_tangent(v: Params, params: Params) -> None:
+    """Raise unless `v` has a value for each of the parameters, of the same shape, dtype and device."""
+    if not isinstance(v, Mapping) or set(v) != set(params):
+        came = sorted(v) if isinstance(v, Mapping) else describe(v)
+        raise InputError(f"expected a value for each of {sorted(params)}, but got {came}.")
+    for name, value in params.items():
+        if v[name].shape != value.shape:
+            raise InputError(
+                f"'{name}' must have shape {tuple(value.shape)}, but is {describe(v[name])}."
+            )
+        check_dtype_and_device(v[name], f"'{name}'", value, "the network")
 
 
 def choose(names: list[str], only: Patterns | None) -> list[str]:

@@ -14,7 +14,7 @@ from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import GaussianNoise, has_gaussian_noise, of_points
 from net2gp.linalg.chance import fixed_choice
 from net2gp.linear import Linearized, TangentKernel, linearize
-from net2gp.linear.linearized import PriorVar
+from net2gp.linear.linearized import PriorVar, example_of
 from net2gp.methods.adapt_tuning import Choice, tune_scale, tune_spectrum
 from net2gp.methods.laplace_approximation.regression import warn_of_scales
 from net2gp.posteriors.condition import condition, conditioned
@@ -119,7 +119,7 @@ def _adapted(
 ) -> Posterior:
     linearized = network if isinstance(network, Linearized) else linearize(network)
     mean = None if zero_mean else linearized
-    data = gather(data, linearized.example)
+    data = gather(data, example_of(linearized))
     kernel = linearized.kernel(1.0 if prior_var is None else prior_var)
     if not has_gaussian_noise(likelihood):
         if prior_var is None:
@@ -239,7 +239,7 @@ def adapt_tasks(
     spectra: dict[str, Spectrum] = {}
     with progress("tasks", len(tasks)) as advance:
         for name, data in tasks.items():
-            pair = gather(data, linearized.example)
+            pair = gather(data, example_of(linearized))
             problem = make_problem(kernel, pair, Gaussian(1.0), mean)
             known = next((s for s in spectra.values() if same_inputs(s.problem.x, problem.x)), None)
             spectra[name] = decompose(problem) if known is None else share_spectrum(known, problem)

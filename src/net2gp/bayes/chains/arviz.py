@@ -89,7 +89,7 @@ def from_arviz(
     Raises:
         InputError: If no variable is a parameter of the network, or a shape does not fit.
     """
-    check_kind(network)
+    network = check_kind(network)
     known = dict(network.named_parameters())
     try:
         group = tree["posterior"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.bayes.landscape.alike import check_alike, check_functions
-from net2gp.bayes.model.model import Model, checked_data
+from net2gp.bayes.model.model import Model, architecture_of, checked_data
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import (
     InputError,
@@ -20,7 +20,7 @@ from net2gp.errors import (
     check_seed,
 )
 from net2gp.inputs import describe, num_rows, rows
-from net2gp.linear.linearized import Linearized, linearize
+from net2gp.linear.linearized import Linearized
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Params
 
@@ -155,7 +155,9 @@ def straight_line(network_a: nn.Module | Linearized, network_b: nn.Module | Line
     >>> line.losses(data, Gaussian(noise_var=1.0), num_places=5).shape
     torch.Size([5])
     """
-    one, other = (n if isinstance(n, Linearized) else linearize(n) for n in (network_a, network_b))
+    one, other = (
+        n if isinstance(n, Linearized) else architecture_of(n) for n in (network_a, network_b)
+    )
     check_alike(one, other)
     return Curve(one, {n: torch.stack([v, other.params[n]]) for n, v in one.params.items()})
 
@@ -215,7 +217,7 @@ def curve_between(
     network = line.architecture
     x, y = checked_data(Model.of(network, likelihood, prior), data)
     check_functions(
-        network, network_b if isinstance(network_b, Linearized) else linearize(network_b), x
+        network, network_b if isinstance(network_b, Linearized) else architecture_of(network_b), x
     )
     model = Model.of(network, likelihood, prior, num_data=num_rows(x))
     chosen = CurveTraining() if training is None else training

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.model.model import check_likelihood
+from net2gp.bayes.model.model import architecture_of, check_likelihood
 from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.likelihoods.responses import target_moments
 from net2gp.likelihoods.traits import has_gaussian_noise, has_one_class, is_classifier
-from net2gp.linear.linearized import Linearized, linearize
+from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.members import Members
 from net2gp.types import Inputs, Likelihood
@@ -86,7 +86,7 @@ def diversity(
         likelihood = networks.likelihood if likelihood is None else likelihood
         parts = list(_groups(networks, x))
     else:
-        alone = [n if isinstance(n, Linearized) else linearize(n) for n in networks]
+        alone = [n if isinstance(n, Linearized) else architecture_of(n) for n in networks]
         parts = [_single(one, x) for one in alone]
     if len({weights.shape[1] for _, weights in parts}) > 1:
         raise InputError(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.model.model import Model, checked_data
+from net2gp.bayes.model.model import Model, architecture_of, checked_data
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import InputError, check_count, check_positive, check_seed
 from net2gp.inputs import describe
 from net2gp.linalg.chance import random_normal
-from net2gp.linear.linearized import Linearized, linearize
+from net2gp.linear.linearized import Linearized
 from net2gp.progress import progress
 from net2gp.types import Data, Likelihood, Params
 
@@ -86,7 +86,7 @@ def loss_slice(
     check_positive(reach, "reach", single=True)
     check_count(num_points, "num_points")
     check_seed(seed)
-    architecture = network if isinstance(network, Linearized) else linearize(network)
+    architecture = network if isinstance(network, Linearized) else architecture_of(network)
     chosen = _directions(directions, architecture, seed)
     model = Model.of(architecture, likelihood, prior)
     x, y = checked_data(model, data)

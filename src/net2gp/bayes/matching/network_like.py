@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from net2gp.bayes.matching.architectures import Family, Shape
 from net2gp.bayes.matching.fitting import Fit, Objective, Search
+from net2gp.bayes.model.model import architecture_of
 from net2gp.bayes.model.prior import NormalPrior
 from net2gp.errors import InputError, check_count, check_positive, check_seed
 from net2gp.inputs import describe, gather
@@ -22,7 +23,6 @@ from net2gp.kernels.periodic import Periodic
 from net2gp.kernels.values import is_kernel
 from net2gp.limits.kernels import nngp
 from net2gp.limits.limit_kernels import LimitKernel
-from net2gp.linear.linearized import linearize
 from net2gp.posteriors.recipes.members import Members
 from net2gp.progress import progress
 from net2gp.show import as_html, as_text, number
@@ -112,7 +112,7 @@ class Match:
             The outputs, (S, N, C), whose covariance is near `kernel(x)` if the network is wide.
         """
         check_count(num_samples, "num_samples")
-        network = linearize(self.module)
+        network = architecture_of(self.module)
         return Members(network, self.prior.sample(network.params, num_samples, generator))(x)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from net2gp.bayes.model.model import architecture_of
 from net2gp.bayes.model.prior import WeightPrior, as_prior
 from net2gp.errors import check_count, check_generator
-from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
+from net2gp.linear.linearized import Linearized, Output, Patterns
 from net2gp.posteriors.recipes.drawn import Chosen
 from net2gp.posteriors.recipes.members import Members
 
@@ -50,6 +51,6 @@ def prior_functions(
     check_generator(generator)
     chosen = as_prior(prior)
     if not isinstance(network, Linearized):
-        network = linearize(network, only=only, output=output)
+        network = architecture_of(network, only, output)
     chosen.check(network.params)
     return Chosen(Members(network, chosen.sample(network.params, num_samples, generator)))

@@ -12,6 +12,7 @@ from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
+from net2gp.linear.precision import check_full
 from net2gp.types import Data, Inputs, Likelihood, Params
 
 Batch = tuple[Inputs, Tensor]
@@ -90,7 +91,7 @@ class Model:
                 "Gaussian(noise_var=0.1), or take the likelihood that map_estimate(...) found."
             )
         if not isinstance(network, Linearized):
-            network = linearize(network, only=only, output=output)
+            network = architecture_of(network, only, output)
         chosen = None if prior is None else as_prior(prior)
         if chosen is not None:
             chosen.check(network.params)
@@ -199,3 +200,30 @@ def check_likelihood(likelihood: object) -> None:
         raise InputError(
             f"likelihood must be e.g. Categorical() or Gaussian(0.1), but is {describe(likelihood)}."
         )
+
+
+def architecture_of(
+    network: nn.Module, only: Patterns | None = None, output: Output | None = None
+) -> Linearized:
+    """Return a network with the parameters that are random: those of `only`, or all of them.
+
+    Unlike in `linearize`, `requires_grad` plays no role: these methods train copies.
+
+    Args:
+        network: The network.
+        only: Patterns of names; None means all.
+        output: Picks the tensor of outputs.
+
+    Returns:
+        The network with its values.
+
+    Raises:
+        NetworkError: If it has parameters of half precision, whose steps would be rounded away.
+
+    >>> frozen = nn.Linear(2, 1).requires_grad_(False)
+    >>> architecture_of(frozen.eval()).num_params
+    3
+    """
+    found = linearize(network, only="*" if only is None else only, output=output)
+    check_full(found.network)
+    return found

@@ -150,7 +150,7 @@ def decay_groups(
     [(1, 1.0), (1, 0.1)]
     """
     factor = _factor(num_averaged, noise_var)
-    check_kind(network)
+    network = check_kind(network)
     named = dict(network.named_parameters())
     chosen = as_prior(prior)
     chosen.check(dict(named))

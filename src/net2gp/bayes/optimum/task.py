@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from net2gp.bayes.model.model import Model, check_likelihood
+from net2gp.bayes.model.model import Model, architecture_of, check_likelihood
 from net2gp.bayes.model.prior import NormalPrior, WeightPrior
 from net2gp.bayes.optimum.descent import Optimum
 from net2gp.bayes.optimum.objective import Objective
@@ -19,7 +19,7 @@ from net2gp.errors import InputError, check_flag
 from net2gp.inputs import describe, gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_noise, of_points, tied_points
 from net2gp.linear.forward.evaluation import evaluating
-from net2gp.linear.linearized import Linearized, Output, Patterns, expand_prior, linearize
+from net2gp.linear.linearized import Linearized, Output, Patterns, expand_prior
 from net2gp.methods.training.vogn import check_trainable
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
@@ -122,7 +122,7 @@ def prepare(
     check_trainable(network)
     settings = Training() if training is None else training
     only, output = choice
-    architecture = linearize(copy.deepcopy(network).eval(), only=only, output=output)
+    architecture = architecture_of(copy.deepcopy(network).eval(), only, output)
     check_likelihood(likelihood)
     closed = likelihood.with_noise(1.0) if has_open_noise(likelihood) else likelihood
     model = Model.of(architecture, closed, prior)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from net2gp.bayes.model.model import check_likelihood
+from net2gp.bayes.model.model import architecture_of, check_likelihood
 from net2gp.bayes.variational.masks import draw_masks
 from net2gp.errors import InputError, NotAvailable, check_seed
 from net2gp.inputs import gather, ordinary_tensors
 from net2gp.likelihoods.traits import has_open_noise
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.forward.kinds import check_kind
-from net2gp.linear.linearized import Linearized, Output, example_of, linearize
+from net2gp.linear.linearized import Linearized, Output, example_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, Drawn
 from net2gp.posteriors.recipes.members import MemberCovariance
@@ -93,11 +93,11 @@ def mc_dropout(
         )
     check_seed(seed)
     module = network.network if isinstance(network, Linearized) else network
-    check_kind(module)
+    module = check_kind(module)
     x, y = gather(data, example_of(network))
     with evaluating(module):
         if not isinstance(network, Linearized):
-            network = linearize(network, output=output)
+            network = architecture_of(network, output=output)
         f = network(x)
         likelihood.check(f, y)
         members = draw_masks(network, x, num_samples, seed=seed)

@@ -7,7 +7,7 @@ f(x) = Σ_t w_t (W h_t + b) = W φ + b s with φ = Σ_t w_t h_t and s = Σ_t w_t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,8 @@ from net2gp.linear.curvatures.beside import check_alone, check_columns
 from net2gp.linear.forward.calls import recording
 from net2gp.linear.forward.evaluation import LOCK, accepts
 from net2gp.linear.forward.modes import in_eval_mode
+from net2gp.linear.planning.proof import TOLERANCE
+from net2gp.linear.precision import HALF, rechosen
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 CHECKED_POINTS = 8
 """The number of points at which the output is compared with what a head would give."""
+
+DIGITS = 16
+"""The base of numbers that go through a pass of half precision, which has eight bits or more."""
 
 
 def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
@@ -42,8 +47,7 @@ def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
             or f"{prefix}weight" not in names
         ):
             continue  # another layer owns the weight, or it is computed from other parameters
-        frozen = {key: value for key, value in values.items() if key not in names}
-        found = replace(linearized, params={key: values[key] for key in names}, frozen=frozen)
+        found = rechosen(linearized, names)
         if _is_linear(found, few):
             check_alone(linearized, name, x)
             check_columns(name, _change(found, few)[1])
@@ -123,11 +127,12 @@ def _change(found: Linearized, x: Inputs) -> tuple[Params, Tensor]:
 def _is_linear(found: Linearized, x: Inputs) -> bool:
     """Whether the output depends on the layer's parameters, and does so linearly."""
     step, change = _change(found, x)
-    return bool(change.abs().max() > 0) and _close(found.jvp(x, step), change)
+    return bool(change.abs().max() > 0) and _close(found.jvp(x, step), change, found)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+def _close(one: Tensor, other: Tensor, found: Linearized) -> bool:
+    tolerance = max(1e-3, TOLERANCE[found.rounding][0])
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
 
 
 def has_features(found: Linearized, x: Inputs) -> bool:
@@ -139,7 +144,7 @@ def has_features(found: Linearized, x: Inputs) -> bool:
     step, change = _change(found, few)
     if change.shape[1] != len(found.example):
         return False
-    return _close(features(found, few) @ weights_of(step).T, change)
+    return _close(features(found, few) @ weights_of(step).T, change, found)
 
 
 def weights_of(params: Params) -> Tensor:
@@ -158,7 +163,7 @@ def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Ten
 
     w_t is the derivative of a point's first output in the first channel at the place t. To find the point
     that t belongs to, the outputs are also multiplied by the numbers of their points before they are summed
-    and differentiated. φ is differentiable in `x`.
+    and differentiated, digit by digit where a pass has few of them. φ is differentiable in `x`.
     """
     follow = follows(x)
     layer = _layer(linearized)
@@ -168,20 +173,38 @@ def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Ten
         return out.detach().new_zeros(len(out), width), out.detach()
     with torch.inference_mode(False), torch.enable_grad():
         places, first = [z for _, z in calls], out[:, 0]
-        total, numbered = first.sum(), (first * torch.arange(1, len(out) + 1).to(out)).sum()
         weights = torch.autograd.grad(
-            total, places, create_graph=follow, retain_graph=True, materialize_grads=True
+            first.sum(), places, create_graph=follow, retain_graph=True, materialize_grads=True
         )
-        by_number = torch.autograd.grad(numbered, places, materialize_grads=True)
+        base = DIGITS if linearized.rounding in HALF else len(out)
+        owners = _owners(first, weights, places, base, layer)
     bias = len(linearized.params) == 2
     phi = out.new_zeros(len(out), linearized.example[0].numel() + bias)
-    for (h, _), w, v in zip(calls, weights, by_number, strict=True):
-        each, times = (_by_place(g, layer)[:, 0] for g in (w, v))
-        owner = (times / each.detach()).nan_to_num(1.0, 1.0, 1.0).round().long()
-        flat = _by_place(h, layer)
+    for (h, _), w, owner in zip(calls, weights, owners, strict=True):
+        flat, each = (_by_place(value, layer).to(out.dtype) for value in (h, w))
         flat = torch.cat([flat, torch.ones_like(flat[:, :1])], 1) if bias else flat
-        phi = phi.index_add(0, owner.clamp(1, len(out)) - 1, each[:, None] * flat)
+        phi = phi.index_add(0, owner, each[:, :1] * flat)
     return phi, out.detach()
+
+
+def _owners(
+    first: Tensor, weights: Sequence[Tensor], places: Sequence[Tensor], base: int, layer: nn.Module
+) -> list[Tensor]:
+    """Return for each call of the layer which point each of its places belongs to."""
+    powers = [1]
+    while powers[-1] * base < len(first):
+        powers.append(powers[-1] * base)
+    each = [_by_place(w.detach(), layer)[:, 0].to(first.dtype) for w in weights]
+    owners = [torch.zeros_like(w, dtype=torch.long) for w in each]
+    for power in powers:
+        digits = torch.arange(len(first), device=first.device) // power % base
+        total = (first * (digits + 1).to(first)).sum()
+        more = power < powers[-1]
+        found = torch.autograd.grad(total, places, retain_graph=more, materialize_grads=True)
+        for owner, w, g in zip(owners, each, found, strict=True):
+            digit = (_by_place(g, layer)[:, 0].to(w) / w).nan_to_num(1.0, 1.0, 1.0)
+            owner += power * (digit.round().clamp(1, base).long() - 1)
+    return [owner.clamp(max=len(first) - 1) for owner in owners]
 
 
 def _layer(linearized: Linearized) -> nn.Module:

@@ -17,6 +17,7 @@ from net2gp.linear.forward.evaluation import LOCK, accepts
 from net2gp.linear.forward.functional import Functions
 from net2gp.linear.forward.layers import Rule, find_rule
 from net2gp.linear.forward.modes import in_eval_mode
+from net2gp.linear.precision import integers_apart, narrowed
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -78,11 +79,14 @@ def recordable(x: Inputs, *, follow: bool = False) -> Inputs:
 
 
 def fresh_leaves(linearized: Linearized, names: Sequence[str]) -> Params:
-    """Return the parameters, with those named `names` as fresh leaves of the autograd graph."""
+    """Return the parameters, with those named `names` as fresh leaves of the autograd graph.
+
+    They have the dtypes in which the network takes them, so that its layers read the leaves themselves.
+    """
     with recording():
         return {
             name: value.detach().requires_grad_() if name in names else value
-            for name, value in linearized.params.items()
+            for name, value in narrowed(linearized.params, linearized.stored).items()
         }
 
 
@@ -116,10 +120,8 @@ def forward(
                 handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
                 stack.callback(handle.remove)
                 stack.callback(module.register_forward_pre_hook(functions.rest).remove)
-        # a compiled network calls no Python functions that could be recorded
-        kinds = {type(module).__name__ for module in linearized.network.modules()}
-        if "OptimizedModule" not in kinds:
-            stack.enter_context(functions)
+        stack.enter_context(integers_apart(linearized.network))
+        stack.enter_context(functions)
         out = run(linearized, leaves, x, given, follow=follow)
     return calls, out
 

@@ -66,6 +66,7 @@ def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None
     differentiated in the inputs too, norms run in plain arithmetic; cosine similarities always do.
     """
     with LOCK, contextlib.ExitStack() as stack:
+        stack.enter_context(_eager(network))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_plain_recurrence(network))
         stack.enter_context(without_checkpoints())
@@ -81,6 +82,14 @@ def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None
         )
         torch.backends.mha.set_fastpath_enabled(False)
         yield
+
+
+def _eager(network: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Run compiled parts of a network as they were written: compiled code calls no hooks of layers."""
+    parts = network.modules()
+    if any(p._compiled_call_impl is not None or "_orig_mod" in p._modules for p in parts):
+        return torch.compiler.set_stance("force_eager")
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from net2gp.linear.planning.probe import demote, plan
 from net2gp.linear.planning.proof import differing, random_like
 from net2gp.linear.planning.proof import gradients as plain_gradients
 from net2gp.linear.planning.uses import Uses, find_uses
+from net2gp.linear.precision import check_gradients
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def capture(
     if check and taken.uses.names:
         taken = taken.without(taken.differing(gradients.factors))
     found = gradients.factors | {name: Direct(J) for name, J in taken.apart().items()}
+    check_gradients(linearized, {name: [_outputs(factor)] for name, factor in found.items()})
     return {name: found[name] for name in plan.structured}
 
 
@@ -94,6 +96,7 @@ def each_output(
     apart = taken.apart()
     for c in range(taken.count):
         found = taken.gradients(c, keep=c < taken.count - 1)
+        check_gradients(linearized, {name: [_outputs(factor)] for name, factor in found.items()})
         yield found | {name: Direct(J[:, c : c + 1]) for name, J in apart.items()}
 
 
@@ -132,11 +135,13 @@ class _Taken:
         v = random_like(self.out.new_empty(len(self.out), self.count))
         own = {name: self.leaves[name] for name in self.uses.names}
         wanted = plain_gradients(self.plain(), own, self.seed(v))
-        return differing({name: pulled(factors[name], v) for name in own}, wanted)
+        ours = {name: pulled(factors[name], v) for name in own}
+        return differing(ours, wanted, rounding=self.linearized.rounding)
 
     def alone(self) -> tuple[str, ...]:
         """Return the parameters whose factors of one combination differ from plain reverse mode."""
-        return self.uses.differing(self.out, self.leaves, self.plain())
+        rounding = self.linearized.rounding
+        return self.uses.differing(self.out, self.leaves, self.plain(), rounding)
 
     def plain(self) -> Tensor:
         """Return the outputs with a graph in which nothing is computed step by step."""

@@ -34,6 +34,7 @@ from net2gp.linear.forward.evaluation import (
 from net2gp.linear.jacobians.products import jacobian_times
 from net2gp.linear.planning.probe import once, plan
 from net2gp.linear.planning.proof import differing, plain_pullback, random_like
+from net2gp.linear.precision import check_kinds
 from net2gp.memory import available_memory
 from net2gp.types import Inputs, Params
 
@@ -85,12 +86,14 @@ def _find_ways(linearized: Linearized, x: Inputs) -> Ways:
             # u · J v is a sum of these terms, so its error is compared with their sizes
             found, expected = terms.clone(), terms.clone()
             found[0] += (u * out).sum() - terms.sum()
-            return not differing({"": found}, {"": expected}, slack=10.0)
+            sums = {"": found}, {"": expected}
+            return not differing(*sums, slack=10.0, rounding=linearized.rounding)
         return False
 
     functional = False
     with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
-        functional = not differing(pullback(function, linearized.params)[1](u), wanted)
+        pulled = pullback(function, linearized.params)[1](u)
+        functional = not differing(pulled, wanted, rounding=linearized.rounding)
     push = "forward" if pushes(True) else "reverse" if pushes(False) else "rows"
     return Ways(push, functional)
 
@@ -138,7 +141,7 @@ def column_products(linearized: Linearized, x: Inputs, v: Tensor, capacity: int)
     parts = []
     for part in chunks(x, size):
         push = partial(_push_flat, linearized, part, way.push == "forward")
-        columns = _each(push, v.mT.contiguous(), max(1, capacity // size))
+        columns = _each(push, v.mT.contiguous(), max(1, capacity // size), linearized.rounding)
         product = columns.permute(1, 2, 0).flatten(0, 1)
         if not is_wrapped(product) and not bool(product.isfinite().all()):
             product = _rows_times(linearized, part, v)
@@ -159,7 +162,8 @@ def column_pullbacks(linearized: Linearized, x: Inputs, u: Tensor, capacity: int
         out, pull = pulling(linearized, part)
         check_height(u, num_rows(x) * out.shape[1], "u", "outputs of the given points")
         pull_flat = partial(_pull_flat, linearized, pull, out)
-        total = total + _each(pull_flat, u[start:stop].mT.contiguous(), max(1, capacity // size))
+        mine, at_once = u[start:stop].mT.contiguous(), max(1, capacity // size)
+        total = total + _each(pull_flat, mine, at_once, linearized.rounding)
         start = stop
     return total.mT
 
@@ -200,7 +204,9 @@ def check_height(value: Tensor, height: int, name: str, meaning: str) -> None:
         )
 
 
-def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -> Tensor:
+def _each(
+    function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int, rounding: torch.dtype
+) -> Tensor:
     """Apply a linear function to each row of `columns`, vectorized if the network's operations allow it.
 
     torch vectorizes some operations wrongly, and only for some sizes, so a random combination of the results
@@ -214,7 +220,8 @@ def _each(function: Callable[[Tensor], Tensor], columns: Tensor, at_once: int) -
             found = vmap(function, chunk_size=at_once)(columns)
             weights = random_like(columns[:, 0])
             once = function(weights @ columns)
-            if not differing({"": (weights @ found.flatten(1)).reshape(once.shape)}, {"": once}):
+            mixed = (weights @ found.flatten(1)).reshape(once.shape)
+            if not differing({"": mixed}, {"": once}, rounding=rounding):
                 return found
     return torch.stack([function(column) for column in columns])
 
@@ -273,15 +280,5 @@ class _Computed(TorchFunctionMode):
 
 
 def check_device(x: Inputs, linearized: Linearized) -> None:
-    """Raise unless `x` has the device and the floating dtype of the network."""
-    like = linearized.example
-    for value in tensors(x):
-        if value.device != like.device:
-            raise InputError(
-                f"x is on {value.device}, but the network is on {like.device}. "
-                f"Move it: x = x.to('{like.device}')."
-            )
-        if value.is_floating_point() and value.dtype != like.dtype:
-            raise InputError(
-                f"x is {value.dtype}, but the network is {like.dtype}. Convert it: x = x.to({like.dtype})."
-            )
+    """Raise unless `x` has the device and a floating dtype of the network."""
+    check_kinds(linearized, x, "x")

@@ -15,6 +15,7 @@ from net2gp.inputs import follows, map_inputs, num_rows, rows
 from net2gp.linear.forward.calls import fresh_leaves, recording, run
 from net2gp.linear.forward.evaluation import differentiates, without_vmap_warnings
 from net2gp.linear.planning.proof import COUPLED, differing, plain_pullback
+from net2gp.linear.precision import check_gradients
 from net2gp.progress import progress
 from net2gp.types import Inputs, Params
 
@@ -40,12 +41,14 @@ def leftover_jacobian(
     found = None if follow else _vectorized(linearized, x, names, mix)
     u, wanted = plain_pullback(linearized, x, names, mix)
     if found is not None and all(J.shape[:2] == u.shape for J in found.values()):
-        wrong = differing(_pulled(found, u), wanted)
+        wrong = differing(_pulled(found, u), wanted, rounding=linearized.rounding)
     if wrong:
         looped = _looped(linearized, x, wrong, mix)
+        check_gradients(linearized, {name: [J] for name, J in looped.items()})
         _check_alone(linearized, x, _pulled(looped, u), mix)
         found = {**(found or {}), **looped}
     assert found is not None
+    check_gradients(linearized, {name: [J] for name, J in found.items()})
     return torch.cat([_columns(found[name]) for name in names], -1)
 
 
@@ -87,7 +90,8 @@ def _looped(linearized: Linearized, x: Inputs, names: Sequence[str], mix: Tensor
             for name in names:
                 parts[name].append(found[name])
             advance()
-    return {name: torch.stack(pieces) for name, pieces in parts.items()}
+    like = linearized.example
+    return {name: torch.stack(pieces).to(like.dtype) for name, pieces in parts.items()}
 
 
 def _of_point(
@@ -116,15 +120,17 @@ def _of_point(
 def _check_alone(linearized: Linearized, x: Inputs, alone: Params, mix: Tensor | None) -> None:
     """Raise unless points have the same gradients alone as in their batch.
 
-    Rounding errors are judged by the gradients of all of the network's parameters, chosen or not: a chosen
+    Rounding errors are judged by the gradients of all parameters that are trained, chosen or not: a chosen
     gradient may be small only because larger ones cancel in it.
     """
     own = dict(linearized.network.named_parameters())
-    free = {n: v for n, v in linearized.frozen.items() if n in own and v.is_floating_point()}
+    free = {n: v for n, v in linearized.frozen.items() if n in own and own[n].requires_grad}
     everything = replace(linearized, params={**linearized.params, **free})
     _, together = plain_pullback(everything, x, list(everything.params), mix)
     slack = COUPLED.get(linearized.example.dtype, COUPLED[torch.float32])
-    names = [name for name in differing({**together, **alone}, together, slack) if name in alone]
+    both = {**together, **alone}
+    differ = differing(both, together, slack, rounding=linearized.rounding)
+    names = [name for name in differ if name in alone]
     if names:
         raise NetworkError(
             f"the gradients of {_some(names)} at a point depend on the other points of its batch: the "

@@ -18,12 +18,16 @@ from net2gp.linear.planning.loops import leave_out
 from net2gp.linear.planning.plans import Known, Plan
 from net2gp.linear.planning.proof import gradients
 from net2gp.linear.planning.uses import find_uses
+from net2gp.linear.precision import HALF
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 Found = TypeVar("Found")
+
+ALIKE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""By how much of the largest output the outputs of a point may differ between batches."""
 
 
 def plan(linearized: Linearized, x: Inputs, *, training: bool = True) -> Plan:
@@ -146,7 +150,7 @@ def _probed(linearized: Linearized, x: Inputs) -> Plan:
     uses = find_uses(calls, layers, layouts, structured, 3)
     three = _pick(x, first, middle, last)
     plain = run(linearized, leaves, three) if uses.stepwise else out
-    structured = uses.without(uses.differing(out, leaves, plain)).names
+    structured = uses.without(uses.differing(out, leaves, plain, linearized.rounding)).names
     return Plan(
         out.shape[1],
         layouts,
@@ -233,7 +237,7 @@ def _check_alike(linearized: Linearized, x: Inputs, out: Tensor, again: Tensor) 
     scale = float(out.detach().abs().max()) + 1e-30
     # torch's kernels sum in another order for another batch size, which changes the last digits; noise and
     # coupling change far more. Outputs near zero can be all rounding, which only `_rounding` can judge
-    tolerance = 1e-6 if out.dtype == torch.float64 else 1e-3
+    tolerance = ALIKE[linearized.rounding]
     error = float((out - again).detach().abs().max())
     if not error <= tolerance * scale and not error <= _rounding(linearized, x):
         raise NetworkError(
@@ -244,12 +248,19 @@ def _check_alike(linearized: Linearized, x: Inputs, out: Tensor, again: Tensor) 
 
 
 def _rounding(linearized: Linearized, x: Inputs) -> float:
-    """Return an estimate of rounding errors from the sizes of the summed terms, 30 ε Σ |θ ∂f/∂θ|."""
+    """Return an estimate of rounding errors from the sizes of the summed terms, 30 ε Σ |θ ∂f/∂θ|.
+
+    In half precision this bound is larger than the outputs, and the size of a sum of random errors takes its
+    place, 4 ε (Σ |θ ∂f/∂θ|²)^½.
+    """
     leaves = fresh_leaves(linearized, tuple(linearized.params))
     out = run(linearized, leaves, _pick(x, *_looked_at(x)))
     found = gradients(out, leaves, torch.ones_like(out))
-    size = sum(float((g * leaves[name]).detach().abs().sum()) for name, g in found.items())
-    return 30 * torch.finfo(out.dtype).eps * size
+    terms = [(g.double() * leaves[name].detach().double()).flatten() for name, g in found.items()]
+    if linearized.rounding in HALF:
+        size = sum(float(term.square().sum()) for term in terms) ** 0.5
+        return 4 * torch.finfo(linearized.rounding).eps * size
+    return 30 * torch.finfo(out.dtype).eps * sum(float(term.abs().sum()) for term in terms)
 
 
 def _check_reached(linearized: Linearized, x: Inputs, unreached: Sequence[str]) -> None:

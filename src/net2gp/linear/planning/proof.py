@@ -14,13 +14,21 @@ from torch import Tensor
 
 from net2gp.linear.forward.calls import fresh_leaves, recording, run
 from net2gp.linear.forward.evaluation import differentiates
+from net2gp.linear.precision import HALF
 from net2gp.types import Inputs, Params
 
 if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
-TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 1e-5)}
-"""Errors that rounding may cause, relative to the parameter's own gradient and to the largest gradient."""
+TOLERANCE = {
+    torch.float64: (1e-9, 1e-12),
+    torch.float32: (1e-3, 1e-5),
+    torch.float16: (1.5e-2, 4e-3),
+    torch.bfloat16: (1e-1, 3e-2),
+}
+"""Errors that rounding may cause, relative to the parameter's own gradient and to the largest gradient. In
+half precision they are about 30 and 8 roundings of the same sign; whatever assigns gradients to other points
+or parameters is off by as much as the gradients themselves."""
 
 GPU_TOLERANCE = 2e-2, 1e-3
 """The same errors in float32 on a GPU, where products have 10 bits (TF32) if the caller allows it."""
@@ -60,8 +68,12 @@ def gradients(out: Tensor, leaves: Params, u: Tensor, keep: bool = False) -> Par
     return dict(zip(leaves, found, strict=True))
 
 
-def differing(found: Params, wanted: Params, slack: float = 1.0) -> tuple[str, ...]:
+def differing(
+    found: Params, wanted: Params, slack: float = 1.0, *, rounding: torch.dtype | None = None
+) -> tuple[str, ...]:
     """Return the parameters whose values differ from `wanted` by more than `slack` times rounding errors.
+
+    These are of the dtype `rounding` if the network computes in a coarser one than that of the values.
 
     A gradient that is zero up to rounding, such as the gradient of a bias in front of a softmax, is compared
     with the largest of the others.
@@ -70,7 +82,7 @@ def differing(found: Params, wanted: Params, slack: float = 1.0) -> tuple[str, .
     largest = max(sizes.values(), default=0.0)
     names = []
     for name, value in wanted.items():
-        own, overall = _tolerance(value)
+        own, overall = _tolerance(value, rounding)
         error = _size(found[name].reshape(-1) - value.reshape(-1))
         # written so that NaN counts as a difference
         if not error <= slack * (own * sizes[name] + overall * largest):
@@ -78,7 +90,9 @@ def differing(found: Params, wanted: Params, slack: float = 1.0) -> tuple[str, .
     return tuple(names)
 
 
-def _tolerance(value: Tensor) -> tuple[float, float]:
+def _tolerance(value: Tensor, rounding: torch.dtype | None) -> tuple[float, float]:
+    if rounding in HALF:
+        return TOLERANCE[rounding]
     if value.is_cuda and value.dtype != torch.float64:
         return GPU_TOLERANCE
     return TOLERANCE.get(value.dtype, TOLERANCE[torch.float32])

@@ -56,7 +56,9 @@ class Uses:
         for (call, layout, repeat), g in zip(self.kept, grads, strict=True):
             g = out.new_zeros(call.shape) if g is None else g
             layout = replace(layout, repeat=repeat)
-            a, g = layout.points_first(call.a), layout.points_first(g)[:, None]
+            # a pass of half precision ends here, and sums over places have more digits
+            a = call.a.to(out.dtype) if call.a.is_floating_point() else call.a
+            a, g = layout.points_first(a), layout.points_first(g.to(out.dtype))[:, None]
             for suffix, factor in call.rule.factors(call.module, a, g).items():
                 if call.names.get(suffix) in uses:
                     uses[call.names[suffix]].append(_regroup(factor, repeat))
@@ -67,7 +69,9 @@ class Uses:
         """Whether some calls are steps of what torch computes in one operation otherwise."""
         return any(call.part for call, _, _ in self.kept)
 
-    def differing(self, out: Tensor, leaves: Params, plain: Tensor) -> tuple[str, ...]:
+    def differing(
+        self, out: Tensor, leaves: Params, plain: Tensor, rounding: torch.dtype
+    ) -> tuple[str, ...]:
         """Return the parameters whose factors differ from plain reverse mode, with random weights per point.
 
         Without the weights, gradients that are assigned to the wrong points would have the right sum. `plain`
@@ -79,7 +83,8 @@ class Uses:
         found = self.factors(out, seed, keep=True)
         own = {name: leaves[name] for name in self.names}
         wanted = gradients(plain, own, seed * weights, keep=plain is out)
-        return differing({n: pulled(factor, weights) for n, factor in found.items()}, wanted)
+        ours = {n: pulled(factor, weights) for n, factor in found.items()}
+        return differing(ours, wanted, rounding=rounding)
 
     def without(self, names: Sequence[str]) -> Uses:
         """Return the uses of all other parameters."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from net2gp.calling import picked
 from net2gp.errors import InputError, check_count
 from net2gp.inputs import check_inputs, describe, num_rows, rows
 from net2gp.linear.jacobians.tangent import TangentKernel
@@ -186,8 +187,8 @@ class _SumOutputs:
     output: Callable[[Any], Tensor] | None
 
     def __call__(self, out: Any) -> Tensor:
-        picked = out if self.output is None else self.output(out)
-        return picked.reshape(picked.shape[0], -1).sum(1, keepdim=True)
+        found = picked(out, self.output)
+        return found.reshape(found.shape[0], -1).sum(1, keepdim=True)
 
 
 def _of_the_sum(kernel: TangentKernel) -> TangentKernel:

@@ -15,6 +15,7 @@ from net2gp.inputs import check_inputs, describe, map_inputs, num_rows, rows, te
 from net2gp.limits import InfiniteWidth, infinite_width
 from net2gp.limits.limit_kernels import LimitKernel
 from net2gp.linear import Linearized, TangentKernel
+from net2gp.linear.precision import HALF
 from net2gp.types import Inputs, Kernel
 
 
@@ -239,8 +240,9 @@ def begin_at(start: Any, x: Inputs, num_outputs: int) -> Tensor:
 
 
 def result_dtype(x: Inputs, y: Tensor) -> torch.dtype:
-    """The dtype of the inputs, or the dtype of y if the inputs are integers."""
-    return next((v.dtype for v in (*tensors(x), y) if v.is_floating_point()), torch.float32)
+    """The dtype of the inputs, or the dtype of y if the inputs are integers; float32 for half precision."""
+    found = next((v.dtype for v in (*tensors(x), y) if v.is_floating_point()), torch.float32)
+    return torch.float32 if found in HALF else found
 
 
 def _precise(x: Inputs) -> Inputs:

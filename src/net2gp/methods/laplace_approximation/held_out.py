@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 
 from net2gp.likelihoods import shape_targets
 from net2gp.likelihoods.traits import Linked
+from net2gp.linear.linearized import example_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
 from net2gp.posteriors.weights import Task
@@ -39,7 +40,7 @@ class HeldOut:
     """
 
     def __init__(self, task: Task, data: Data) -> None:
-        like = task.linearized.example
+        like = example_of(task.linearized)
         given = held_or_streamed(data, like)
         self.task = task
         self.data = Passes(given, like) if isinstance(given, Stream) else given

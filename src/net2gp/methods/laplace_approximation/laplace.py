@@ -69,7 +69,8 @@ def laplace(
             all of it (large classifiers: all but some per cent) without ever forming it. None takes the
             first of `Full()`, `FunctionSpace()` and `Kron()` that is small; the `structure` of the result
             says which.
-        only: Which parameters vary, by name patterns as in `linearize`; None means all.
+        only: Which parameters vary, by name patterns as in `linearize`; None means those with
+            `requires_grad`, or all if none has it.
         tuning: How what is open is chosen: `Matched()`, `Evidence()` or `Validation(data)`. None means
             `Matched()`.
         temperature: What the curvature of the data is divided by.

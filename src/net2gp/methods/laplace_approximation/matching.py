@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from net2gp.calling import picked
 from net2gp.inputs import map_inputs, num_rows
 from net2gp.likelihoods.traits import Linked
 from net2gp.linalg import psd_root
@@ -123,7 +124,7 @@ def _contrasts(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     others = torch.randperm(posterior.num_outputs, generator=generator)[: MANY_CLASSES // 2]
 
     def some(out: Any) -> Tensor:
-        f = out if linearized.output is None else linearized.output(out)
+        f = picked(out, linearized.output)
         likely = f.topk(MANY_CLASSES // 2, dim=1).indices
         chosen = torch.cat([likely, others.to(f.device).expand(len(f), -1)], 1)
         return f.gather(1, chosen) - f.gather(1, likely[:, :1])

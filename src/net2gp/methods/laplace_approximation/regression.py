@@ -12,6 +12,8 @@ from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales, warn
 from net2gp.likelihoods import Gaussian, shape_targets
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linear import Linearized, TangentKernel
+from net2gp.linear.parameters import free_names
+from net2gp.linear.precision import rechosen
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.spectrum import Spectrum, decompose
 from net2gp.posteriors.tune import NOISE_SPREAD, TYPICAL_NOISE
@@ -173,11 +175,10 @@ def regression(task: Task, traits: Traits) -> Regression:
 
 
 def _all_layers(linearized: Linearized) -> Linearized:
-    """The same network with all of its parameters chosen."""
+    """The same network with all of its parameters chosen that are not frozen."""
     values = {**linearized.params, **linearized.frozen}
-    names = [name for name, _ in linearized.network.named_parameters() if name in values]
-    frozen = {name: value for name, value in values.items() if name not in names}
-    return replace(linearized, params={name: values[name] for name in names}, frozen=frozen)
+    names = free_names(dict(linearized.network.named_parameters()))
+    return rechosen(linearized, [name for name in names if name in values])
 
 
 def _model(task: Task, linearized: Linearized, limit: int) -> Regression:

@@ -10,7 +10,7 @@ from net2gp.inputs import check_made, copied, describe, map_inputs, rows
 from net2gp.likelihoods.traits import has_open_link, has_open_noise, of_points, tied_points
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
-from net2gp.linear.planning.probe import check_all_used, check_used, find_used
+from net2gp.linear.planning.probe import ALIKE, check_all_used, check_used, find_used
 from net2gp.posteriors.conditioning.checks import check_class_axis
 from net2gp.posteriors.weights import Diagonal, Full, FunctionSpace, Kron, Structure, Task
 from net2gp.posteriors.weights.tasks.streamed import StreamedTask, outputs_at, piece_of
@@ -135,7 +135,7 @@ def _check_alone(linearized: Linearized, x: Inputs, f: Tensor) -> None:
     """Raise if the network says something else of a point by itself."""
     alone = linearized(rows(x, slice(0, 1))).double()
     gap = float((alone - f[:1]).abs().max())
-    if gap > 1e-3 * (1 + float(f.abs().max())):
+    if gap > ALIKE[linearized.rounding] * (1 + float(f.abs().max())):
         raise NetworkError(
             f"the network's output at a point changes by {gap:.3g} with the other points of the batch, or "
             "from call to call. Use a network that treats points one by one: no batch statistics, no dropout "

@@ -52,7 +52,7 @@ def from_variances(
 
     Reference: Blundell et al., Weight uncertainty in neural networks, ICML 2015.
     """
-    linearized = network if isinstance(network, Linearized) else linearize(network)
+    linearized = network if isinstance(network, Linearized) else linearize(network, only="*")
     count = linearized.num_params
     if not isinstance(variance, Tensor) or variance.shape != (count,):
         raise InputError(

@@ -15,6 +15,7 @@ from net2gp.inputs import gather, num_rows, rows
 from net2gp.likelihoods.traits import has_open_link, has_open_noise
 from net2gp.linear.forward.calls import recordable, recording
 from net2gp.linear.linearized import expand_prior
+from net2gp.linear.precision import check_full
 from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.task import make_task
@@ -115,6 +116,7 @@ def train_by_evidence(
         raise InputError(f"schedule must be Schedule(num_epochs=100) or None, but is {plan!r}.")
     _check_structure(chosen)
     check_trainable(network)
+    check_full(network)
     x, y = gather(data)
     x, y = recordable(x), y.clone() if y.is_inference() else y
     optimizer = torch.optim.Adam(network.parameters(), plan.learning_rate)

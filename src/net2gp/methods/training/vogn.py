@@ -16,6 +16,7 @@ from net2gp.linalg.chance import random_normal
 from net2gp.linear.curvatures.curvature import EmpiricalFisher, ExactFisher
 from net2gp.linear.jacobians.capture import Plan, plan
 from net2gp.linear.linearized import Linearized, PriorVar, linearize
+from net2gp.linear.precision import check_full
 from net2gp.methods.training.drawing import DrawingOptimizer
 from net2gp.methods.training.natural_gradient import (
     NaturalState,
@@ -86,6 +87,7 @@ class NaturalGradient(DrawingOptimizer):
         """
         linearized = network if isinstance(network, Linearized) else _trainable(network)
         check_trainable(linearized.network)
+        check_full(linearized.network)
         check_count(num_data, "num_data", meaning="the number of training points, len(train)")
         check_positive(learning_rate, "learning_rate", zero=True)
         check_decays(decays)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from net2gp.calling import picked
 from net2gp.errors import InputError
 from net2gp.inputs import describe, rows
 from net2gp.likelihoods.traits import has_one_class
@@ -49,10 +50,10 @@ def check_class_axis(linearized: Linearized, x: Inputs, likelihood: Likelihood) 
     shapes: list[tuple[int, ...]] = []
 
     def seen(out: Any) -> Any:
-        picked = out if linearized.output is None else linearized.output(out)
-        if isinstance(picked, Tensor):
-            shapes.append(tuple(picked.shape[1:]))
-        return picked
+        found = picked(out, linearized.output)
+        if isinstance(found, Tensor):
+            shapes.append(tuple(found.shape[1:]))
+        return found
 
     replace(linearized, output=seen)(rows(x, slice(0, 1)))
     if shapes and sum(size > 1 for size in shapes[0]) > 1:

@@ -138,9 +138,10 @@ class Standardized(BaseKernel):
         return (K - means[:, None] - other + level) / (left[:, None] * right)
 
     def result_dtype(self, x: Inputs) -> torch.dtype:
-        """The dtype of the points, or float64 if precise."""
+        """The dtype of the points if it has enough digits, or float64 if precise."""
         own = tensors(x)[0].dtype
-        return self.product_dtype or (own if own.is_floating_point else torch.get_default_dtype())
+        full = own in (torch.float32, torch.float64)
+        return self.product_dtype or (own if full else torch.get_default_dtype())
 
 
 def _has_one_output(kernel: Kernel, points: Inputs) -> bool:

@@ -24,6 +24,7 @@ from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
+from net2gp.linear.forward.kinds import unwrapped
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.linear.linearized import Linearized, Output
@@ -181,6 +182,7 @@ def read(
     if isinstance(network, Linearized):
         output = output or network.output
         network = network.network
+    network = unwrapped(network)
     if not isinstance(network, nn.Module | None):
         raise InputError(
             f"network must be the module itself, but is {describe(network)}. Pass load(path, build())."
@@ -244,6 +246,12 @@ def _check_value(posterior: Posterior, saved: Tensor | None) -> None:
         )
 
 
+_DTYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+}
+
+
 @dataclass(frozen=True, eq=False)
 class _Reader:
     """Turns the description in a file into values, with the tensors and the network that belong to it."""
@@ -262,7 +270,7 @@ class _Reader:
         if "columns" in tree:
             return self.tensors[tree["columns"]].mT
         if "dtype" in tree:
-            return {"float32": torch.float32, "float64": torch.float64}[tree["dtype"]]
+            return _DTYPES[tree["dtype"]]
         if "tuple" in tree:
             return tuple(self.decode(item) for item in tree["tuple"])
         if "dict" in tree:

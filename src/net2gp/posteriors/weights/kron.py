@@ -86,6 +86,7 @@ class Kron(Structure):
     def curvature(self, task: Task) -> KronCurvature:
         """A = Σ a aᵀ and G = Σ g gᵀ over points and places, layer by layer; weight and bias together.
 
+        Places without a gradient, such as padding, do not count.
         Exact for a layer that is used at one place, if the inputs and the output gradients of a point are
         independent of each other over the data: always for one linear layer under Gaussian noise.
         """
@@ -188,7 +189,10 @@ def _make_block(
     count, S, T, _ = a.shape
     flat = a.transpose(1, 2).reshape(count * T, S, -1)
     g = factor.g.permute(0, 1, 4, 2, 3).reshape(-1, S, factor.g.shape[3])
-    return KronBlock(names, _outer_products(flat), _outer_products(g), count * T, factor.turned)
+    if T > 1:  # places of padding have inputs but no gradient, and must not count
+        flat = flat[(factor.g != 0).any(3).any(2).any(1).flatten()]
+    places = max(1, len(flat))
+    return KronBlock(names, _outer_products(flat), _outer_products(g), places, factor.turned)
 
 
 def _table_block(names: tuple[str, ...], factor: Lookup) -> TableBlock:

@@ -13,7 +13,7 @@ from torch.func import vmap
 from net2gp.bayes.model.model import Batch, Model
 from net2gp.bayes.model.prior import FlatPrior, NormalPrior
 from net2gp.bayes.model.stacked import StackedMLP, stacked_mlp
-from net2gp.calling import lacks_vmap
+from net2gp.calling import lacks_vmap, picked
 from net2gp.inputs import map_inputs, num_rows, rows, tensors
 from net2gp.linear.forward.evaluation import call, differentiable
 from net2gp.linear.forward.modes import in_eval_mode
@@ -202,8 +202,7 @@ class Target:
         values = {**network.frozen, **network.unflatten(flat), **fixed}
         keywords = dict(x) if isinstance(x, Mapping) else {}
         inputs = () if isinstance(x, Mapping) else tuple(tensors(x))
-        out = call(network.network, values, inputs, keywords)
-        out = out if network.output is None else network.output(out)
+        out = picked(call(network.network, values, inputs, keywords), network.output)
         return out.reshape(out.shape[0], -1)
 
     def _prior(self, position: Tensor) -> tuple[Tensor, Tensor]:

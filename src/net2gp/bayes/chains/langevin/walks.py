@@ -19,12 +19,12 @@ from net2gp.bayes.chains.checkpoint import (
 )
 from net2gp.bayes.chains.langevin.targets import Minibatches, Target
 from net2gp.bayes.chains.starts import Start, count_chains, starts
-from net2gp.bayes.model.model import Model
+from net2gp.bayes.model.model import Model, architecture_of
 from net2gp.bayes.model.prior import WeightPrior
 from net2gp.errors import ChainStuck, InputError, check_count, check_flag, check_seed
 from net2gp.inputs import gather
 from net2gp.linalg.checkpoint import Checkpoint, check_path
-from net2gp.linear.linearized import Linearized, Output, Patterns, linearize
+from net2gp.linear.linearized import Linearized, Output, Patterns
 from net2gp.memory import check_memory
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.drawn import ByDrawing, drawn_posterior
@@ -254,7 +254,7 @@ def prepare(
         check_flag(chosen.get(name, False), name)
     chosen["num_chains"] = count_chains(chosen["num_chains"], chosen["start"])
     if not isinstance(network, Linearized):
-        network = linearize(network, only=chosen["only"], output=chosen["output"])
+        network = architecture_of(network, chosen["only"], chosen["output"])
     x, y = gather(data, network.example)
     network.check(x)
     model = Model.of(network, likelihood, prior, temperature=temperature)
