@@ -356,9 +356,8 @@ def pair(batch: Any, like: Tensor | None, *, empty: bool = False) -> tuple[Input
 
 def _of_targets(like: Tensor | None) -> Tensor | None:
     """Return what floating targets are like: float32 if the network has half precision."""
-    if like is None or like.dtype not in (torch.float16, torch.bfloat16):
-        return like
-    return like.new_empty(0, dtype=torch.float32)
+    whole = like is None or like.dtype not in (torch.float16, torch.bfloat16)
+    return like if like is None or whole else like.new_empty(0, dtype=torch.float32)
 
 
 def _pair_advice(batch: Any) -> str:

@@ -26,6 +26,7 @@ from net2gp.posteriors.predicting import (
     NotGaussian,
     averaged,
     is_gaussian,
+    open_share,
     predicted,
     rounded,
     split_targets,
@@ -236,11 +237,7 @@ class Posterior(Parts, Generic[Own]):
             `Swag` and deep sigma point processes.
         """
         self._check(x)
-        if getattr(self.process, "seen", None) is not None:
-            return cast(Tensor, self.process.novelty(x))  # type: ignore[attr-defined]
-        left = self.process.diagonal(x)[1].sum(-1)
-        whole = self.process.prior_variances(x).sum(-1).to(left.dtype)
-        return torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0)
+        return open_share(self.process, x)
 
     def split(self, x: Inputs, *, likelihood: Likelihood | None = None) -> Split:
         """Return the epistemic and aleatoric variance of the targets: see `explain.split`.

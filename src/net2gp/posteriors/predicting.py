@@ -60,6 +60,15 @@ def _novel(process: Process, x: Inputs, likelihood: Likelihood) -> Tensor | floa
     return 0.0 if not most or excess is None else most * excess(x)[:, None]
 
 
+def open_share(process: Process, x: Inputs) -> Tensor:
+    """The share of the prior variance that the data leave open, (N,), as the process counts it."""
+    if getattr(process, "seen", None) is not None:
+        return cast(Tensor, process.novelty(x))  # type: ignore[attr-defined]
+    left = process.diagonal(x)[1].sum(-1)
+    whole = process.prior_variances(x).sum(-1).to(left.dtype)
+    return torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0)
+
+
 def split_targets(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool) -> Split:
     """The parts of the variance of y at each point."""
     if not is_gaussian(process):
