@@ -48,6 +48,13 @@ def posterior_of(structure: object) -> n2g.Posterior:
     return n2g.laplace(classifier(), data(), n2g.Categorical(), structure=structure)
 
 
+def test_gradients_that_are_held_give_the_kernel_averaged_over_outputs():
+    kernel, x = n2g.linearize(classifier(3)).trace_kernel(), data()[0]
+    cross, own = kernel.keep(x)(FAR)
+    torch.testing.assert_close(cross, kernel(x, FAR))
+    torch.testing.assert_close(own, kernel(FAR).diagonal()[:, None, None])
+
+
 def test_features_of_the_last_layer_leave_the_share_of_a_linear_model():
     posterior, x = posterior_of(n2g.LastLayer()), data()[0]
     known, new = (posterior.linearized.jacobian(points)[:, 0, :] for points in (x, FAR))

@@ -96,11 +96,12 @@ class TangentKernel(BaseFeatureKernel):
         return self.dtype
 
     @ordinary_tensors()
-    def keep(self, x: Inputs) -> Kept | None:
+    def keep(self, x: Inputs, *, traced: bool = False) -> Kept | None:
         """Hold the factors of the gradients at training points.
 
         Args:
             x: The points.
+            traced: Whether the kernel is summed over outputs.
 
         Returns:
             A function from other points z to k(x, z) and k(z_n, z_n), or None if the factors are too large or
@@ -113,7 +114,7 @@ class TangentKernel(BaseFeatureKernel):
         if layout.leftover or tracked or size > KEPT_BYTES or num_rows(x) > self._points(layout):
             return None
         with torch.no_grad():
-            return Kept(self, x, self._pieces(x, layout, traced=False))
+            return Kept(self, x, self._pieces(x, layout, traced), traced)
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """Compute k(x, y), (N·C, M·C).
@@ -390,11 +391,13 @@ class Kept:
         kernel: The kernel.
         known: The points.
         pieces: Their factors.
+        traced: Whether the kernel is summed over outputs, as if there were one.
     """
 
     kernel: TangentKernel
     known: Inputs
     pieces: Pieces
+    traced: bool = False
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Compute k(known, x), (N·C, M·C), and k(x_m, x_m), (M, C, C), both from one pass over `x`."""
@@ -402,10 +405,13 @@ class Kept:
         layout = kernel._plan(x, training=False)
         alike = row_shapes(x) == row_shapes(self.known) and not layout.leftover
         if not alike or kernel._points(layout) < M:
-            return kernel(self.known, x), kernel.blocks(x)
-        C = layout.num_outputs
+            blocks = kernel.blocks(x)
+            if self.traced:
+                blocks = blocks.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+            return kernel._assemble(self.known, x, traced=self.traced), blocks
+        C = 1 if self.traced else layout.num_outputs
         with torch.set_grad_enabled(follows(x)):
-            own = kernel._pieces(x, layout, traced=False)
+            own = kernel._pieces(x, layout, self.traced)
             K, blocks = kernel._zeros(num_rows(self.known) * C, M * C), kernel._zeros(M, C, C)
             add_tile(K, self.pieces, own, C)
             for factor in own.factors.values():

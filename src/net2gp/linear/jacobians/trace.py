@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -35,6 +36,26 @@ class TraceKernel(BaseKernel):
     def diag(self, x: Inputs) -> Tensor:
         """Compute the diagonal of k(x, x), (N,)."""
         return self.tangent.blocks(x).diagonal(dim1=1, dim2=2).mean(1)
+
+    def keep(self, x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]] | None:
+        """Hold the factors of the gradients at points, or return None if they are too large.
+
+        Args:
+            x: N points.
+
+        Returns:
+            A function from M other points z to k(x, z), (N, M), and k(z_m, z_m), (M, 1, 1).
+        """
+        kept = self.tangent.keep(x, traced=True)
+        if kept is None:
+            return None
+        num_outputs = self._num_outputs(x)
+
+        def at(points: Inputs) -> tuple[Tensor, Tensor]:
+            cross, own = kept(points)
+            return cross / num_outputs, own / num_outputs
+
+        return at
 
     def precise(self) -> TraceKernel:
         """Return the same kernel with products in float64; inputs stay in the network's dtype."""

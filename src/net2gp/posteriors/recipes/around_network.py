@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from net2gp.inputs import follows, num_rows, rows
+from net2gp.inputs import follows, num_rows, ordinary_tensors, rows
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
@@ -106,9 +107,14 @@ class AroundNetwork:
     @evaluated
     def novelty(self, x: Inputs) -> Tensor:
         """The share of the prior variance that the training inputs leave open, if they were noted: (N,)."""
-        assert self.seen is not None
         with torch.set_grad_enabled(follows(x)):
-            return self.seen.share(self.linearized, x).to(self.linearized.example)
+            return self._shares(x).to(self.linearized.example)
+
+    @cached_property
+    @ordinary_tensors()
+    def _shares(self) -> Callable[[Inputs], Tensor]:
+        assert self.seen is not None
+        return self.seen.shares(self.linearized)
 
     def excess(self, x: Inputs) -> Tensor:
         """By how much a point is more novel than all but few training inputs, relative to these: (N,)."""

@@ -6,6 +6,7 @@ little about where it was trained. Here each training input counts alike, like a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -46,8 +47,8 @@ class Seen(Protocol):
     def ordinary(self) -> float:
         """The share that all but one in fifty training inputs stay below, each left out itself."""
 
-    def share(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The share of the prior variance that targets at the training inputs leave open: (N,)."""
+    def shares(self, linearized: Linearized) -> Callable[[Inputs], Tensor]:
+        """The function from x to the share of the prior variance that training inputs leave open: (N,)."""
 
 
 @savable("seen.SeenPoints")
@@ -69,16 +70,22 @@ class SeenPoints:
     scales: Tensor
     ordinary: float
 
-    def share(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """Return the share, (N,), by M entries of the tangent kernel and M² operations per point."""
+    def shares(self, linearized: Linearized) -> Callable[[Inputs], Tensor]:
+        """Return the function of shares, which costs M entries of the kernel and M² operations per point.
+
+        Gradients at X are held where they are small, so that a later call runs the network at its own points
+        alone.
+        """
         kernel = linearized.trace_kernel()
-        parts = []
-        for part in chunks(x, CHUNK):
-            scale = kernel.diag(part).double().clamp(min=1e-300).sqrt()
-            normal = kernel(part, self.x).double() / scale[:, None] / self.scales
-            known = (normal @ self.whitening.T).square().sum(1)
-            parts.append((1 - known).clamp(0, 1))
-        return torch.cat(parts)
+        at = kernel.keep(self.x) or (lambda z: (kernel(self.x, z), kernel.blocks(z)))
+
+        def share(part: Inputs) -> Tensor:
+            cross, own = (value.double() for value in at(part))
+            scale = own.reshape(-1).clamp(min=1e-300).sqrt()
+            known = self.whitening @ (cross / self.scales[:, None] / scale)
+            return (1 - known.square().sum(0)).clamp(0, 1)
+
+        return lambda x: torch.cat([share(part) for part in chunks(x, CHUNK)])
 
 
 @savable("seen.SeenFeatures")
@@ -98,11 +105,14 @@ class SeenFeatures:
     root: Tensor
     ordinary: float
 
-    def share(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """Return the share, (N,), by a forward pass and D'² operations per point."""
+    def shares(self, linearized: Linearized) -> Callable[[Inputs], Tensor]:
+        """Return the function of shares, which costs a forward pass and D'² operations per point."""
         head = _head(linearized, self.names)
-        parts = [_open(features(head, part).double(), self.root) for part in chunks(x, CHUNK)]
-        return torch.cat(parts)
+
+        def share(part: Inputs) -> Tensor:
+            return _open(features(head, part).double(), self.root)
+
+        return lambda x: torch.cat([share(part) for part in chunks(x, CHUNK)])
 
 
 def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
