@@ -82,8 +82,8 @@ FAULTS = (
     Fault(
         "update is conditioning on all",
         "in weight space an update counts the prior twice",
-        f"{POSTERIORS}/recipes/extend.py",
-        " - torch.eye(len(old)).to(old)",
+        f"{POSTERIORS}/recipes/weight_sums.py",
+        " - torch.eye(len(A)).to(A)",
         "",
         "gaussian and weight",
     ),

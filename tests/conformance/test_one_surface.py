@@ -82,12 +82,18 @@ def test_a_mean_around_a_network_is_one_pass(name):
     assert count_passes(posterior.linearized.network, lambda: posterior.mean(x)) <= 1
 
 
-def share_of_squared_errors(linearized, known, x) -> torch.Tensor:
-    """The share of the prior variance that targets with a little noise at known inputs leave open."""
+def share_of_squared_errors(linearized, known, x, *, features: bool) -> torch.Tensor:
+    """The share of the prior variance that targets with a little noise at known inputs leave open.
+
+    The noise is relative to the prior variance of each input; for features of a last layer, to its mean.
+    """
     J, J_known = (linearized.jacobian(points).flatten(1) for points in (x, known))
-    J, J_known = (rows / rows.norm(dim=1, keepdim=True) for rows in (J, J_known))
-    noisy = J_known @ J_known.T + seen.NOISE * torch.eye(len(J_known), dtype=J.dtype)
-    return 1 - (J @ J_known.T @ torch.linalg.solve(noisy, J_known @ J.T)).diagonal()
+    variance = J_known.square().sum(1)
+    if features:
+        variance = variance.mean().expand(len(J_known))
+    noisy = J_known @ J_known.T + seen.NOISE * variance.diag()
+    known_part = (J @ J_known.T @ torch.linalg.solve(noisy, J_known @ J.T)).diagonal()
+    return 1 - known_part / J.square().sum(1)
 
 
 @ANY
@@ -99,8 +105,10 @@ def test_novelty_is_the_posterior_variance_over_the_prior_variance(name):
     prior = prior.sum(1) * (C if kernel.outputs(x) is None else 1)
     novelty = posterior.novelty(x)
     assert novelty.shape == (len(x),)
-    if getattr(posterior.process, "seen", None) is not None:  # each training input counts alike
-        expected = share_of_squared_errors(posterior.linearized, posterior.x, x)
+    known = getattr(posterior.process, "seen", None)
+    if known is not None:  # each training input counts alike
+        features = isinstance(known, seen.SeenFeatures)
+        expected = share_of_squared_errors(posterior.linearized, posterior.x, x, features=features)
         torch.testing.assert_close(novelty, expected, rtol=1e-6, atol=1e-9)
     elif (
         "weights" not in name and "subnetwork" not in name

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import net2gp as n2g
+from architectures import Apply, parameter
 from methods.laplace_cases import (
     NEW,
     STRUCTURES,
@@ -411,9 +412,10 @@ def test_bad_input_is_refused_with_what_to_change(changes, text):
 
 
 def test_kron_names_the_parameter_that_it_cannot_handle():
-    network = nn.Sequential(nn.Embedding(2000, 4), nn.Flatten(), nn.Linear(12, 3)).double().eval()
-    x = torch.randint(0, 7, (20, 3))
-    with pytest.raises(NetworkError, match=r"no factors for '0.weight'.*structure=Diagonal"):
+    parts = {"table": parameter(2000, 4), "head": nn.Linear(12, 3)}
+    network = Apply(lambda self, ids: self.head(self.table[ids].flatten(1)), **parts)
+    network, x = network.double().eval(), torch.randint(0, 7, (20, 3))
+    with pytest.raises(NetworkError, match=r"no factors for 'table'.*structure=Diagonal"):
         quietly(network, (x, torch.randint(0, 3, (20,))), n2g.Categorical(), structure=n2g.Kron())
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
+from net2gp.likelihoods.laws import Contrasts
 from net2gp.methods.laplace_approximation.held_out import WEIGHTS, HeldOut, with_weight
 from net2gp.methods.laplace_approximation.task import make_task
 from net2gp.posteriors.recipes import seen
@@ -212,12 +213,15 @@ def test_held_out_labels_choose_the_largest_share_within_a_standard_error(right)
     whole = one.likelihood.link.novelty_var / one.likelihood.link.scale**2
     task, _ = make_task(classifier(), data(), n2g.Categorical())
     chosen = with_weight(one, HeldOut(task, (x, y))).likelihood.link
+    mean, variances = one.process.contrast(x)
+    excess = one.process.excess(x)[:, None]
     rows = []
     for weight in WEIGHTS:
         each = []
         for scale in torch.logspace(-3, 2, 500, dtype=torch.float64).tolist():
-            link = n2g.links.Contrast(scale, novelty_var=weight * whole * scale**2)
-            law = one.predict(x, likelihood=n2g.Categorical(link))
+            most = weight * whole * scale**2
+            known = Contrasts(mean, variances + 2 * most * excess)
+            law = n2g.Categorical(n2g.links.Contrast(scale, novelty_var=most)).predict(known)
             each.append(-law.log_prob(y))
         rows.append(min(each, key=lambda loss: float(loss.mean())))
     best = min(rows, key=lambda loss: float(loss.mean()))

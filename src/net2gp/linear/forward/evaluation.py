@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from net2gp.calling import functional_call
 from net2gp.errors import Net2GPError, NetworkError
 from net2gp.inputs import describe
-from net2gp.linear.forward.plain import PlainNorms, plain_cosines
+from net2gp.linear.forward.plain import PlainFunctions, plain_cosines
 from net2gp.types import Inputs, Params
 
 LOCK = threading.RLock()
@@ -63,7 +63,7 @@ def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None
     Fused attention and recurrent kernels have no forward mode or no double backward, and TensorFloat32
     would cost three digits of the kernel. A checkpoint would recompute with the network's own parameters
     instead of the given ones, and torch.func does not support it. With `follow`, for results that are
-    differentiated in the inputs too, norms run in plain arithmetic; cosine similarities always do.
+    differentiated in the inputs too, norms and bags run in plain arithmetic; cosine similarities always do.
     """
     with LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(_eager(network))
@@ -72,7 +72,7 @@ def differentiable(network: nn.Module, *, follow: bool = False) -> Iterator[None
         stack.enter_context(without_checkpoints())
         stack.enter_context(_full_precision())
         if follow:
-            stack.enter_context(PlainNorms())
+            stack.enter_context(PlainFunctions())
         stack.enter_context(plain_cosines(network))
         for module in network.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):

@@ -1,8 +1,9 @@
-"""Functions in plain arithmetic, where torch's own have derivatives that are wrong without an error.
+"""Functions in plain arithmetic, where torch's own have derivatives that are wrong or missing.
 
 torch's fused norms compute means and deviations beside their result. Derivatives beyond the second, or
 nested by torch.func, treat these as constants. Its cosine similarity clamps norms at eps where reverse mode
-does not see it, so that rows of J for vectors shorter than eps are off while forward mode is right.
+does not see it, so that rows of J for vectors shorter than eps are off while forward mode is right. Its bags
+of embeddings have no second derivative.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from net2gp.linear.forward.recurrence import embedding_bag
+
 COSINE = torch.cosine_similarity
 """torch's own function, which is also the one of torch.nn.functional."""
 
 
-class PlainNorms(TorchFunctionMode):
-    """A context in which layer, group, instance and RMS norms are sums, products and roots."""
+class PlainFunctions(TorchFunctionMode):
+    """A context in which norms and bags of embeddings are sums, products and roots."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call the plain form of a norm, and every other function unchanged."""
-        return _NORMS.get(func, func)(*args, **(kwargs or {}))
+        """Call the plain form of a norm or a bag, and every other function unchanged."""
+        return _PLAIN.get(func, func)(*args, **(kwargs or {}))
 
 
 class PlainCosines(TorchFunctionMode):
@@ -155,6 +158,11 @@ def _functional_batch_norm(
     return _by_channel(_by_channel(normalized, (running_var + eps).rsqrt(), None), weight, bias)
 
 
+def _embedding_bag(ids: Tensor, weight: Tensor, *given: Any, **named: Any) -> Tensor:
+    found = embedding_bag(lambda i, table, _: F.embedding(i, table), ids, weight, *given, **named)
+    return F.embedding_bag(ids, weight, *given, **named) if found is None else found
+
+
 def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     if not (x1.is_floating_point() and x2.is_floating_point()):
         return COSINE(x1, x2, dim, eps)
@@ -166,7 +174,7 @@ def _directed(x: Tensor, axis: int, eps: float) -> Tensor:
     return x / torch.linalg.vector_norm(x, dim=axis, keepdim=True).clamp_min(eps)
 
 
-_NORMS: dict[Any, Callable[..., Tensor]] = {
+_PLAIN: dict[Any, Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
@@ -175,4 +183,5 @@ _NORMS: dict[Any, Callable[..., Tensor]] = {
     torch.group_norm: _group_norm,
     F.instance_norm: _functional_instance_norm,
     F.batch_norm: _functional_batch_norm,
+    F.embedding_bag: _embedding_bag,
 }
