@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from net2gp.linalg.split_products import add_product, product
+
 CHUNK_BYTES = 2**27
 """The largest piece of a Jacobian that a contraction holds at a time, per side."""
 
@@ -248,10 +250,19 @@ def with_bias(weight: Outer, bias_variance: Tensor) -> Outer:
     return replace(weight, a=torch.cat([weight.a, constant], -1))
 
 
-def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = None) -> None:
+def accumulate(
+    K: Tensor,
+    left: Factor,
+    right: Factor,
+    C: int,
+    D: int | None = None,
+    *,
+    tolerance: float = 0.0,
+) -> None:
     """Add J_left J_rightᵀ to K (B·C, M·D) in place, where D is C unless it is given.
 
-    If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest.
+    If `right` is `left`, only tiles on and above the diagonal are written; `mirror` fills the rest. Products
+    in float32 on a GPU may have the relative error `tolerance`.
     """
     D = C if D is None else D
     if (
@@ -267,11 +278,13 @@ def accumulate(K: Tensor, left: Factor, right: Factor, C: int, D: int | None = N
         pairs = [(one, other) for one in left.slices() for other in right.slices()]
         for n, m in _tiles(K, C, D, left is right):
             for (a, g), (b, h) in pairs:
-                _add_gram(K[_rows(n, C), _rows(m, D)], a[n], g[_rows(n, C)], b[m], h[_rows(m, D)])
+                tile, sides = K[_rows(n, C), _rows(m, D)], (g[_rows(n, C)], h[_rows(m, D)])
+                _add_gram(tile, a[n], sides[0], b[m], sides[1], tolerance)
         return
     for J, H in _gradient_pairs(left, right):
         for n, m in _tiles(K, C, D, left is right):
-            K[_rows(n, C), _rows(m, D)].addmm_(J[_rows(n, C)], H[_rows(m, D)].mT)
+            tile = K[_rows(n, C), _rows(m, D)]
+            add_product(tile, J[_rows(n, C)], H[_rows(m, D)].mT, tolerance)
 
 
 def _gram(left: Outer, right: Outer) -> Tensor:
@@ -284,13 +297,16 @@ def _gram(left: Outer, right: Outer) -> Tensor:
     return weighted.sum((2, 5)).reshape(B * C, M * D)
 
 
-def _add_gram(K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor) -> None:
+def _add_gram(
+    K: Tensor, a: Tensor, g: Tensor, b: Tensor, h: Tensor, tolerance: float = 0.0
+) -> None:
     """Add (a bᵀ ⊗ 1) ∘ (g hᵀ) to one tile in place: products of inputs times products of gradients."""
     B, M = len(a), len(b)
     C, D = len(g) // B, len(h) // M
-    weights = a @ b.mT
+    weights = product(a, b.mT, tolerance)
     weights = weights if D == 1 else weights.repeat_interleave(D, 1)
-    K.unflatten(0, (B, C)).addcmul_((g @ h.mT).reshape(B, C, M * D), weights[:, None, :])
+    gradients = product(g, h.mT, tolerance).reshape(B, C, M * D)
+    K.unflatten(0, (B, C)).addcmul_(gradients, weights[:, None, :])
 
 
 def _gradient_pairs(left: Factor, right: Factor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -39,6 +39,7 @@ class Pieces:
         leftover: Groups of the other parameters whose Jacobians fit into memory together.
         traced: Whether products sum over outputs.
         join: Whether the bias of a dense layer is joined to its weight.
+        tolerance: The relative error that products in float32 may have on a GPU.
     """
 
     linearized: Linearized
@@ -48,6 +49,7 @@ class Pieces:
     leftover: list[list[str]]
     traced: bool = False
     join: bool = True
+    tolerance: float = 0.0
 
     @cached_property
     @ordinary_tensors()
@@ -86,10 +88,11 @@ def add_tile(K: Tensor, left: Pieces, right: Pieces, C: int) -> None:
     alike = left.factors.keys() == right.factors.keys()
     ours, theirs = (left.factors, right.factors) if alike else (left.apart, right.apart)
     for key, factor in ours.items():
-        accumulate(K, factor, theirs[key], C)
+        accumulate(K, factor, theirs[key], C, tolerance=left.tolerance)
     for names in left.leftover:
         J = left.jacobian(names)
-        accumulate(K, J, J if left is right else right.jacobian(names), C)
+        other = J if left is right else right.jacobian(names)
+        accumulate(K, J, other, C, tolerance=left.tolerance)
     if left is right:
         mirror(K, C)
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, one_number
+from net2gp.errors import InputError, check_positive, one_number
 from net2gp.inputs import check_inputs, chunks, follows, num_rows, ordinary_tensors, rows
 from net2gp.kernels.features import BaseFeatureKernel
 from net2gp.linear.forward.factors import Factor, add_blocks, in_dtype, mixed
 from net2gp.linear.jacobians.capture import Plan, capture, plan
 from net2gp.linear.jacobians.jacobian import jacobian
+from net2gp.linear.jacobians.kept import Kept
 from net2gp.linear.jacobians.passes import (
     capacity,
     check_device,
@@ -59,6 +60,7 @@ class TangentKernel(BaseFeatureKernel):
         prior_var: The prior variance of every parameter, by name: one number, or one per entry.
         memory_budget: The bytes that may be held beside the result, or None for a quarter of the free memory.
         product_dtype: The dtype of products and results, or None for the dtype of the network.
+        tolerance: The relative error that products of a float32 kernel may have on a GPU: see `within`.
 
     Reference: Novak et al., Fast finite width neural tangent kernel, ICML 2022.
     """
@@ -67,6 +69,7 @@ class TangentKernel(BaseFeatureKernel):
     prior_var: Params = field(repr=False)
     memory_budget: int | None = None
     product_dtype: torch.dtype | None = None
+    tolerance: float = 0.0
 
     def _facts(self) -> dict[str, str]:
         return {"_network": repr(self.linearized), "prior_var": number(self.prior_var)}
@@ -206,6 +209,24 @@ class TangentKernel(BaseFeatureKernel):
         """Return the same kernel with products in float64; inputs stay in the network's dtype."""
         return replace(self, product_dtype=torch.float64)
 
+    def within(self, tolerance: float) -> TangentKernel:
+        """Return the same kernel, whose matrices may have a relative error of `tolerance`.
+
+        From 5e-5 on, a float32 kernel on a GPU multiplies in bfloat16, which its matrix units are made for.
+        Each number is the sum of two, so that errors are at most 5e-5 of the product of absolute values.
+        Nothing changes elsewhere and in float64.
+
+        Args:
+            tolerance: The error; 0 is the default of all kernels.
+
+        >>> from net2gp.linear.linearized import linearize
+        >>> kernel = linearize(torch.nn.Linear(2, 1).eval()).kernel().within(1e-4)
+        >>> kernel(torch.tensor([[1.0, 2.0]]))
+        tensor([[6.]])
+        """
+        check_positive(tolerance, "tolerance", zero=True, single=True)
+        return replace(self, tolerance=float(tolerance))
+
     def scaled(self, variance: float | Tensor) -> TangentKernel:
         """Return variance · k, the same kernel with every prior variance multiplied."""
         like, hint = self.linearized.example, "Variances per parameter are given by prior_var."
@@ -333,7 +354,8 @@ class TangentKernel(BaseFeatureKernel):
             captured = {n: in_dtype(factor, self.product_dtype) for n, factor in captured.items()}
             prior = {n: variance.to(self.product_dtype) for n, variance in prior.items()}
         groups = self._leftover_groups(x, layout)
-        return Pieces(self.linearized, x, captured, prior, groups, traced, join)
+        tolerance = self.tolerance
+        return Pieces(self.linearized, x, captured, prior, groups, traced, join, tolerance)
 
     def _leftover_groups(self, x: Inputs, layout: Plan) -> list[list[str]]:
         """Return the parameters without structure in groups whose Jacobian fits into the budget."""
@@ -381,39 +403,3 @@ class TangentKernel(BaseFeatureKernel):
     def _factors(self, x: Inputs, layout: Plan) -> Iterator[Factor]:
         """Yield all scaled factors at `x`, of leftover parameters too."""
         return self._pieces(x, layout, traced=False).all_factors()
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """The kernel with the points `known`, whose factors serve every later call.
-
-    Args:
-        kernel: The kernel.
-        known: The points.
-        pieces: Their factors.
-        traced: Whether the kernel is summed over outputs, as if there were one.
-    """
-
-    kernel: TangentKernel
-    known: Inputs
-    pieces: Pieces
-    traced: bool = False
-
-    def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """Compute k(known, x), (N·C, M·C), and k(x_m, x_m), (M, C, C), both from one pass over `x`."""
-        kernel, M = self.kernel, num_rows(x)
-        layout = kernel._plan(x, training=False)
-        alike = row_shapes(x) == row_shapes(self.known) and not layout.leftover
-        if not alike or kernel._points(layout) < M:
-            blocks = kernel.blocks(x)
-            if self.traced:
-                blocks = blocks.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-            return kernel._assemble(self.known, x, traced=self.traced), blocks
-        C = 1 if self.traced else layout.num_outputs
-        with torch.set_grad_enabled(follows(x)):
-            own = kernel._pieces(x, layout, self.traced)
-            K, blocks = kernel._zeros(num_rows(self.known) * C, M * C), kernel._zeros(M, C, C)
-            add_tile(K, self.pieces, own, C)
-            for factor in own.factors.values():
-                add_blocks(blocks, factor)
-        return K, blocks

@@ -61,6 +61,10 @@ class TraceKernel(BaseKernel):
         """Return the same kernel with products in float64; inputs stay in the network's dtype."""
         return TraceKernel(self.tangent.precise())
 
+    def within(self, tolerance: float) -> TraceKernel:
+        """Return the same kernel, whose matrices may have a relative error of `tolerance` on a GPU."""
+        return TraceKernel(self.tangent.within(tolerance))
+
     def scaled(self, variance: float | Tensor) -> TraceKernel:
         """Return variance · k."""
         return TraceKernel(self.tangent.scaled(variance))
