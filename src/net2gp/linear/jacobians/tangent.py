@@ -219,6 +219,12 @@ class TangentKernel(BaseFeatureKernel):
         Args:
             tolerance: The error; 0 is the default of all kernels.
 
+        Returns:
+            The kernel.
+
+        Raises:
+            InputError: If `tolerance` is negative or no number.
+
         >>> from net2gp.linear.linearized import linearize
         >>> kernel = linearize(torch.nn.Linear(2, 1).eval()).kernel().within(1e-4)
         >>> kernel(torch.tensor([[1.0, 2.0]]))

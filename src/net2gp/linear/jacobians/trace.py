@@ -62,7 +62,17 @@ class TraceKernel(BaseKernel):
         return TraceKernel(self.tangent.precise())
 
     def within(self, tolerance: float) -> TraceKernel:
-        """Return the same kernel, whose matrices may have a relative error of `tolerance` on a GPU."""
+        """Return the same kernel, whose matrices may be less exact on a GPU: see `TangentKernel.within`.
+
+        Args:
+            tolerance: The error.
+
+        Returns:
+            The kernel.
+
+        Raises:
+            InputError: If `tolerance` is negative or no number.
+        """
         return TraceKernel(self.tangent.within(tolerance))
 
     def scaled(self, variance: float | Tensor) -> TraceKernel:
