@@ -192,6 +192,9 @@ def domain(quick: bool) -> Study:
         ax.set(title=title)
         tidy(ax)
     axes[2].set_xscale("log")
+    places = [0.1, 0.2, 0.4, 0.8]
+    axes[2].set_xticks(places, [f"{place}" for place in places])
+    axes[2].minorticks_off()
     return Study(
         "domain",
         "The same labels, shifted inputs: MNIST to USPS",
