@@ -16,6 +16,7 @@ from net2gp.likelihoods.expectations import ExpectedDerivatives, expected_deriva
 from net2gp.likelihoods.gaussian import Gaussian
 from net2gp.likelihoods.heteroscedastic import HeteroscedasticGaussian, LogVariance, SoftplusScale
 from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit, Quadrature
+from net2gp.likelihoods.places import each_place
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import of_points
 from net2gp.tags import savable
@@ -38,6 +39,7 @@ __all__ = [
     "Quadrature",
     "SoftplusScale",
     "StudentT",
+    "each_place",
     "expected_derivatives",
     "of_points",
     "savable",

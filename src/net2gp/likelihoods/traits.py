@@ -6,6 +6,7 @@ of a function names the member that replaces the default.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from net2gp.likelihoods.laws import gaussian_law
-from net2gp.linalg import psd_root
+from net2gp.likelihoods.targets import shape_targets
+from net2gp.linalg import block_matmul, psd_root
 from net2gp.types import Likelihood
 
 Need = Literal["variances", "contrasts", "covariance"]
@@ -316,3 +318,81 @@ def inverse_curvature(likelihood: Likelihood, f: Tensor, curvature: Tensor) -> T
     if bool((curvature == torch.diag_embed(diagonal)).all()):
         return torch.diag_embed(diagonal.reciprocal())
     return torch.linalg.pinv(curvature, hermitian=True)
+
+
+def curvature_times(likelihood: Likelihood, f: Tensor, v: Tensor) -> Tensor:
+    """Multiply the curvatures of points by columns (`curvature_times(f, v)`, which need not form them).
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+        v: Columns, (N·C, k).
+
+    Returns:
+        Λ v, (N·C, k).
+    """
+    own = getattr(likelihood, "curvature_times", None)
+    return block_matmul(likelihood.curvature(f), v) if own is None else own(f, v)
+
+
+def root_times(likelihood: Likelihood, f: Tensor, draw: Callable[[int], Tensor]) -> Tensor:
+    """Multiply a root R of the curvature by numbers that are drawn for it (`root_times(f, draw)`).
+
+    Args:
+        likelihood: The likelihood p(y | f).
+        f: Outputs, (N, C).
+        draw: Returns numbers (N, K, S) for the number K of columns of R.
+
+    Returns:
+        R z, (N, C, S).
+    """
+    own = getattr(likelihood, "root_times", None)
+    if own is not None:
+        found: Tensor = own(f, draw)
+        return found
+    root = curvature_root(likelihood, f)
+    return root @ draw(root.shape[2]).to(root)
+
+
+def class_counts(likelihood: Likelihood, y: Tensor, num_classes: int) -> Tensor:
+    """Count how often each class is the label (`class_counts(y)`): (C,)."""
+    own = getattr(likelihood, "class_counts", None)
+    return torch.bincount(y.long(), minlength=num_classes) if own is None else own(y)
+
+
+def target_columns(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """Return targets in the shape of outputs (N, C) that they are noisy values of (`columns(f, y)`)."""
+    own = getattr(likelihood, "columns", None)
+    return shape_targets(f, y) if own is None else own(f, y)
+
+
+def scores(likelihood: Likelihood, law: Distribution, y: Tensor) -> Tensor:
+    """Compute log p(y) of targets under a prediction (`scores(law, y)`), one number for each that counts."""
+    own = getattr(likelihood, "scores", None)
+    if own is not None:
+        found: Tensor = own(law, y)
+        return found
+    return law.log_prob(y.reshape(law.batch_shape + law.event_shape).to(law.mean.dtype))
+
+
+def bound_to(likelihood: Given, y: Tensor) -> Given:
+    """The likelihood of points with these targets, some of which may not count (`bound(y)`)."""
+    own = getattr(likelihood, "bound", None)
+    return likelihood if own is None else own(y)
+
+
+def of_any_points(likelihood: Given) -> Given:
+    """The likelihood without what belongs to training points alone (`free()`), as a posterior has it."""
+    own = getattr(likelihood, "free", None)
+    return likelihood if own is None else own()
+
+
+def of_a_row(likelihood: Likelihood) -> Likelihood:
+    """The likelihood of one row of outputs: of a place (`likelihood`) where it holds at each, else itself."""
+    return likelihood if rows_per_point(likelihood) is None else likelihood.likelihood  # type: ignore[attr-defined]
+
+
+def rows_per_point(likelihood: Likelihood) -> Callable[[Tensor], Tensor] | None:
+    """What turns outputs (N, P·C) into rows (N·P, C) if the likelihood holds at places, else None."""
+    found: Callable[[Tensor], Tensor] | None = getattr(likelihood, "rows", None)
+    return found

@@ -12,7 +12,9 @@ MANY = 10**5
 """Numbers of which a choice is made without an order of all of them."""
 
 ROWS = 64
-"""Rows whose random numbers are drawn together."""
+"""Rows whose random numbers are drawn together, unless these are more than `NUMBERS`."""
+
+NUMBERS = 2**24
 
 
 def random_normal(
@@ -54,6 +56,8 @@ def by_rows(
     count: int,
     seed: int,
     device: torch.device | str = "cpu",
+    *,
+    width: int = 1,
 ) -> Tensor:
     """Random numbers that belong to rows: the same ones in whatever pieces the rows come.
 
@@ -63,6 +67,7 @@ def by_rows(
         count: How many rows.
         seed: The seed of all numbers.
         device: Where the generator lives.
+        width: How many numbers a row has; of long rows fewer are drawn together.
 
     Returns:
         The numbers of these rows.
@@ -71,8 +76,9 @@ def by_rows(
     >>> bool((by_rows(draw, 0, 200, seed=0)[70:] == by_rows(draw, 70, 130, seed=0)).all())
     True
     """
-    blocks = range(first // ROWS, (first + count - 1) // ROWS + 1)
+    together = min(ROWS, max(1, NUMBERS // width))
+    blocks = range(first // together, (first + count - 1) // together + 1)
     seeds = [(1_000_003 * (seed + 1) + block) % 2**63 for block in blocks]
-    parts = [draw(ROWS, torch.Generator(device).manual_seed(one)) for one in seeds]
-    start = first - ROWS * blocks.start
+    parts = [draw(together, torch.Generator(device).manual_seed(one)) for one in seeds]
+    start = first - together * blocks.start
     return torch.cat(parts)[start : start + count]

@@ -14,7 +14,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import describe
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
-from net2gp.likelihoods.traits import needs, novelty_var
+from net2gp.likelihoods.traits import needs, novelty_var, of_a_row
 from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.samples import WeightSamples
 from net2gp.posteriors.split import Split, split_law
@@ -57,7 +57,7 @@ def _novel(process: Process, x: Inputs, likelihood: Likelihood) -> Tensor | floa
     """The variance that each output gains since a point is novel, (N, 1), if the link asks for it."""
     most = novelty_var(likelihood)
     excess = getattr(process, "excess", None)
-    return 0.0 if not most or excess is None else most * excess(x)[:, None]
+    return 0.0 if not most or excess is None else most * excess(x)[..., None]
 
 
 def open_share(process: Process, x: Inputs) -> Tensor:
@@ -77,7 +77,11 @@ def split_targets(process: Process, x: Inputs, likelihood: Likelihood, *, own: b
     novel = _novel(process, x, likelihood)
     if isinstance(novel, Tensor):
         blocks = blocks + torch.diag_embed(novel.to(blocks).expand_as(mean))
-    return split_law(rounded(mean, blocks), likelihood, x)
+    law = rounded(mean.flatten(0, -2), blocks.flatten(0, -3))  # places count as points
+    parts = split_law(law, of_a_row(likelihood), x)
+    shape = mean.shape[:-1]
+    wide = (value.reshape(*shape, -1) for value in (parts.epistemic, parts.aleatoric))
+    return Split(*wide)
 
 
 def averaged(

@@ -19,6 +19,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import rows
 from net2gp.limits.limit_kernels import InfiniteWidth, LimitKernel
 from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.forward.places import AtPlaces
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.planning.plans import Plans
@@ -148,6 +149,8 @@ def encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
 def _field(owner: Any, name: str, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
     value = getattr(owner, name)
     if isinstance(owner, Linearized) and name == "output":
+        if isinstance(value, AtPlaces):
+            return {"output": value.output is not None, "places": [value.axis, value.channels]}
         return {"output": value is not None}
     if isinstance(owner, Linearized) and name == "network":
         return {"network": type(value).__name__}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods.traits import curvature_root, of_points
+from net2gp.likelihoods.traits import bound_to, curvature_root, of_points, root_times
 from net2gp.linalg.chance import by_rows
 from net2gp.linear.forward.factors import Direct, Factor, Outer, sum_of_squares
 from net2gp.linear.jacobians.capture import Plan, Seeds, capture, each_output, gradients_apart, plan
@@ -66,7 +66,8 @@ class ExactFisher(Fisher):
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
         """Compute the exact root R_n, (N, C, K)."""
-        return curvature_root(of_points(likelihood, slice(start, start + len(f))), f)
+        part = of_points(likelihood, slice(start, start + len(f)))
+        return curvature_root(bound_to(part, y), f)
 
 
 @savable("curvature.EmpiricalFisher")
@@ -108,14 +109,17 @@ class MonteCarloFisher(Fisher):
 
     def root(self, likelihood: Likelihood, f: Tensor, y: Tensor, start: int) -> Tensor:
         """Compute R_n z/√K, (N, C, K), with random signs z, whose second moment is the identity."""
-        exact = ExactFisher().root(likelihood, f, y, start)
-        shape = exact.shape[2], self.num_samples
 
-        def draw(count: int, generator: torch.Generator) -> Tensor:
-            return torch.randint(0, 2, (count, *shape), generator=generator)
+        def signs(width: int) -> Tensor:
+            def draw(count: int, generator: torch.Generator) -> Tensor:
+                shape = (count, width, self.num_samples)
+                return torch.randint(0, 2, shape, generator=generator)
 
-        signs = by_rows(draw, start, len(f), self.seed).to(exact) * 2 - 1
-        return exact @ signs / self.num_samples**0.5
+            numbers = width * self.num_samples
+            return by_rows(draw, start, len(f), self.seed, width=numbers).to(f) * 2 - 1
+
+        part = of_points(likelihood, slice(start, start + len(f)))
+        return root_times(bound_to(part, y), f, signs) / self.num_samples**0.5
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,7 @@ from torch import Tensor
 from net2gp.errors import InputError
 from net2gp.inputs import check_inputs, num_rows, rows
 from net2gp.likelihoods.responses import divergence
-from net2gp.likelihoods.traits import of_points
-from net2gp.linalg import block_matmul
+from net2gp.likelihoods.traits import curvature_times, of_points
 from net2gp.linear.jacobians.passes import (
     capacity,
     column_products,
@@ -80,9 +79,9 @@ class GaussNewton:
         for start in range(0, num_rows(self.x), at_once):
             points = slice(start, start + at_once)
             part = rows(self.x, points)
-            curvature = of_points(self.likelihood, points).curvature(self.linearized(part))
+            likelihood, f = of_points(self.likelihood, points), self.linearized(part)
             pushed = column_products(self.linearized, part, columns, size)
-            weighted = block_matmul(curvature, pushed).to(pushed.dtype)
+            weighted = curvature_times(likelihood, f, pushed).to(pushed.dtype)
             total += column_pullbacks(self.linearized, part, weighted, size)
         return total
 

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from net2gp.errors import NetworkError
 from net2gp.inputs import follows, map_inputs, num_rows, rows, tensors
 from net2gp.linear.curvatures.beside import check_alone, check_columns
+from net2gp.linear.curvatures.place_features import place_features
 from net2gp.linear.forward.calls import recording
 from net2gp.linear.forward.evaluation import LOCK, accepts
 from net2gp.linear.forward.modes import in_eval_mode
+from net2gp.linear.forward.places import channels_of
 from net2gp.linear.planning.proof import TOLERANCE
 from net2gp.linear.precision import HALF, rechosen
 from net2gp.types import Inputs, Params
@@ -136,12 +138,14 @@ def _close(one: Tensor, other: Tensor, found: Linearized) -> bool:
 
 
 def has_features(found: Linearized, x: Inputs) -> bool:
-    """Whether f = W φ(x) + b s(x) + const, with one φ for all outputs of a point.
+    """Whether f = W φ(x) + b s(x) + const, with one φ for all outputs of a point, or of a place.
 
-    This is false if every place has outputs of its own, such as the pixels of an image.
+    This is false if every place has outputs of its own, such as the pixels of an image, and these are not
+    told to be places.
     """
     few = _few(x)
     step, change = _change(found, few)
+    change = change.reshape(-1, channels_of(found) or change.shape[1])
     if change.shape[1] != len(found.example):
         return False
     return _close(features(found, few) @ weights_of(step).T, change, found)
@@ -161,12 +165,16 @@ def features(linearized: Linearized, x: Inputs) -> Tensor:
 def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Tensor]:
     """Return φ (N, D') and the network's outputs (N, C), from one pass and two backward passes to the head.
 
+    Outputs at P places give P rows for each point.
+
     w_t is the derivative of a point's first output in the first channel at the place t. To find the point
     that t belongs to, the outputs are also multiplied by the numbers of their points before they are summed
     and differentiated, digit by digit where a pass has few of them. φ is differentiable in `x`.
     """
     follow = follows(x)
     layer = _layer(linearized)
+    if channels_of(linearized) is not None:
+        return place_features(linearized, layer, x)
     calls, out = _cut(linearized, layer, x, follow)
     if not calls:  # these points do not pass the head
         width = weights_of(linearized.params).shape[1]

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
-from torch.distributions import Distribution
 
-from net2gp.likelihoods import shape_targets
-from net2gp.likelihoods.traits import Linked
+from net2gp.likelihoods.traits import Linked, scores, target_columns
 from net2gp.linear.linearized import example_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
+from net2gp.posteriors.recipes.places import AroundPlaces
 from net2gp.posteriors.weights import Task
 from net2gp.streams import Passes, held_or_streamed
 from net2gp.types import Data, Inputs, Stream
@@ -61,7 +60,8 @@ class HeldOut:
             f = task.linearized(x)
             task.likelihood.check(f, y)
             if task.open_noise:
-                total += float((shape_targets(f, y).double() - f.double()).square().sum())
+                columns = target_columns(task.likelihood, f, y).double()
+                total += float((columns - f.double()).square().sum())
             count += f.numel()
         return total / count
 
@@ -69,8 +69,7 @@ class HeldOut:
         """The average log p(y | x)."""
         total, count = 0.0, 0
         for x, y in self.pieces():
-            law = posterior.predict(x)
-            log_prob = law.log_prob(_targets(law, y)).double()
+            log_prob = scores(posterior.likelihood, posterior.predict(x), y).double()
             total, count = total + float(log_prob.sum()), count + log_prob.numel()
         return total / count
 
@@ -143,12 +142,7 @@ def _best(loss: Callable[[float], Tensor]) -> float:
 
 
 def _excess(posterior: Posterior, x: Inputs) -> Tensor:
-    """By how much points are more novel than ordinary ones: (N, 1)."""
+    """By how much points, or places, are more novel than ordinary ones: (N, 1), (N, …, 1)."""
     process = posterior.process
-    assert isinstance(process, AroundNetwork)
-    return process.excess(x)[:, None].double()
-
-
-def _targets(law: Distribution, y: Tensor) -> Tensor:
-    """The targets in the shape that the law is asked about."""
-    return y.reshape(law.batch_shape + law.event_shape).to(law.mean.dtype)
+    assert isinstance(process, AroundNetwork | AroundPlaces)
+    return process.excess(x)[..., None].double()

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from net2gp.calling import picked
 from net2gp.inputs import map_inputs, num_rows
-from net2gp.likelihoods.traits import Linked
+from net2gp.likelihoods.traits import Linked, of_any_points, rows_per_point
 from net2gp.linalg import psd_root
 from net2gp.linear.forward.evaluation import evaluating
+from net2gp.linear.forward.places import num_places
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
+from net2gp.posteriors.recipes.places import AroundPlaces
 from net2gp.posteriors.recipes.seen import FEW_SHARES, seen_by
 from net2gp.posteriors.weights import Structure, Task, Traits
 from net2gp.progress import progress
@@ -36,6 +38,9 @@ MANY_CLASSES = 32
 LARGEST_LOG_SCALE = 40.0
 """The logarithm of the largest scale of a link: logits of 1e17 would need more."""
 
+FEWEST_POINTS = 20
+"""Points whose places are looked at, if they have many."""
+
 FEW_POINTS = 50
 """Up to that many points each keeps its own information: what few other points leave is nearly the prior."""
 
@@ -43,6 +48,8 @@ FEW_POINTS = 50
 def linked(search: Search, found: Tuned) -> Tuned:
     """What was chosen, with the link that is as sure as the network, at some of the points of the task."""
     points, (index, some) = search.task.sums.count, search.linking
+    if rows_per_point(some.likelihood) is not None:
+        return _linked_at_places(search, found, some)
     covariance = search.curvature.at_data(found.prior_var, found.scale, index)
     if covariance is None:
         found = search.solve(found)
@@ -51,6 +58,17 @@ def linked(search: Search, found: Tuned) -> Tuned:
     if points > FEW_POINTS:
         covariance = without_own(covariance, found.likelihood.curvature(some.f) * found.scale)
     return replace(found, likelihood=_linked(found.likelihood, some.f, covariance))
+
+
+def _linked_at_places(search: Search, found: Tuned, some: Task) -> Tuned:
+    """The same from the variances at places, of some points, that count."""
+    found = search.solve(found)
+    process, likelihood = search.posterior(found).process, some.likelihood
+    assert isinstance(likelihood, Linked)
+    by_contrast = likelihood.matched_link.needs == "contrasts"
+    mean, variances = (process.contrast if by_contrast else process.diagonal)(some.x)
+    linked = _scaled(likelihood, mean.double(), variances.double())
+    return replace(found, likelihood=of_any_points(linked))
 
 
 def match(search: Search, best: Tuned) -> Tuned:
@@ -172,18 +190,21 @@ def with_novelty(posterior: Posterior, task: Task) -> Posterior:
     kernel of 400 points, or one pass over the training data.
     """
     process, likelihood = posterior.process, posterior.likelihood
-    assert isinstance(process, AroundNetwork)
+    assert isinstance(process, AroundNetwork | AroundPlaces)
     assert isinstance(likelihood, Linked)
+    as_rows = rows_per_point(likelihood) or (lambda f: f)
     with evaluating(process.linearized.network):
-        some = task.some(FEW_SHARES)
+        places = num_places(process.linearized, task.few())
+        some = task.some(max(FEWEST_POINTS, FEW_SHARES // places))
         seen = seen_by(task, some)
     if seen is None:
         return posterior
-    f = some.f - some.f.mean(1, keepdim=True) if some.f.shape[1] > 1 else some.f
+    f = as_rows(some.f)
+    f = f - f.mean(1, keepdim=True) if f.shape[1] > 1 else f
     size = likelihood.link.scale**2 * float(f.square().mean())
     link = replace(likelihood.link, novelty_var=size)
     return replace(
-        posterior, process=replace(process, seen=seen), likelihood=likelihood.with_link(link)
+        posterior, process=process.with_seen(seen), likelihood=likelihood.with_link(link)
     )
 
 

@@ -11,12 +11,13 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from net2gp.errors import trying
-from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.likelihoods.traits import has_gaussian_noise, of_any_points, rows_per_point
 from net2gp.linalg.chance import fixed_choice
 from net2gp.linear.linearized import PriorVar, expand_prior
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Tuning
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.recipes.around_network import ByLaplace, around_network
+from net2gp.posteriors.recipes.around_network import AroundNetwork, ByLaplace, around_network
+from net2gp.posteriors.recipes.places import AroundPlaces, ByLaplaceAtPlaces
 from net2gp.posteriors.weights import Curvature, Kron, Structure, Task
 from net2gp.posteriors.weights.structure import Solved
 from net2gp.progress import progress
@@ -79,16 +80,22 @@ class Search:
         """The posterior at what was chosen, around the network's own mean."""
         task, solved = self.curvature.task, self.solve(found).solved
         assert solved is not None
-        return around_network(
+        at_places = rows_per_point(task.likelihood) is not None
+        recipe = ByLaplaceAtPlaces if at_places else ByLaplace
+        posterior = around_network(
             task.linearized,
             solved.covariance,
             found.prior_var,
-            found.likelihood,
+            of_any_points(found.likelihood),
             task.kept,
             num_outputs=task.sums.num_outputs,
             evidence=solved.evidence,
-            recipe=ByLaplace(task.temperature, solved.structure or self.structure),
+            recipe=recipe(task.temperature, solved.structure or self.structure),
         )
+        if not at_places:
+            return posterior
+        assert isinstance(posterior.process, AroundNetwork)
+        return replace(posterior, process=AroundPlaces(posterior.process))
 
     @property
     def per_layer(self) -> bool:

@@ -7,10 +7,18 @@ from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, warn
 from net2gp.inputs import check_made, copied, describe, map_inputs, rows
-from net2gp.likelihoods.traits import has_open_link, has_open_noise, of_points, tied_points
+from net2gp.likelihoods.traits import (
+    bound_to,
+    has_open_link,
+    has_open_noise,
+    of_points,
+    tied_points,
+)
 from net2gp.linear import Linearized, linearize
+from net2gp.linear.forward.places import channels_of
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
 from net2gp.linear.planning.probe import ALIKE, check_all_used, check_used, find_used
+from net2gp.methods.laplace_approximation.dense import placed, structure_at_places
 from net2gp.posteriors.conditioning.checks import check_class_axis
 from net2gp.posteriors.weights import Diagonal, Full, FunctionSpace, Kron, Structure, Task
 from net2gp.posteriors.weights.tasks.streamed import StreamedTask, outputs_at, piece_of
@@ -47,11 +55,13 @@ def make_task(
     options = has_open_noise(likelihood), prior_var, temperature
     task: Task
     if isinstance(data, Stream):
-        task = _streamed(network, data, likelihood, structure, only, options)
+        task, structure = _streamed(network, data, likelihood, structure, only, options)
     else:
         x, y = map_inputs(data[0], copied), copied(data[1])
-        linearized = _linearized(network, x, only, structure)
-        check_class_axis(linearized, x, likelihood)
+        whole = _linearized(network, only, structure)
+        whole, likelihood, structure = _laid_out(whole, x, y, likelihood, structure)
+        linearized = whole if structure is None else structure.chosen(whole, x)
+        likelihood = bound_to(likelihood, y)
         f = outputs_at(linearized, x)
         likelihood.check(f.to(linearized.example.dtype), y)
         _check_alone(linearized, x, f)
@@ -73,7 +83,7 @@ def _streamed(
     structure: Structure | None,
     only: Patterns | None,
     options: tuple[bool, PriorVar | None, float],
-) -> StreamedTask:
+) -> tuple[StreamedTask, Structure | None]:
     """The task of a stream, whose first pass checks each point and finds the sums that do not change."""
     # beside the curvature: the checks, points for prior and noise, for variances or a link, and the gradient
     most = 4 + (1 if structure is None else structure.traits().passes)
@@ -81,9 +91,10 @@ def _streamed(
         2 if has_open_link(likelihood) else 0
     )  # what was seen: some points, perhaps all features
     passes = Passes(data, example_of(network), most)
-    start, _ = passes.first()
-    linearized = _linearized(network, start, only, structure)
-    check_class_axis(linearized, start, likelihood)
+    start, targets = passes.first()
+    whole = _linearized(network, only, structure)
+    whole, likelihood, structure = _laid_out(whole, start, targets, likelihood, structure)
+    linearized = whole if structure is None else structure.chosen(whole, start)
     used, known, reached = _used(likelihood), None, set[str]()
     for first, x, y in passes.pieces("checks"):
         piece = piece_of(linearized, used, first, x, y)
@@ -92,7 +103,7 @@ def _streamed(
         )
         if known is None:
             _check_alone(linearized, x, piece.f)
-        _check_same_layer(network, x, only, structure, linearized)
+        _check_same_layer(whole, x, structure, linearized)
         find_used(linearized, x, reached)
         sums = Sums.of(piece.likelihood, piece.f, y)
         known = sums if known is None else known.plus(sums)
@@ -100,20 +111,32 @@ def _streamed(
     check_all_used(linearized, reached)
     _check_tied(likelihood, known.count)
     start = map_inputs(rows(start, slice(0, KEPT_POINTS)), torch.clone)
-    return StreamedTask(linearized, used, *options, passes=passes, known=known, start=start)
+    task = StreamedTask(linearized, used, *options, passes=passes, known=known, start=start)
+    return task, structure
+
+
+def _laid_out(
+    linearized: Linearized,
+    x: Inputs,
+    y: Tensor,
+    likelihood: Likelihood,
+    structure: Structure | None,
+) -> tuple[Linearized, Likelihood, Structure | None]:
+    """The network, the likelihood and the structure for targets of points, or at places of them."""
+    linearized, likelihood = placed(linearized, x, y, likelihood)
+    if channels_of(linearized) is not None:
+        return linearized, likelihood, structure_at_places(structure, linearized, x)
+    check_class_axis(linearized, x, likelihood)
+    return linearized, likelihood, structure
 
 
 def _check_same_layer(
-    network: nn.Module | Linearized,
-    x: Inputs,
-    only: Patterns | None,
-    structure: Structure | None,
-    linearized: Linearized,
+    whole: Linearized, x: Inputs, structure: Structure | None, linearized: Linearized
 ) -> None:
     """Raise if a structure that chooses its parameters chooses others at these points."""
     if structure is None or not structure.traits().one_layer:
         return
-    found = _linearized(network, x, only, structure)
+    found = structure.chosen(whole, x)
     if list(found.params) != list(linearized.params):
         raise NetworkError(
             f"{type(structure).__name__}() takes {list(linearized.params)} at the first points of the "
@@ -144,7 +167,7 @@ def _check_alone(linearized: Linearized, x: Inputs, f: Tensor) -> None:
 
 
 def _linearized(
-    network: nn.Module | Linearized, x: Inputs, only: Patterns | None, structure: Structure | None
+    network: nn.Module | Linearized, only: Patterns | None, structure: Structure | None
 ) -> Linearized:
     check_made(structure, "structure")
     if structure is not None and not isinstance(structure, Structure):
@@ -160,10 +183,8 @@ def _linearized(
     if isinstance(network, Linearized):
         if only is not None:
             raise InputError("pass only= to linearize, which has chosen the parameters already.")
-        linearized = network
-    else:
-        linearized = linearize(network, only=only)
-    return linearized if structure is None else structure.chosen(linearized, x)
+        return network
+    return linearize(network, only=only)
 
 
 def _default(task: Task) -> Structure:

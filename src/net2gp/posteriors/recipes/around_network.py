@@ -116,6 +116,10 @@ class AroundNetwork:
         assert self.seen is not None
         return self.seen.shares(self.linearized)
 
+    def with_seen(self, seen: Seen) -> AroundNetwork:
+        """The process that knows what was seen."""
+        return replace(self, seen=seen)
+
     def excess(self, x: Inputs) -> Tensor:
         """By how much a point is more novel than all but few training inputs, relative to these: (N,)."""
         if self.seen is None:
@@ -189,10 +193,9 @@ class ByTraining(Recipe):
 
     def tempered(self, posterior: Posterior, factor: float) -> Posterior:
         """The posterior with a scaled covariance, and without an evidence."""
-        process = posterior.process
-        assert isinstance(process, AroundNetwork)
         recipe = replace(self, temperature=factor * self.temperature)
-        return replace(posterior, process=process.scaled(factor), evidence=None, recipe=recipe)
+        process = posterior.process.scaled(factor)  # type: ignore[attr-defined]
+        return replace(posterior, process=process, evidence=None, recipe=recipe)
 
     def facts(self, posterior: Posterior) -> dict[str, str]:
         """The temperature, if there is one."""

@@ -6,7 +6,7 @@ little about where it was trained. Here each training input counts alike, like a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from net2gp.errors import NetworkError
 from net2gp.inputs import chunks
 from net2gp.linear.curvatures.head import features, has_features, last_linearized
+from net2gp.linear.forward.places import channels_of, num_places
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.weights import Task
 from net2gp.tags import savable
@@ -35,6 +36,8 @@ MOST_PARAMETERS = 100_000
 
 FEW_SHARES = 2000
 """Training inputs whose own shares are computed."""
+
+QUANTILE_NUMBERS = 10**7
 
 CHUNK = 500
 """Points that go through the network together."""
@@ -112,7 +115,7 @@ class SeenFeatures:
         def share(part: Inputs) -> Tensor:
             return _open(features(head, part).double(), self.root)
 
-        return lambda x: torch.cat([share(part) for part in chunks(x, CHUNK)])
+        return lambda x: torch.cat([share(part) for part in chunks(x, _together(head, x))])
 
 
 def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
@@ -129,13 +132,17 @@ def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
         What was seen, or None.
     """
     linearized, few = task.linearized, task.few()
-    if linearized.num_params <= MOST_PARAMETERS and not _is_last(linearized, few):
+    if (
+        channels_of(linearized) is None
+        and linearized.num_params <= MOST_PARAMETERS
+        and not _is_last(linearized, few)
+    ):
         return _points(linearized, some.some(NUM_POINTS).x)
     try:
         head = last_linearized(linearized, few)
     except NetworkError:
         return None
-    return _features(head, task, some.x) if has_features(head, few) else None
+    return _features(head, task, some) if has_features(head, few) else None
 
 
 def _is_last(linearized: Linearized, x: Inputs) -> bool:
@@ -163,23 +170,39 @@ def _points(linearized: Linearized, points: Inputs) -> SeenPoints:
     return SeenPoints(points, whitening, scales, _ordinary(own))
 
 
-def _features(head: Linearized, task: Task, some: Inputs) -> SeenFeatures:
+def _features(head: Linearized, task: Task, some: Task) -> SeenFeatures:
     width = sum(value[0].numel() for value in head.params.values())
-    H = head.example.new_zeros(width, width, dtype=torch.float64)
+    H, count = head.example.new_zeros(width, width, dtype=torch.float64), 0
     for piece in task.pieces("features"):
-        for part in chunks(piece.x, CHUNK):
-            phi = features(head, part).double()
+        for phi in _counted(head, piece):
             H += phi.T @ phi
-    noise = NOISE * float(H.trace()) / task.sums.count
+            count += len(phi)
+    noise = NOISE * float(H.trace()) / count
     if not noise > 0:  # the features are zero, so that nothing was seen
         noise = NOISE
     H.diagonal().add_(noise)
     L = torch.linalg.cholesky(H)
     root = noise**0.5 * torch.linalg.solve_triangular(L, torch.eye(width).to(L), upper=False)
-    phi = torch.cat([features(head, part).double() for part in chunks(some, CHUNK)])
+    phi = torch.cat(list(_counted(head, some)))
     left = (phi @ root.T).square().sum(1) / noise
     without = _open(phi, root) / (1 - left).clamp(min=1e-3)
     return SeenFeatures(tuple(head.params), root, _ordinary(without.clamp(max=1)))
+
+
+def _counted(head: Linearized, task: Task) -> Iterator[Tensor]:
+    """Features of the points of a task, or of those of their places that count."""
+    size = _together(head, task.x)
+    used = getattr(task.likelihood, "used", None)
+    for number, part in enumerate(chunks(task.x, size)):
+        phi = features(head, part).double()
+        if used is not None:
+            phi = phi[used[number * size : (number + 1) * size].reshape(-1)]
+        yield phi
+
+
+def _together(head: Linearized, x: Inputs) -> int:
+    """How many points go through the network together: fewer, the more places they have."""
+    return max(1, CHUNK // num_places(head, x))
 
 
 def _open(phi: Tensor, root: Tensor) -> Tensor:
@@ -191,7 +214,8 @@ def _open(phi: Tensor, root: Tensor) -> Tensor:
 
 def _ordinary(shares: Tensor) -> float:
     """The share that a point is compared with; at least some roundings above zero."""
-    return max(float(torch.quantile(shares, ORDINARY)), 1e-12)
+    few = shares[:: -(-len(shares) // QUANTILE_NUMBERS)]  # torch takes no more
+    return max(float(torch.quantile(few, ORDINARY)), 1e-12)
 
 
 def _head(linearized: Linearized, names: tuple[str, ...]) -> Linearized:

@@ -25,6 +25,7 @@ from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.linear.forward.kinds import unwrapped
+from net2gp.linear.forward.places import AtPlaces
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.jacobians.trace import TraceKernel
 from net2gp.linear.linearized import Linearized, Output
@@ -38,6 +39,7 @@ from net2gp.posteriors.recipes import (
     drawn,  # noqa: F401 (it has tags of its own)
     dual,
     mixed,  # noqa: F401 (it has tags of its own)
+    places,
     trained_ensemble,
 )
 from net2gp.posteriors.saving.format1 import FORMAT_1
@@ -89,12 +91,14 @@ _CLASSES: dict[str, type] = {
     "process.Conditioned": conditioned.Conditioned,
     "process.Whitened": Whitened,
     "process.AroundNetwork": around_network.AroundNetwork,
+    "process.AroundPlaces": places.AroundPlaces,
     "process.TrainedEnsemble": trained_ensemble.TrainedEnsemble,
     "recipe.ByGradientFlow": trained_ensemble.ByGradientFlow,
     "recipe.ByConditioning": ByConditioning,
     "recipe.ByExpansion": dual.ByExpansion,
     "recipe.ByTraining": around_network.ByTraining,
     "recipe.ByLaplace": around_network.ByLaplace,
+    "recipe.ByLaplaceAtPlaces": places.ByLaplaceAtPlaces,
     "recipe.ByCodes": class_codes.ByCodes,
     "posterior.Posterior": Posterior,
 }
@@ -280,7 +284,11 @@ class _Reader:
         if "graph" in tree:
             return self._graph()
         if "output" in tree:
-            return self._picked(tree["output"])
+            picked = self._picked(tree["output"])
+            if "places" not in tree:
+                return picked
+            axis, channels = tree["places"]
+            return AtPlaces(axis, channels, picked)
         tag = tree.get("class", "")
         make = self.made.get(tag) or class_of(tag)
         if make is None:

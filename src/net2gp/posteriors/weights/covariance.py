@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +39,12 @@ class Covariance:
     A kind is a frozen dataclass that writes `draw`, and either `rooted` or the three of `blocks`, `variances`
     and `joint`. It may also write `differences(linearized, x, top)`, the variances of f_c − f_top, (N, C),
     where it has them for less than `blocks`.
+
+    Of a network with outputs at places, `by_place` says that `blocks`, `variances` and `joint` have a row for
+    each place; the covariances of other kinds are estimated there by draws (`columns`).
     """
+
+    by_place: ClassVar[bool] = False
 
     def rooted(self, found: dict[str, Factor]) -> list[Factor]:
         """Factors whose products sum to J Σ Jᵀ.
@@ -69,6 +75,17 @@ class Covariance:
             NotImplementedError: The kind has no `draw`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no draw.")
+
+    def columns(self, num_draws: int) -> Tensor:
+        """W with W Wᵀ close to Σ: fixed draws of θ − θ*, over the root of their number.
+
+        Args:
+            num_draws: How many, S. A kind that is made of draws returns these.
+
+        Returns:
+            (P, S).
+        """
+        return self.draw(num_draws, torch.Generator().manual_seed(0)) / num_draws**0.5
 
     def mask(self) -> Tensor | None:
         """1 for parameters that vary and 0 for those that are fixed: (P,); None if all vary."""
@@ -176,6 +193,15 @@ class ScaledCovariance(Covariance):
 
     inner: Covariance
     factor: float
+
+    @property
+    def by_place(self) -> bool:  # type: ignore[override]
+        """Whether the other covariance has rows for places."""
+        return self.inner.by_place
+
+    def columns(self, num_draws: int) -> Tensor:
+        """√factor times the columns of the other covariance."""
+        return self.factor**0.5 * self.inner.columns(num_draws)
 
     def blocks(self, linearized: Linearized, x: Inputs) -> Tensor:
         """J_n Σ J_nᵀ for each point: (N, C, C)."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
 from net2gp.inputs import num_rows, ordinary_tensors, rows
-from net2gp.likelihoods.traits import of_points, summed_curvature
-from net2gp.linear.curvatures.curvature import ExactFisher, Fisher
+from net2gp.linear.curvatures.curvature import Fisher
 from net2gp.linear.curvatures.head import (
     features,
-    features_and_outputs,
     has_features,
     last_linearized,
     weights_of,
@@ -32,6 +31,7 @@ from net2gp.posteriors.weights.full import Dense, Full
 from net2gp.posteriors.weights.kron import Kron
 from net2gp.posteriors.weights.kron_blocks import KronBlock, KronRoot
 from net2gp.posteriors.weights.structure import Curvature, Structure, Traits, shown
+from net2gp.posteriors.weights.tasks.head_rows import HeadRows, head_rows
 from net2gp.posteriors.weights.tasks.task import Task
 from net2gp.tags import savable
 from net2gp.types import Inputs, Params
@@ -97,31 +97,11 @@ class LastLayer(Structure):
         return Traits(exact=exact, all_weights=False, one_layer=True)
 
 
-def _parts(task: Task) -> Iterator[tuple[Task, int, Tensor, Tensor]]:
-    """Pieces of the task, and of each its first point, features and outputs chunk by chunk."""
+def _rows(task: Task) -> Iterator[HeadRows]:
+    """The rows of the task, so many at a time that their outer products fit into memory."""
     width = weights_of(task.params).shape[1]
     numbers = CPU_NUMBERS if task.device.type == "cpu" else CHUNK_NUMBERS
-    size = max(1, numbers // width**2)
-    for piece in task.pieces("curvature of the last layer"):
-        for start in range(0, num_rows(piece.x), size):
-            part = rows(piece.x, slice(start, start + size))
-            yield piece, start, *features_and_outputs(task.linearized, part)
-
-
-def _curvatures(
-    task: Task, fisher: Fisher, first: int, f: Tensor
-) -> Iterator[tuple[slice, Tensor]]:
-    """Λ_n of some points at a time: (B, C, C); f are those from the point `first` on."""
-    size = max(1, CHUNK_NUMBERS // f.shape[1] ** 2)
-    for start in range(0, len(f), size):
-        some = slice(start, min(start + size, len(f)))
-        points = slice(first + some.start, first + some.stop)
-        if isinstance(fisher, ExactFisher):
-            # diag(p) − ppᵀ in float32 is indefinite by its rounding, which a wide prior brings out
-            yield some, of_points(task.likelihood, points).curvature(f[some].double())
-        else:
-            R = task.root(fisher, f[some], points)
-            yield some, R @ R.mT
+    return head_rows(task, max(1, numbers // width**2))
 
 
 def _full(task: Task, fisher: Fisher) -> Tensor:
@@ -139,11 +119,11 @@ def _full(task: Task, fisher: Fisher) -> Tensor:
     like = task.linearized.example
     (i, j), (k, l) = (torch.triu_indices(n, n, device=like.device) for n in (C, D))
     triangle = like.new_zeros(len(i), len(k), dtype=torch.float64)
-    for piece, first, phi, f in _parts(task):
-        for some, Lam in _curvatures(piece, fisher, first, f):
+    for chunk in _rows(task):
+        for part in chunk.parts(CHUNK_NUMBERS):
             # in float32 the sum would lose the small eigenvalues, which a wide prior brings out
-            part = phi[some].double()
-            triangle += Lam[:, i, j].double().mT @ (part[:, k] * part[:, l])
+            phi, Lam = part.phi.double(), part.curvatures(fisher)
+            triangle += Lam[:, i, j].double().mT @ (phi[:, k] * phi[:, l])
     H = triangle[_mirrored(i, j, C)][:, _mirrored(k, l, D)]
     return H.reshape(C, C, D, D).transpose(1, 2).reshape(C * D, C * D)
 
@@ -159,26 +139,26 @@ def _diagonal(task: Task, fisher: Fisher) -> Tensor:
     """Σ_n Λ_ncc φ_ni²: (C·D',)."""
     weights = weights_of(task.params)
     total = weights.new_zeros(weights.shape, dtype=torch.float64)
-    for piece, first, phi, f in _parts(task):
-        for some, Lam in _curvatures(piece, fisher, first, f):
-            total += Lam.diagonal(dim1=1, dim2=2).mT @ phi[some].square().to(Lam.dtype)
+    for chunk in _rows(task):
+        for part in chunk.parts(CHUNK_NUMBERS):
+            Lam = part.curvatures(fisher)
+            total += Lam.diagonal(dim1=1, dim2=2).mT @ part.phi.square().to(Lam.dtype)
     return total.reshape(-1)
 
 
 def _kron(task: Task, fisher: Fisher) -> KronBlock:
-    """Σ φφᵀ ⊗ Σ Λ / N; never a curvature of its own for each point where the likelihood allows it."""
+    """Σ φφᵀ ⊗ Σ Λ / N over N rows, without a curvature for each where the likelihood allows it."""
     C, D = weights_of(task.params).shape
     like = task.linearized.example
     A = like.new_zeros(D, D, dtype=torch.float64)
     G = like.new_zeros(C, C, dtype=torch.float64)
-    for piece, first, phi, f in _parts(task):
-        A += phi.double().mT @ phi.double()
-        if isinstance(fisher, ExactFisher):
-            part = of_points(piece.likelihood, slice(first, first + len(f)))
-            G += summed_curvature(part, f.double())
-        else:
-            G += sum(Lam.sum(0) for _, Lam in _curvatures(piece, fisher, first, f))
-    return KronBlock(tuple(task.params), A[None], G[None], task.sums.count)
+    count = 0
+    for chunk in _rows(task):
+        phi = chunk.counted().double()
+        A += phi.mT @ phi
+        G += chunk.summed(fisher)
+        count += len(phi)
+    return KronBlock(tuple(task.params), A[None], G[None], count)
 
 
 def _by_class(task: Task, prior: Params) -> Tensor:
@@ -268,6 +248,8 @@ def _flat(values: Tensor, bias: bool) -> Tensor:
 class LastLayerFull(Covariance):
     """Σ = root rootᵀ with root = diag(deviations) L⁻ᵀ, (C·D', C·D'), made when it is first asked for."""
 
+    by_place: ClassVar[bool] = True
+
     L: Tensor
     deviations: Tensor
     num_classes: int
@@ -317,6 +299,8 @@ class LastLayerFull(Covariance):
 class LastLayerDiagonal(Covariance):
     """Independent weights with the variances `variance` (C, D'): outputs are independent too."""
 
+    by_place: ClassVar[bool] = True
+
     variance: Tensor
     bias: bool
 
@@ -346,6 +330,8 @@ class LastLayerDiagonal(Covariance):
 @dataclass(frozen=True, eq=False)
 class LastLayerKron(Covariance):
     """Σ in the eigenbasis of Σ φφᵀ and Σ Λ: P numbers, whatever C and D' are."""
+
+    by_place: ClassVar[bool] = True
 
     layer: KronRoot
 

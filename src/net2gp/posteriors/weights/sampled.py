@@ -17,7 +17,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import describe, num_rows, rows
-from net2gp.likelihoods.traits import has_gaussian_noise
+from net2gp.likelihoods.traits import bound_to, has_gaussian_noise, of_points, root_times
 from net2gp.linalg import (
     Checkpoint,
     LowRankPlusIdentity,
@@ -26,7 +26,6 @@ from net2gp.linalg import (
     nystrom,
 )
 from net2gp.linalg.chance import by_rows, fixed_choice
-from net2gp.linear.curvatures.curvature import ExactFisher
 from net2gp.linear.jacobians.capture import plan
 from net2gp.linear.jacobians.passes import capacity, column_pullbacks, memory_budget, points_at_once
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
@@ -270,24 +269,29 @@ def _right_hand_side(precision: Precision, structure: Sampled) -> tuple[Tensor, 
         for start in range(0, num_rows(piece.x), size):
             part = slice(start, start + size)
             f = piece.f[part].to(like.dtype)
-            noise = _noise(piece, part.start, piece.root(ExactFisher(), f, part), structure)
+            noise = _noise(piece, part, f, structure)
             pulled = column_pullbacks(task.linearized, rows(piece.x, part), noise.to(like), budget)
             total += pulled.double()
     trace = float(total.square().sum(0).mean())
     return first + precision.scale**0.5 * precision.root[:, None] * total, trace
 
 
-def _noise(piece: Task, start: int, R: Tensor, structure: Sampled) -> Tensor:
+def _noise(piece: Task, part: slice, f: Tensor, structure: Sampled) -> Tensor:
     """R_n ε_n of some points, (n·C, S), with ε that belong to the points, in whatever pieces they come."""
-    shape = R.shape[2], structure.num_samples
-    first = start + (0 if piece.among is None else piece.among[0])
+    before, likelihood = piece.among or (0, piece.likelihood)
+    points = slice(before + part.start, before + part.start + len(f))
 
-    def draw(count: int, generator: torch.Generator) -> Tensor:
-        device = generator.device
-        return torch.randn(count, *shape, generator=generator, dtype=torch.float64, device=device)
+    def epsilon(width: int) -> Tensor:
+        def draw(count: int, generator: torch.Generator) -> Tensor:
+            shape, device = (count, width, structure.num_samples), generator.device
+            return torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
 
-    epsilon = by_rows(draw, first, len(R), structure.seed, R.device)
-    return (R @ epsilon.to(R)).reshape(-1, structure.num_samples)
+        numbers = width * structure.num_samples
+        return by_rows(draw, points.start, len(f), structure.seed, f.device, width=numbers)
+
+    own = bound_to(of_points(likelihood, points), piece.y[part])
+    found = root_times(own, f, epsilon)
+    return found.reshape(-1, structure.num_samples)
 
 
 def _log_det(
@@ -357,6 +361,10 @@ class DrawnCovariance(Covariance):
         """J Σ Jᵀ over all points: (N·C, N·C), in float64."""
         root = self.pushed(linearized, x).flatten(0, 1).double()
         return root @ root.mT
+
+    def columns(self, num_draws: int) -> Tensor:
+        """W / √S of all draws, whatever their number."""
+        return self.draws / self.draws.shape[1] ** 0.5
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """Draws of N(0, Σ), as random combinations W z / √S of the stored ones: (P, num_samples)."""

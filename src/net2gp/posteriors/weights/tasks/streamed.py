@@ -11,7 +11,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import chunks, join, rows, tensors
-from net2gp.likelihoods.traits import of_points, tied_points
+from net2gp.likelihoods.traits import bound_to, of_points, tied_points
 from net2gp.linear.curvatures.curvature import ExactFisher, Fisher, Source
 from net2gp.linear.forward.factors import Factor
 from net2gp.linear.jacobians.capture import Plan, Seeds
@@ -164,4 +164,5 @@ def piece_of(
             "point, in the order of the data."
         )
     part = slice(first, first + len(y))
-    return Piece(linearized, x, y, of_points(likelihood, part), among=(first, likelihood))
+    own = bound_to(of_points(likelihood, part), y)
+    return Piece(linearized, x, y, own, among=(first, likelihood))

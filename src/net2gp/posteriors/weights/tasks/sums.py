@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from net2gp.likelihoods import shape_targets
-from net2gp.likelihoods.traits import has_gaussian_noise, has_one_class
+from net2gp.likelihoods.traits import (
+    class_counts,
+    has_gaussian_noise,
+    has_one_class,
+    target_columns,
+)
 from net2gp.types import Likelihood
 
 
@@ -92,10 +95,10 @@ class Sums:
         """
         squares = targets = classes = None
         if has_gaussian_noise(likelihood):
-            shaped = shape_targets(f, y).double()
+            shaped = target_columns(likelihood, f, y).double()
             squares, targets = (shaped - f).square().sum(), Moments.of(shaped)
         if has_one_class(likelihood):
-            classes = torch.bincount(y.long(), minlength=f.shape[1])
+            classes = class_counts(likelihood, y, f.shape[1])
         total, largest = likelihood.log_prob(f, y).sum(), float(f.abs().max())
         return Sums(len(f), f.shape[1], total, largest, squares, targets, classes)
 
