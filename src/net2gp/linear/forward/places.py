@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from net2gp.linear.linearized import Linearized
 
 
+FEW_OUTPUTS = 64
+"""Outputs of a point, over all its places, up to which each may have a backward pass of its own."""
+
+
 @dataclass(frozen=True)
 class AtPlaces:
     """Picks outputs and moves their channels behind the places: (N, …, C), which are flattened to (N, P·C).
@@ -69,6 +73,19 @@ def num_places(linearized: Linearized, x: Inputs) -> int:
     """
     channels = channels_of(linearized)
     return 1 if channels is None else output_shape(linearized, x).numel() // channels
+
+
+def has_few_outputs(linearized: Linearized, x: Inputs) -> bool:
+    """Whether the outputs of a point at all its places are few enough for a Jacobian.
+
+    Args:
+        linearized: The network.
+        x: Some points.
+
+    Returns:
+        The answer.
+    """
+    return output_shape(linearized, x).numel() <= FEW_OUTPUTS
 
 
 def output_shape(linearized: Linearized, x: Inputs) -> torch.Size:

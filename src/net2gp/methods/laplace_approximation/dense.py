@@ -12,7 +12,7 @@ from net2gp.likelihoods.traits import has_one_class
 from net2gp.linear import Linearized
 from net2gp.linear.curvatures.curvature import ExactFisher, MonteCarloFisher
 from net2gp.linear.curvatures.head import has_features, last_linearized
-from net2gp.linear.forward.places import at_places, output_shape
+from net2gp.linear.forward.places import at_places, has_few_outputs, output_shape
 from net2gp.posteriors.weights import (
     Diagonal,
     Full,
@@ -24,9 +24,6 @@ from net2gp.posteriors.weights import (
     Subnetwork,
 )
 from net2gp.types import Inputs, Likelihood
-
-MOST_PASSES = 64
-"""Outputs of a point up to which an exact Fisher matrix takes a backward pass for each."""
 
 
 def placed(
@@ -91,8 +88,8 @@ def structure_at_places(
         )
     if structure is None:
         structure = LastLayer() if _has_last_layer(linearized, x) else Kron()
-    many = output_shape(linearized, x).numel() > MOST_PASSES
-    if not many or not isinstance(structure, Full | Diagonal | Kron):
+    few = has_few_outputs(linearized, x)
+    if few or not isinstance(structure, Full | Diagonal | Kron):
         return structure
     exact = isinstance(structure.fisher, ExactFisher)
     return replace(structure, fisher=MonteCarloFisher()) if exact else structure

@@ -102,7 +102,7 @@ class AroundNetwork:
         if free is not None:
             masks = self.linearized.unflatten(free)
             kernel = self.linearized.kernel({n: v * masks[n] for n, v in kernel.prior_var.items()})
-        return kernel.diag(x).reshape(-1, self.num_outputs)
+        return kernel.diag(x).reshape(num_rows(x), -1)
 
     @evaluated
     def novelty(self, x: Inputs) -> Tensor:

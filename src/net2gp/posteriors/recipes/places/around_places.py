@@ -14,7 +14,12 @@ from net2gp.inputs import follows, num_rows, ordinary_tensors, rows
 from net2gp.likelihoods.links import Contrast
 from net2gp.likelihoods.places import EachPlace, each_place
 from net2gp.linear.curvatures.head import weights_of
-from net2gp.linear.forward.places import channels_of, output_shape, outputs_by_place
+from net2gp.linear.forward.places import (
+    channels_of,
+    has_few_outputs,
+    output_shape,
+    outputs_by_place,
+)
 from net2gp.linear.jacobians.passes import capacity, column_products, memory_budget
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar, expand_prior
@@ -45,9 +50,10 @@ Law = tuple[Tensor, Tensor]
 class AroundPlaces:
     """The process f(x)_p = f(x; θ*)_p + J_p(x)(θ − θ*) with θ ~ N(θ*, Σ), for each place p of a point.
 
-    A Jacobian of all places is never formed. If Σ is of a last layer, variances are exact, from its features
-    at the places. Otherwise they are the mean squares of J(x) times fixed draws of θ − θ*, a forward-mode
-    pass each, and covariances between places are those of the same draws.
+    If Σ is of a last layer, variances are exact, from its features at the places. They are exact too if a
+    point has few outputs in all (`FEW_OUTPUTS`), from its Jacobian. Otherwise a Jacobian of all places is
+    never formed: variances are the mean squares of J(x) times fixed draws of θ − θ*, a forward-mode pass
+    each, and covariances between places are those of the same draws.
 
     Args:
         inner: The process whose outputs are the places' one after the other, p·C + c.
@@ -130,7 +136,7 @@ class AroundPlaces:
             f"the covariance of {len(mean)} outputs at places",
             "posterior.sample(x, 100), whose draws show which places err together",
         )
-        if self.covariance.by_place:
+        if self._is_exact(x):
             return mean, self.covariance.joint(self.linearized, x).to(mean.dtype)
         deviations = torch.cat([part.flatten(0, 1) for part in self._deviations(x, self._columns)])
         return mean, (deviations @ deviations.mT).to(mean.dtype)
@@ -144,6 +150,8 @@ class AroundPlaces:
             wide = {n: prior[n].double().expand(v.shape) for n, v in self.linearized.params.items()}
             own = LastLayerDiagonal(weights_of(wide), len(wide) == 2)
             found = own.variances(self.linearized, x)
+        elif has_few_outputs(self.linearized, x):
+            found = self.inner.prior_variances(x)
         else:
             root = prior_vector(prior, self.linearized.params).sqrt()
             free = self.covariance.mask()
@@ -215,9 +223,17 @@ class AroundPlaces:
         width = self.num_outputs if self.covariance.by_place else self.num_draws
         return max(1, min(MOST_POINTS, NUMBERS // (each * width)))
 
+    def _is_exact(self, x: Inputs) -> bool:
+        """Whether Σ has the exact covariance of the outputs at a price that can be paid."""
+        return self.covariance.by_place or has_few_outputs(self.linearized, x)
+
     def _blocks(self, x: Inputs, mean: Tensor) -> Tensor:
-        if self.covariance.by_place:
-            return self.covariance.blocks(self.linearized, x)
+        if self._is_exact(x):
+            found, channels = self.covariance.blocks(self.linearized, x), mean.shape[1]
+            if self.covariance.by_place:
+                return found
+            wide = found.reshape(len(found), -1, channels, len(mean) // len(found), channels)
+            return wide.diagonal(dim1=1, dim2=3).movedim(-1, 1).flatten(0, 1)
         total = mean.new_zeros(*mean.shape, mean.shape[1])
         for part in self._by_columns(x):
             deviations = part.reshape(*mean.shape, -1)
@@ -225,17 +241,17 @@ class AroundPlaces:
         return total
 
     def _variances(self, x: Inputs, mean: Tensor) -> Tensor:
-        if self.covariance.by_place:
-            return self.covariance.variances(self.linearized, x)
+        if self._is_exact(x):
+            return self.covariance.variances(self.linearized, x).reshape(mean.shape)
         parts = [part.square().sum(-1) for part in self._by_columns(x)]
         return torch.stack(parts).sum(0)
 
     def _contrasts(self, x: Inputs, mean: Tensor) -> Tensor:
         top = mean.argmax(-1)
-        if self.covariance.by_place:
-            if hasattr(self.covariance, "differences"):
-                return self.covariance.differences(self.linearized, x, top)
-            blocks = self.covariance.blocks(self.linearized, x)
+        if self.covariance.by_place and hasattr(self.covariance, "differences"):
+            return self.covariance.differences(self.linearized, x, top)
+        if self._is_exact(x):
+            blocks = self._blocks(x, mean)
             return Contrast.variances(mean.to(blocks.dtype), blocks)
         total = torch.zeros_like(mean)
         for part in self._by_columns(x):
