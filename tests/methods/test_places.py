@@ -12,6 +12,7 @@ from net2gp.data import Stream
 from net2gp.errors import InputError, Net2GPWarning, NotAvailable
 from net2gp.likelihoods import StudentT, each_place
 from net2gp.linear.forward import places
+from net2gp.methods.laplace_approximation import some_rows
 from net2gp.structures import LowRank, MonteCarloFisher, Sampled, Subnetwork
 from net2gp.tuning import Validation
 
@@ -374,6 +375,25 @@ def test_regression_at_places_finds_its_noise(structure):
     y = network(x).detach() + 0.3 * noise
     posterior = quiet(network, (x, y), n2g.Gaussian(), structure)
     assert float(posterior.likelihood.noise_var) == pytest.approx(0.09, rel=0.1)
+
+
+@pytest.mark.parametrize("structure", [n2g.Full(), n2g.Kron(), n2g.Diagonal(), n2g.LastLayer()])
+def test_regression_finds_the_prior_and_noise_of_places_as_points(structure, monkeypatch):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    x = torch.randn(12, 20, 3, dtype=torch.float64)
+    y = network(x).detach() + 0.3 * torch.randn(12, 20, 2, dtype=torch.float64)
+    points = x.flatten(0, 1), y.flatten(0, 1)
+    expected = quiet(network, points, n2g.Gaussian(), structure)
+    found = quiet(network, (x, y), n2g.Gaussian(), structure)
+    noise = float(expected.likelihood.noise_var)
+    assert float(found.likelihood.noise_var) == pytest.approx(noise, rel=1e-3)
+    assert found.prior_var == pytest.approx(expected.prior_var, rel=1e-3)
+    # of more outputs than can be differentiated some are chosen
+    monkeypatch.setattr(some_rows, "FEW_OUTPUTS", 8)
+    few = quiet(network, (x, y), n2g.Gaussian(), structure)
+    assert float(few.likelihood.noise_var) == pytest.approx(noise, rel=0.2)
+    assert few.prior_var == pytest.approx(expected.prior_var, rel=0.5)
 
 
 def test_other_likelihoods_hold_at_places():

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from net2gp.errors import InputError
-from net2gp.likelihoods.traits import has_open_link, rows_per_point
+from net2gp.likelihoods.traits import has_open_link
 from net2gp.methods.laplace_approximation.held_out import HeldOut, with_scale
 from net2gp.methods.laplace_approximation.matching import linked, match
 from net2gp.methods.laplace_approximation.noise import regressed
@@ -38,8 +38,7 @@ def checked(task: Task, tuning: Tuning | None) -> Tuning:
 def tuned(search: Search) -> Tuned:
     """Everything that is open chosen: prior variances, noise, link."""
     task, tuning = search.task, search.tuning
-    places = rows_per_point(task.likelihood) is not None
-    if isinstance(tuning, Matched) and is_regression(task) and not places:
+    if isinstance(tuning, Matched) and is_regression(task):
         return regressed(search)
     by = search.stand_in()
     if isinstance(tuning, Validation) and task.prior_var is None:

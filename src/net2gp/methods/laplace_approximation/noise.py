@@ -10,10 +10,10 @@ import numpy as np
 from scipy.optimize import brentq
 from torch import Tensor
 
-from net2gp.likelihoods import shape_targets
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_approximation.regression import Regression, regression, warn_of_scales
 from net2gp.methods.laplace_approximation.search import Search, Tuned
+from net2gp.methods.laplace_approximation.some_rows import SomeRows
 from net2gp.types import Inputs
 
 VARIANCE_POINTS = 500
@@ -36,12 +36,14 @@ def regressed(search: Search) -> Tuned:
     noise, scale = model.best(noise, None if given is None else 1.0)
     model.warn_at_edges(noise if task.open_noise else None, scale if given is None else None)
     some = task.some(VARIANCE_POINTS)
-    tried = _Tried(search, model, some.x)
+    chosen = SomeRows.of(task, VARIANCE_POINTS)
+    tried = _Tried(search, model, chosen, some.x)
     if given is not None:
         return tried.at(noise, None)
     noise, scale = tried.with_variance(noise, scale)
     if task.open_noise and not search.structure.traits().solved_once:
-        squares = (shape_targets(some.f, some.y).double() - some.f).square()
+        f, y = chosen.values(some)
+        squares = (y - f).square()
         most = max(model.spread, model.error)
         noise = likely_noise(noise, tried.variances(noise, scale), squares, most)
     return tried.at(noise, scale)
@@ -49,10 +51,11 @@ def regressed(search: Search) -> Tuned:
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A structure at several noises and prior variances, compared with the linear model at the points `x`."""
+    """A structure at several noises and prior variances, compared with the linear model at some rows."""
 
     search: Search
     model: Regression
+    rows: SomeRows
     x: Inputs
 
     def at(self, noise_var: float, prior_var: float | None) -> Tuned:
@@ -62,12 +65,12 @@ class _Tried:
         return self.search.at(np.array(logs))
 
     def variances(self, noise_var: float, prior_var: float) -> Tensor:
-        """The variances of f at the points."""
+        """The variances of f at the rows."""
         solved = self.search.solve(self.at(noise_var, prior_var)).solved
         assert solved is not None
         linearized = self.search.curvature.task.linearized
         with evaluating(linearized.network):
-            return solved.covariance.variances(linearized, self.x).double()
+            return self.rows.variances(solved.covariance, linearized, self.x)
 
     def variance(self, noise_var: float, prior_var: float) -> float:
         """Their average."""

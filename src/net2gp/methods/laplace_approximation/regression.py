@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales, warn
-from net2gp.likelihoods import Gaussian, shape_targets
+from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linear import Linearized, TangentKernel
 from net2gp.linear.parameters import free_names
 from net2gp.linear.precision import rechosen
+from net2gp.methods.laplace_approximation.some_rows import SomeRows
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.spectrum import Spectrum, decompose
 from net2gp.posteriors.tune import NOISE_SPREAD, TYPICAL_NOISE
@@ -185,19 +186,20 @@ def _model(task: Task, linearized: Linearized, limit: int) -> Regression:
     sums = task.sums
     if linearized.num_params <= NUM_ROWS:
         limit = max(limit, FEATURE_NUMBERS // linearized.num_params)
-    size = min(sums.count, max(1, limit // sums.num_outputs))
+    chosen = SomeRows.of(task, limit)
+    size = min(sums.count, max(1, limit // chosen.num_outputs))
     part = task.some(size)
-    y = shape_targets(part.f, part.y).double()
-    kernel = linearized.kernel(1.0 if task.prior_var is None else task.prior_var)
+    f, y = chosen.values(part)
+    kernel = chosen.chosen(linearized).kernel(1.0 if task.prior_var is None else task.prior_var)
     kernel.check(part.x)
-    problem = Problem(kernel, None, Gaussian(1.0), part.x, y, part.f)
+    problem = Problem(kernel, None, Gaussian(1.0), part.x, y, f)
     assert sums.targets is not None
     return Regression(
         decompose(around_zero(problem)),
         error=sums.error,
         spread=sums.targets.scale(),
         size=size_of(linearized),
-        repeats=sums.count / size,
+        repeats=sums.num_rows / (size * chosen.num_outputs),
     )
 
 

@@ -11,6 +11,7 @@ from net2gp.likelihoods.traits import (
     class_counts,
     has_gaussian_noise,
     has_one_class,
+    rows_per_point,
     target_columns,
 )
 from net2gp.types import Likelihood
@@ -96,7 +97,9 @@ class Sums:
         squares = targets = classes = None
         if has_gaussian_noise(likelihood):
             shaped = target_columns(likelihood, f, y).double()
-            squares, targets = (shaped - f).square().sum(), Moments.of(shaped)
+            rows = rows_per_point(likelihood)
+            squares = (shaped - f).square().sum()
+            targets = Moments.of(shaped if rows is None else rows(shaped))
         if has_one_class(likelihood):
             classes = class_counts(likelihood, y, f.shape[1])
         total, largest = likelihood.log_prob(f, y).sum(), float(f.abs().max())
