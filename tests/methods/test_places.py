@@ -466,3 +466,50 @@ def test_other_wrong_words_are_named():
     posterior = quiet(network, (x, y), n2g.Categorical())
     with pytest.raises(NotAvailable, match="Take one place"):
         posterior.dual()
+
+
+def test_networks_of_drawn_weights_are_averaged_place_by_place():
+    network, x, y, _ = task(Pixels)
+    posterior = quiet(network, (x, y), n2g.Categorical(), n2g.Kron())
+    law = posterior.predict(x, samples=n2g.links.WeightSamples(6, seed=3))
+    generator = torch.Generator().manual_seed(3)
+    draws = posterior.sample(x, 6, generator=generator, linear=False)
+    assert torch.allclose(law.probs, draws.softmax(-1).mean(0))
+
+
+def test_sums_and_mixtures_of_posteriors_keep_places():
+    network, x, y, _ = task(Pixels)
+    one = quiet(network, (x, y), n2g.Categorical(), n2g.Kron(), prior_var=PRIOR)
+    other = quiet(network, (x, y), n2g.Categorical(), n2g.LastLayer(), prior_var=PRIOR)
+    average = n2g.bayes.average([one, other], likelihood=one.likelihood)
+    expected = (one.process.diagonal(x)[1] + other.process.diagonal(x)[1]) / 4
+    assert torch.allclose(average.process.diagonal(x)[1], expected)
+    assert average.predict(x).probs.shape == (5, *SIZE, 3)
+    mixed = n2g.bayes.mixture([one, other]).predict(x)
+    assert torch.allclose(mixed.probs, (one.predict(x).probs + other.predict(x).probs) / 2)
+
+
+def test_what_counts_points_with_one_target_says_so():
+    network, x, y, _ = task(Pixels)
+    posterior = quiet(network, (x, y), n2g.Categorical())
+    for call in (n2g.explain.leave_one_out, lambda p: n2g.explain.removal_effects(p, x)):
+        with pytest.raises(NotAvailable, match="influence is of points with one target each"):
+            call(posterior)
+    with pytest.raises(InputError, match="pixels, tokens or times of one point are not"):
+        n2g.conformal.calibrate_sets(posterior, (images(4, seed=7), y[:4]))
+    numbers = images(5, seed=3)
+    for call in (
+        lambda: n2g.adapt(network, (x, y), n2g.Categorical()),
+        lambda: n2g.adapt(made(Pixels, 2), (x, numbers), n2g.Gaussian()),
+        lambda: n2g.training.train_by_evidence(made(Pixels), (x, y), n2g.Categorical()),
+        lambda: n2g.training.train_by_evidence(made(Pixels, 2), (x, numbers), n2g.Gaussian()),
+    ):
+        with pytest.raises(InputError, match="pass the data to laplace, which knows targets"):
+            call()
+
+
+def test_fewer_targets_than_channels_are_not_taken_for_places():
+    network = made(Pixels, 2)
+    x = images()
+    with pytest.raises(InputError, match=r"targets for each place are \(N, 2, 4, 5\)"):
+        quiet(network, (x, images(5, seed=3)[:, :, :2]), n2g.Gaussian(), n2g.Kron())

@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 from net2gp.conformal.ranks import Groups, kth_smallest, rank
 from net2gp.errors import InputError
 from net2gp.inputs import describe, gather, same_inputs, tensors
+from net2gp.likelihoods.traits import rows_per_point
 from net2gp.posteriors import Posterior
 from net2gp.types import Data, Inputs, Likelihood
 
@@ -48,6 +49,12 @@ def predicted(
     Raises:
         InputError: If the data are the posterior's own, or do not have the form of these.
     """
+    if rows_per_point(posterior.likelihood if likelihood is None else likelihood) is not None:
+        raise InputError(
+            "coverage is promised for points that are exchangeable, and the pixels, tokens or times of one "
+            "point are not. Promise it for one place of each point: laplace(linearize(network, "
+            "output=lambda out: out[:, :, 0, 0]), (x, y[:, 0, 0]), likelihood)."
+        )
     known = [] if posterior.x is None else tensors(posterior.x)
     like = [v for v in known if v.is_floating_point()]
     x, y = gather(data, like[0] if like else None)

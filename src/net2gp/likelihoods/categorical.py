@@ -14,7 +14,12 @@ from net2gp.errors import InputError
 from net2gp.likelihoods.integrals import by_points, mean_and_variance, moments, psd_root
 from net2gp.likelihoods.laws import contrasts
 from net2gp.likelihoods.links import Contrast, LaplaceBridge, MonteCarlo, Probit
-from net2gp.likelihoods.targets import check_targets, warn_of_probabilities, without_ignored
+from net2gp.likelihoods.targets import (
+    ONLY_LAPLACE,
+    check_targets,
+    warn_of_probabilities,
+    without_ignored,
+)
 from net2gp.linalg import softmax_root
 
 
@@ -94,9 +99,10 @@ class Categorical:
             )
         if tuple(y.shape) != (points,):
             one_hot_like = tuple(y.shape) == (points, classes)
+            again = f"Pass y = y.{'argmax(-1)' if one_hot_like else 'reshape(-1)'}."
             raise InputError(
                 f"y must have shape ({points},), one class index per point, but has shape "
-                f"{tuple(y.shape)}. Pass y = y.{'argmax(-1)' if one_hot_like else 'reshape(-1)'}."
+                f"{tuple(y.shape)}. {again if y.numel() <= points or one_hot_like else ONLY_LAPLACE}"
             )
         if y.is_floating_point() or y.dtype == torch.bool:
             raise InputError(

@@ -130,19 +130,19 @@ class Contrast:
         """Compute the variances that `shrink` needs.
 
         Args:
-            mean: Means, (N, C).
-            covariance: Covariances, (N, C, C).
+            mean: Means, (N, C), or (N, …, C) with places.
+            covariance: Covariances, with C × C behind them.
 
         Returns:
-            Var[f_c − f_t], of shape (N, C).
+            Var[f_c − f_t], in the shape of the means.
 
         >>> Contrast.variances(torch.tensor([[3.0, 2.0, 0.0]]), torch.eye(3)[None])
         tensor([[0., 2., 2.]])
         """
-        point, top = torch.arange(len(mean), device=mean.device), mean.argmax(-1)
+        top = mean.argmax(-1, keepdim=True)
         own = covariance.diagonal(dim1=-2, dim2=-1)
-        both = own[point, top][:, None] + own - 2 * covariance[point, top]
-        return both.clamp(min=0)
+        cross = covariance.gather(-2, top[..., None].expand(*top.shape, own.shape[-1]))[..., 0, :]
+        return (own.gather(-1, top) + own - 2 * cross).clamp(min=0)
 
     def shrink(self, mean: Tensor, variances: Tensor) -> Tensor:
         """Compute the logits of the prediction.

@@ -10,6 +10,12 @@ from torch import Tensor
 from net2gp.errors import InputError, NotLogits, check_dtype_and_device, check_finite, warn
 from net2gp.inputs import describe
 
+ONLY_LAPLACE = (
+    "If each pixel, token or time has a target, pass the data to laplace, which knows targets at places; "
+    "other methods have one row of targets for each point."
+)
+"""What to do with targets that have axes for places."""
+
 IGNORED = -100
 """The label that the losses of torch and Hugging Face ignore by default."""
 
@@ -38,12 +44,11 @@ def shape_targets(f: Tensor, y: Tensor, num_targets: int | None = None) -> Tenso
     if y.dim() == 1 and wanted[1] == 1:
         y = y[:, None]
     if tuple(y.shape) != wanted:
-        hint = (
-            f"y = y.reshape{wanted}" if y.numel() == wanted[0] * wanted[1] else "one row per point"
-        )
+        same = y.numel() == wanted[0] * wanted[1]
+        hint = f"Pass y = y.reshape{wanted}." if same else "Pass one row per point."
         raise InputError(
             f"y must have shape {wanted} for outputs of shape {tuple(f.shape)}, "
-            f"but has shape {tuple(y.shape)}. Pass {hint}."
+            f"but has shape {tuple(y.shape)}. {ONLY_LAPLACE if y.dim() > 2 else hint}"
         )
     return y
 

@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 
 from net2gp.errors import InputError
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
+from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.places.laws import by_place
 from net2gp.likelihoods.targets import IGNORED, check_targets, shape_targets
 from net2gp.likelihoods.traits import (
@@ -344,3 +345,11 @@ class LinkedPlaces(EachPlace):
             f, logits = f[kept], logits[kept]
         found: Tensor = self.likelihood.cross_entropy(f, logits)
         return found
+
+
+@mixture.register
+def _(likelihood: EachPlace, f: Tensor) -> Distribution:
+    """The law at each place, for draws (S, N, …, C)."""
+    return by_place(
+        mixture(likelihood.likelihood, f.reshape(len(f), -1, f.shape[-1])), f.shape[1:-1]
+    )

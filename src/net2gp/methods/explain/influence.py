@@ -12,6 +12,7 @@ from torch import Tensor
 from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import describe, join, num_rows, rows, tensors
 from net2gp.likelihoods.laws import gaussian_law
+from net2gp.likelihoods.traits import rows_per_point
 from net2gp.linalg import psd_root
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.memory import check_memory
@@ -234,6 +235,12 @@ def _check(posterior: Any) -> None:
         raise InputError(
             f"the posterior, {describe(posterior)}, does not hold the data that it was conditioned on. "
             "Pass what condition, adapt, laplace or dual return."
+        )
+    if rows_per_point(posterior.likelihood) is not None:
+        raise NotAvailable(
+            "influence is of points with one target each, and this posterior has targets at places. Explain "
+            "one place: laplace(linearize(network, output=lambda out: out[:, :, 0, 0]), (x, y[:, 0, 0]), "
+            "likelihood)."
         )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, NetworkError
 from net2gp.likelihoods.places import EachPlace, each_place
-from net2gp.likelihoods.traits import has_one_class
+from net2gp.likelihoods.traits import has_gaussian_noise, has_one_class
 from net2gp.linear import Linearized
 from net2gp.linear.curvatures.curvature import ExactFisher, MonteCarloFisher
 from net2gp.linear.curvatures.head import has_features, last_linearized
@@ -115,7 +115,8 @@ def _axis(shape: tuple[int, ...], targets: tuple[int, ...], likelihood: EachPlac
             )
         axes = range(resolved, resolved + 1)
     labels = [a for a in axes if (*shape[: a - 1], *shape[a:]) == targets]
-    columns = [a for a in axes if _fits(shape, targets, a) and not likelihood.one_class]
+    fewer = not has_gaussian_noise(likelihood)  # two outputs may say what one target is
+    columns = [a for a in axes if _fits(shape, targets, a, fewer) and not likelihood.one_class]
     if not likelihood.one_class:
         labels = [a for a in labels if shape[a - 1] <= 2]
     found = labels or columns
@@ -132,13 +133,15 @@ def _axis(shape: tuple[int, ...], targets: tuple[int, ...], likelihood: EachPlac
     return found[0]
 
 
-def _fits(shape: tuple[int, ...], targets: tuple[int, ...], axis: int) -> bool:
-    """Whether targets have the axes of outputs, and on the axis of channels at most as many."""
+def _fits(shape: tuple[int, ...], targets: tuple[int, ...], axis: int, fewer: bool) -> bool:
+    """Whether targets have the axes of outputs, and as many channels, or half as many if that is allowed."""
     if len(shape) != len(targets):
         return False
     others = [i for i in range(len(shape)) if i != axis - 1]
     same = all(shape[i] == targets[i] for i in others)
-    return same and 0 < targets[axis - 1] <= shape[axis - 1]
+    return same and (
+        targets[axis - 1] == shape[axis - 1] or (fewer and 2 * targets[axis - 1] == shape[axis - 1])
+    )
 
 
 def _misfit(

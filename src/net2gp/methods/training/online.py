@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, check_count, check_positive
 from net2gp.inputs import gather, num_rows, rows
-from net2gp.likelihoods.traits import has_open_link, has_open_noise
+from net2gp.likelihoods.traits import has_open_link, has_open_noise, of_points
+from net2gp.linear import linearize
 from net2gp.linear.forward.calls import recordable, recording
 from net2gp.linear.linearized import expand_prior
 from net2gp.linear.precision import check_full
@@ -25,6 +26,9 @@ from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.weights import Kron, Structure
 from net2gp.progress import progress
 from net2gp.types import Data, Inputs, Likelihood, Params
+
+CHECKED_POINTS = 8
+"""Points whose targets are checked before the training."""
 
 STEP = 0.5
 """How far the logarithms of the hyper-parameters go, of the way to the largest evidence."""
@@ -119,6 +123,7 @@ def train_by_evidence(
     check_full(network)
     x, y = gather(data)
     x, y = recordable(x), y.clone() if y.is_inference() else y
+    _check_targets(network, x, y, likelihood)
     optimizer = torch.optim.Adam(network.parameters(), plan.learning_rate)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, plan.num_epochs, 0.01 * plan.learning_rate
@@ -140,6 +145,14 @@ def train_by_evidence(
     final, prior = found.likelihood, found.prior_var
     left = Evidence() if has_open_link(final) else None  # which keeps the link, as training had it
     return laplace(network, (x, y), final, prior_var=prior, structure=chosen, tuning=left)
+
+
+def _check_targets(network: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood) -> None:
+    """Raise what is wrong with the targets of some points, before any step is taken."""
+    few = slice(0, CHECKED_POINTS)
+    own = of_points(likelihood, few)
+    own = own.with_noise(1.0) if has_open_noise(own) else own
+    own.check(linearize(network.eval())(rows(x, few)), y[few])
 
 
 def _check_structure(structure: object) -> None:
