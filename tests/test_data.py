@@ -430,6 +430,15 @@ def test_images_that_are_in_place_stay() -> None:
     torch.testing.assert_close(brighter(3 * reference), 3 * reference)
 
 
+@pytest.mark.parametrize("down", [1, 2, 4])
+@pytest.mark.parametrize("right", [1, 3])
+def test_a_pixel_that_spans_several_is_their_average(down, right) -> None:
+    # one place of each would keep some pixels of a fine pattern, and drop the others
+    images = torch.rand(2, 3, 6 * down, 5 * right, dtype=torch.float64)
+    align = data.alignment.Alignment(torch.eye(2, 3, dtype=torch.float64), (6, 5))
+    torch.testing.assert_close(align(images), nn.functional.avg_pool2d(images, (down, right)))
+
+
 def test_images_that_cannot_be_aligned_are_refused() -> None:
     reference = blobs((0.0, 0.0), (0.2, 0.2))
     with pytest.raises(InputError, match=r"images must be zero or positive and somewhere bright"):

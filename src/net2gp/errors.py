@@ -102,7 +102,7 @@ class NothingToTune(Net2GPWarning):
 
 
 class TuningAtEdge(Net2GPWarning):
-    """A prior variance or a noise variance was chosen at an end of the range that is searched."""
+    """A prior variance or a noise ends at a limit of the search, or data set none to the scale of a link."""
 
 
 class UnequalScales(Net2GPWarning):

@@ -186,6 +186,8 @@ def test_quantiles_are_refused_where_the_law_is_no_mixture_of_gaussians() -> Non
         calibrate_intervals(posterior, held_out)
     found = calibrate_intervals(posterior, held_out, alpha=0.5, score=AbsoluteResidual())
     assert bool(found.intervals(x).contains(y).any())
+    with pytest.raises(InputError, match=r"y must be a tensor, but is an object of type ndarray"):
+        found.intervals(x).contains(y.numpy())
 
 
 def test_mixtures_of_posteriors_are_covered_too() -> None:

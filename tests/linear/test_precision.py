@@ -194,6 +194,33 @@ def test_a_posterior_in_half_precision_is_saved_and_loaded(tmp_path):
     assert torch.equal(loaded.predict(x).variance, posterior.predict(x).variance)
 
 
+@pytest.mark.parametrize("kind", HALF)
+@pytest.mark.parametrize("structure", [n2g.FunctionSpace(), n2g.Full(), n2g.LastLayer()], ids=str)
+def test_classifiers_in_half_precision_are_as_certain_as_in_double(kind, structure):
+    def certain(one: torch.dtype) -> n2g.Posterior:
+        network, x = mlp(one), points(one, 80, 3)
+        labels = mlp()(points(torch.float32, 80, 3)).argmax(1)
+        with torch.no_grad():
+            network[3].weight.mul_(4.0)  # sure of its labels, so that points know themselves best
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", n2g.errors.NotStationary)
+            return n2g.laplace(
+                network, (x, labels), n2g.Categorical(), structure=structure, prior_var=100.0
+            )
+
+    scales = [certain(one).likelihood.link.scale for one in (kind, torch.float64)]
+    assert abs(scales[0] / scales[1] - 1) < 4 * torch.finfo(kind).eps
+
+
+def test_a_posterior_in_half_precision_has_no_other_precision():
+    x, y = points(torch.bfloat16, 8, 3), points(torch.float32, 8, 2)
+    posterior = n2g.adapt(mlp(torch.bfloat16), (x, y), n2g.Gaussian(0.5))
+    for one in (posterior, n2g.bayes.weighted_sum([posterior, posterior])):
+        with pytest.raises(InputError, match=r"torch\.bfloat16.* network\.to\(torch\.float64\)"):
+            one.to(dtype=torch.float64)
+        assert torch.equal(one.to("cpu").predict(x).variance, one.predict(x).variance)
+
+
 def test_adapters_in_full_precision_may_stand_beside_a_base_in_half():
     network, x = language_model().bfloat16(), batch()
     for name, parameter in network.named_parameters():

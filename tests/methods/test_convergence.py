@@ -174,8 +174,10 @@ def test_bad_input_is_refused() -> None:
         InputError, match=r"steps must be whole numbers or math\.inf.*gradient_flow"
     ):
         convergence(network, (x, y)).loss(0.5)
-    with pytest.raises(InputError, match=r"negative"):
+    with pytest.raises(InputError, match=r"steps must be zero or positive"):
         convergence(network, (x, y)).loss(-1)
+    with pytest.raises(InputError, match=r"steps must be a number.*steps=10"):
+        convergence(network, (x, y)).loss("ten")
     with pytest.raises(InputError):
         convergence(network, (x, torch.arange(12) % 2))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
+from net2gp.errors import InputError, TuningAtEdge
 from net2gp.likelihoods.laws import Contrasts
 from net2gp.methods.laplace_approximation.held_out import WEIGHTS, HeldOut, with_weight
 from net2gp.methods.laplace_approximation.task import make_task
@@ -202,6 +203,30 @@ def test_held_out_labels_are_predicted_no_worse_than_by_a_temperature(name):
         posterior, likelihood=n2g.Categorical(n2g.links.Contrast(posterior.likelihood.link.scale))
     )
     assert float(posterior.predict(FAR).probs.amax()) < float(plain.predict(FAR).probs.amax())
+
+
+@pytest.mark.parametrize("structure", [*STRUCTURES.values(), n2g.FunctionSpace(num_points=55)])
+@pytest.mark.parametrize("outputs", [2, 1])
+def test_held_out_labels_that_are_all_right_leave_the_link_to_the_training_data(structure, outputs):
+    network = classifier(outputs)
+    likelihood = n2g.Categorical() if outputs == 2 else n2g.Bernoulli()
+    known = data() if outputs == 2 else (data()[0], data()[1][:, None].double())
+    x = held_out()[0]
+    right = network(x).argmax(1) if outputs == 2 else (network(x) > 0).double()
+    expected = n2g.laplace(network, known, likelihood, structure=structure, prior_var=1.0)
+    for given in ((x, right), n2g.data.Stream((x, right))):
+        tuning = n2g.tuning.Validation(given, grid=(1.0,))
+        with pytest.warns(TuningAtEdge, match=r"all held-out labels are .* Hold out more data"):
+            found = n2g.laplace(network, known, likelihood, structure=structure, tuning=tuning)
+        for name in ("scale", "novelty_var"):
+            one, other = (getattr(p.likelihood.link, name) for p in (found, expected))
+            assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("grid", [(), 1.0, "1", (0.0, 1.0), (-1.0,), (float("nan"),), ("a",)])
+def test_a_grid_holds_prior_variances(grid):
+    with pytest.raises(InputError, match=r"grid must be"):
+        n2g.tuning.Validation(held_out(), grid)
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])

@@ -167,6 +167,25 @@ def test_the_bound_of_standard_deviations_holds_around_networks() -> None:
         change_bound(posterior, x, at)
 
 
+@pytest.mark.parametrize("combined", [n2g.bayes.weighted_sum, n2g.bayes.mixture])
+def test_the_weights_of_a_combination_are_not_taken_for_those_of_a_mean(combined) -> None:
+    posterior, x = combined([of_rbf(), of_rbf()]), unseen_points()
+    with pytest.raises(NotAvailable, match=r"no mean made of its kernel"):
+        change_bound(posterior, x, x + 1)
+
+
+def test_ensembles_have_a_bound_if_they_move_along_the_kernel_that_they_begin_with() -> None:
+    x, new = points(), unseen_points()
+    flow = n2g.gradient_flow(n2g.infinite_width(network(2)), (x, real_targets(x, 2)))
+    posterior = flow.ntk_gp().posterior(20.0)
+    change = (posterior.centered(new + 1) - posterior.centered(new)).abs()
+    bound = change_bound(posterior, new, new + 1)
+    assert bool((change <= bound + 1e-9).all())
+    assert float(bound.max()) < 100 * float(change.max())
+    with pytest.raises(NotAvailable, match=r"no mean made of its kernel"):
+        change_bound(flow.posterior(20.0), new, new + 1)
+
+
 def test_bounds_are_tight_for_one_observation() -> None:
     # E f = k(·, x₁) α, whose largest change from x₁ is along the difference of features itself.
     x = torch.zeros(1, 1, dtype=DOUBLE)
@@ -205,6 +224,10 @@ def test_bad_input_is_refused() -> None:
         ),
         (lambda: stability(posterior, x, [1.0], y=x[:, :1]), r"y"),
         (lambda: kernel_distance(posterior.kernel, x, x[:2]), r"each point needs a partner"),
+        (lambda: kernel_distance(posterior, x, x), r"kernel must be a Kernel"),  # type: ignore[arg-type]
+        (lambda: stability(posterior.kernel, x, [1.0]), r"expected a posterior"),  # type: ignore[arg-type]
+        (lambda: RandomNoise(seed="one"), r"seed"),  # type: ignore[arg-type]
+        (lambda: ProjectedGradient(seed=0.5), r"seed"),
     ]
     for call, message in cases:
         with pytest.raises(InputError, match=message):

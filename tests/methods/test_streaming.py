@@ -328,6 +328,17 @@ class Changing:
         yield X[:count], targets(n2g.Categorical(), 3)[:count]
 
 
+class Relabeled:
+    """Labels that become too large after some passes."""
+
+    def __init__(self, passes):
+        self.left = passes
+
+    def __iter__(self):
+        self.left -= 1
+        yield X, targets(n2g.Categorical(), 3) + 5 * (self.left < 0)
+
+
 class Once:
     """Batches that are gone after one pass, behind an __iter__ that does not start again."""
 
@@ -371,6 +382,8 @@ WRONG = {
     "unequal rows": ([(X, Y), (X[:4], Y[:3])], r"x has 4 rows and y has 3"),
     "no number": ([(X, Y), (X * float("nan"), Y)], r"x must be finite"),
     "a label that is too large": ([(X, Y), (X, Y + 5)], r"labels? .*[0-9]"),
+    "a label that is too large in a later pass": (Relabeled(2), r"labels? .*[0-9]"),
+    "a label that is too large in the last passes": (Relabeled(4), r"labels? .*[0-9]"),
     "labels that are no integers": ([(X, Y), (X, Y.double())], r"integer class indices"),
     "another dtype": (
         [(X, Y), (X.float(), Y)] * 20,

@@ -158,6 +158,8 @@ def test_sums_that_have_no_meaning_are_refused() -> None:
         (lambda: weighted_sum([one, conditioned(2, 1)]), r"has 1 outputs and posterior 0 has 2"),
         (lambda: weighted_sum([one, mixed]), r"posterior 1 is not Gaussian"),
         (lambda: weighted_sum([one, around(2, noise_var=0.1001)]), r"unlike likelihoods"),
+        (lambda: weighted_sum([one], likelihood=0.1), r"likelihood must be"),  # type: ignore[arg-type]
+        (lambda: average([one], likelihood=n2g.Gaussian), r"likelihood is the class Gaussian"),  # type: ignore[arg-type]
     ]
     for call, message in cases:
         with pytest.raises(InputError, match=message):
@@ -205,7 +207,8 @@ def test_a_certain_expert_decides_and_two_that_disagree_are_refused() -> None:
         torch.testing.assert_close(found.variance, torch.zeros(2, 1, dtype=DOUBLE))
     with pytest.raises(InputError, match=r"no variance in the same direction"):
         product_of_experts([sure, sure])
-    for laws in ([], [Normal(0.0, 1.0)], [sure, Categorical(torch.ones(2, 2))]):
+    classes = [Categorical(torch.ones(2, count)) for count in (2, 3)]
+    for laws in ([], [Normal(0.0, 1.0)], [sure, classes[0]], classes):
         with pytest.raises(InputError, match=r"a product is of Gaussians, of laws of classes or"):
             product_of_experts(laws)
     with pytest.raises(InputError, match=r"weights must be positive"):

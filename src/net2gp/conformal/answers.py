@@ -56,8 +56,10 @@ class Intervals:
             One truth value per target, (N, D); `.all(-1)` says whether a box holds all targets of a point.
 
         Raises:
-            InputError: If `y` has another shape.
+            InputError: If `y` is no tensor or has another shape.
         """
+        if not isinstance(y, Tensor):
+            raise InputError(f"y must be a tensor, but is {describe(y)}. Use torch.as_tensor(y).")
         y = shape_targets(self.lower, y)
         return (self.lower <= y) & (y <= self.upper)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample
+from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
 from net2gp.errors import InputError, check_finite
 from net2gp.inputs import describe
@@ -15,6 +15,8 @@ from net2gp.inputs import describe
 @dataclass(frozen=True, eq=False)
 class Alignment:
     """An affine map of pixel positions. A call moves and scales images by it, with bilinear interpolation.
+
+    A pixel of the result that spans several of the images is an average over as many places.
 
     Args:
         matrix: Where a pixel of the result is taken from, (2, 3), for positions (x, y, 1) from −1 to 1.
@@ -35,8 +37,12 @@ class Alignment:
         """
         _check(x, "x")
         theta = self.matrix.to(x).expand(len(x), 2, 3)
-        grid = affine_grid(theta, [len(x), x.shape[1], *self.size], align_corners=False)
-        return grid_sample(x, grid, align_corners=False)
+        height, width = self.size
+        spans = (self.matrix[1, 1] * x.shape[2] / height, self.matrix[0, 0] * x.shape[3] / width)
+        down, right = (max(1, int(float(span) + 1e-6)) for span in spans)
+        size = [len(x), x.shape[1], height * down, width * right]
+        moved = grid_sample(x, affine_grid(theta, size, align_corners=False), align_corners=False)
+        return avg_pool2d(moved, (down, right))
 
 
 def align_images(images: Tensor, reference: Tensor) -> Alignment:

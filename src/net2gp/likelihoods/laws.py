@@ -220,7 +220,11 @@ def product_of_experts(
     found = list(laws) if isinstance(laws, Sequence) else []
     powers = [1.0] * len(found) if weights is None else list(weights)
     kinds = {kind for law in found for kind in _EXPERTS if isinstance(law, kind)}
-    shapes = {(law.batch_shape, law.event_shape) for law in found if isinstance(law, Distribution)}
+    shapes = {
+        (law.batch_shape, law.event_shape, getattr(law, "param_shape", None))
+        for law in found
+        if isinstance(law, Distribution)
+    }
     if len(kinds) != 1 or len(shapes) != 1 or len(powers) != len(found):
         raise InputError(
             "a product is of Gaussians, of laws of classes or of Bernoulli laws, with the same shapes and a "

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_device
 from net2gp.inputs import map_inputs
+from net2gp.linear.precision import HALF
+from net2gp.posteriors.conditioning.process import linearizations_of
 
 T = TypeVar("T")
 
@@ -18,12 +20,19 @@ T = TypeVar("T")
 def move(value: T, device: torch.device | str | None, dtype: torch.dtype | None) -> T:
     """`value` with all tensors on `device`, and kernel, mean and data in `dtype`.
 
-    Factors and dual vectors stay in float64, the dtype in which they were computed.
+    Factors and dual vectors stay in float64, the dtype in which they were computed. They know the roundings
+    of a network of half precision, whose variances would be differences of unlike numbers in another dtype.
     """
     if isinstance(device, torch.dtype):
         raise InputError(f"the first argument is a device. Pass posterior.to(dtype={device}).")
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, but is {dtype}.")
+    half = [one.rounding for one in linearizations_of(value) if one.rounding in HALF]
+    if dtype is not None and half:
+        raise InputError(
+            f"the posterior is of a network in {half[0]} and of its rounding errors, so that it has no other "
+            f"dtype; its results are wider already. Find it anew for network.to({dtype})."
+        )
     if device is not None:
         check_device(device)
     return _parts(value, device, dtype)

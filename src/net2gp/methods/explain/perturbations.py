@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_count
+from net2gp.errors import InputError, check_count, check_seed
 from net2gp.inputs import describe
 from net2gp.linalg.chance import normal_like
 
@@ -88,6 +88,10 @@ class RandomNoise(Perturbation):
 
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seed(self.seed)
+
     def __call__(self, x: Tensor, distance: float, objective: Objective) -> Tensor:
         """Move points at random.
 
@@ -157,6 +161,7 @@ class ProjectedGradient(Perturbation):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self.num_steps, "num_steps")
+        check_seed(self.seed)
 
     def __call__(self, x: Tensor, distance: float, objective: Objective) -> Tensor:
         """Move points to where the objective is large, and keep the best of all steps for each of them.

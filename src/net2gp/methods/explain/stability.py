@@ -12,7 +12,10 @@ from torch import Tensor
 from net2gp.errors import InputError, NotAvailable, check_positive
 from net2gp.inputs import describe, num_rows, ordinary_tensors, rows
 from net2gp.methods.explain.perturbations import Objective, Perturbation, ProjectedGradient
+from net2gp.posteriors.conditioning.conditioned import Conditioned
+from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.recipes.trained_ensemble import TrainedEnsemble
 from net2gp.progress import progress
 from net2gp.types import Inputs, Kernel
 
@@ -81,6 +84,11 @@ def stability(
     References: Goodfellow et al., Explaining and harnessing adversarial examples, ICLR 2015; Bietti et al., A
     kernel perspective for regularizing deep neural networks, ICML 2019.
     """
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            f"expected a posterior, but got {describe(posterior)}. Pass what condition, adapt, laplace or "
+            "another method returns."
+        )
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
         raise InputError(
             f"x must be one tensor of N points of real numbers, but is {describe(x)}. Inputs such as tokens "
@@ -147,6 +155,10 @@ def kernel_distance(kernel: Kernel, x: Inputs, other: Inputs) -> Tensor:
 
     Reference: Bietti et al., A kernel perspective for regularizing deep neural networks, ICML 2019.
     """
+    if not isinstance(kernel, Kernel) or isinstance(kernel, type):
+        raise InputError(
+            f"kernel must be a Kernel, but is {describe(kernel)}. Pass posterior.kernel, or RBF()."
+        )
     count = num_rows(x)
     if num_rows(other) != count:
         raise InputError(
@@ -199,14 +211,13 @@ def change_bound(posterior: Posterior, x: Inputs, other: Inputs) -> Tensor:
 
 def _norms(process: Any) -> Tensor:
     """The norm of the centered mean, one number, or (C,) if the outputs are independent."""
-    weights, alpha = getattr(process, "weights", None), getattr(process, "alpha", None)
-    if weights is not None:
-        return weights.double().norm(dim=0)
-    if alpha is None or getattr(process, "tangent", None) is not None:
+    if isinstance(process, Conditioned | Whitened) and process.weights is not None:
+        return process.weights.double().norm(dim=0)
+    if not isinstance(process, Conditioned | TrainedEnsemble) or getattr(process, "tangent", None):
         raise NotAvailable(
             "this posterior has no mean made of its kernel, so its norm is not known. Use adapt, condition, "
             "or posterior.dual().condition() for the linear model of laplace; for changes of the standard "
             "deviation kernel_distance(posterior.kernel, x, other) is the bound."
         )
-    product = process.kernel.precise().matmul(process.x, process.x, alpha)
-    return (alpha * product).sum(0).clamp(min=0.0).sqrt()
+    product = process.kernel.precise().matmul(process.x, process.x, process.alpha)
+    return (process.alpha * product).sum(0).clamp(min=0.0).sqrt()

@@ -106,7 +106,7 @@ class Convergence:
         Raises:
             InputError: If a number of steps is negative or not whole.
         """
-        numbers, shape = parse_times(steps, self.eigenvalues.device)
+        numbers, shape = parse_times(steps, self.eigenvalues.device, "steps")
         end = numbers.isinf()
         if not bool((end | (numbers == numbers.round())).all()):
             raise InputError(

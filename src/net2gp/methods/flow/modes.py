@@ -214,16 +214,16 @@ def warn_never_learned(modes: Modes, times: Tensor, residual: Tensor) -> None:
         )
 
 
-def parse_times(t: Any, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
-    """The times as a flat float64 tensor, and their original shape."""
+def parse_times(t: Any, device: torch.device, name: str = "t") -> tuple[Tensor, tuple[int, ...]]:
+    """The times as a flat float64 tensor, and their original shape; `name` is what messages call them."""
     try:
         times = torch.as_tensor(t, dtype=torch.float64, device=device)
         if torch.as_tensor(t).dtype == torch.bool:
             raise TypeError
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
-            f"t must be a number or an array of numbers, but is {describe(t)}. Pass e.g. t=10.0."
+            f"{name} must be a number or an array of numbers, but is {describe(t)}. Pass e.g. {name}=10.0."
         ) from None
     if not bool((times >= 0).all()):
-        raise InputError("t must be zero or positive, but has a negative or NaN time.")
+        raise InputError(f"{name} must be zero or positive, but has a negative or NaN time.")
     return times.reshape(-1), tuple(times.shape)

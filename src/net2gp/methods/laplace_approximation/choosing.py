@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, TuningAtEdge, warn
 from net2gp.likelihoods.traits import has_open_link
 from net2gp.methods.laplace_approximation.held_out import HeldOut, with_scale
 from net2gp.methods.laplace_approximation.matching import linked, match
@@ -42,7 +42,7 @@ def tuned(search: Search) -> Tuned:
         return regressed(search)
     by = search.stand_in()
     if isinstance(tuning, Validation) and task.prior_var is None:
-        return _validated(by, tuning)
+        return _validated(search, by, tuning)
     best = by.at(by.maximize())
     if not isinstance(tuning, Matched) or not has_open_link(task.likelihood):
         return best
@@ -69,30 +69,40 @@ def _check_used(task: Task, tuning: Tuning) -> None:
         )
 
 
-def _validated(search: Search, validation: Validation) -> Tuned:
+def _validated(search: Search, by: Search, validation: Validation) -> Tuned:
     """The prior variance of the grid, and an open noise or link, that predict the held-out data best."""
-    if not len(validation.grid):
-        raise InputError("Validation needs a grid of prior variances, e.g. grid=(0.01, 0.1, 1.0).")
-    held_out = HeldOut(search.task, validation.data)
+    held_out = HeldOut(by.task, validation.data)
+    open_link = has_open_link(by.task.likelihood)
+    if open_link and not held_out.missed:
+        warn(
+            "all held-out labels are the network's most probable ones, so that they do not say how certain "
+            "predictions may be. The link is matched on the training data. Hold out more data.",
+            TuningAtEdge,
+        )
 
     def scored(logs: list[float]) -> tuple[float, Tuned]:
-        one = search.at(np.array(logs))
-        if has_open_link(one.likelihood):
-            posterior = with_scale(search.posterior(one), held_out)
-            one = replace(one, likelihood=posterior.likelihood)
-        return held_out.score(search.posterior(one)), one
+        one = by.at(np.array(logs))
+        if open_link and held_out.missed:
+            one = replace(one, likelihood=with_scale(by.posterior(one), held_out).likelihood)
+        elif open_link:
+            one = linked(replace(by, tuning=Matched()), one)
+        return held_out.score(by.posterior(one)), one
 
     def chosen(log: float) -> tuple[float, Tuned]:
-        if not search.task.open_noise:
+        if not by.task.open_noise:
             return scored([log])
         return _best_noise(lambda noise: scored([log, noise]), held_out.error)
 
     choices: list[tuple[float, Tuned]] = []
     with progress("prior variance", len(validation.grid)) as advance:
         for value in validation.grid:
-            choices.append(chosen(float(np.log(value))))
+            choices.append(chosen(float(np.log(float(value)))))
             advance(note=f"log p(y) {choices[-1][0]:.4f}")
-    return max(choices, key=lambda choice: choice[0])[1]
+    best = max(choices, key=lambda choice: choice[0])[1]
+    if not open_link or held_out.missed:
+        return best
+    own = replace(search, task=search.curvature.task, tuning=Matched())
+    return linked(own, replace(best, solved=None))
 
 
 def _best_noise(

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from net2gp.likelihoods.traits import Linked, scores, target_columns
+from net2gp.likelihoods.traits import Linked, has_open_link, scores, target_columns
 from net2gp.linear.linearized import example_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
@@ -22,6 +22,9 @@ from net2gp.types import Data, Inputs, Stream
 
 LOG_SCALES = (-6.0, 40.0)
 """The logarithms of the scales of a link that are looked through."""
+
+LARGEST_SCALE, MISSED = float(np.exp(LOG_SCALES[1])), -1e6
+"""The largest scale, and the log p(y | x) of a label there below which it is not the most probable one."""
 
 WEIGHTS = (1.0, 0.25, 0.0625, 0.0)
 """Shares of the variance of novel points that are tried, the most cautious one first."""
@@ -34,6 +37,9 @@ class HeldOut:
         task: The network and the likelihood.
         data: What was held out.
 
+    Its `missed` says whether some label is not the network's most probable one. If there is none,
+    log p(y | x) grows with the scale of a link for ever.
+
     Raises:
         InputError: The targets do not fit the likelihood.
     """
@@ -43,6 +49,7 @@ class HeldOut:
         given = held_or_streamed(data, like)
         self.task = task
         self.data = Passes(given, like) if isinstance(given, Stream) else given
+        self.missed = False
         self.error = self._checked()
 
     def pieces(self) -> Iterator[tuple[Inputs, Tensor]]:
@@ -54,7 +61,7 @@ class HeldOut:
             yield x, y
 
     def _checked(self) -> float:
-        """Raise what is wrong with the targets; return the network's squared error if it matters."""
+        """Raise what is wrong with the targets; return the squared error and note missed labels if needed."""
         task, total, count = self.task, 0.0, 0
         for x, y in self.pieces():
             f = task.linearized(x)
@@ -62,6 +69,9 @@ class HeldOut:
             if task.open_noise:
                 columns = target_columns(task.likelihood, f, y).double()
                 total += float((columns - f.double()).square().sum())
+            elif has_open_link(task.likelihood):
+                limit = task.likelihood.log_prob(LARGEST_SCALE * f.double(), y)
+                self.missed |= bool((limit < MISSED).any())
             count += f.numel()
         return total / count
 
@@ -98,8 +108,11 @@ def with_weight(posterior: Posterior, held_out: HeldOut) -> Posterior:
 
     For each share of `novelty_var` the scale has the largest log p(y | x). The largest share is taken whose
     log p(y | x) is not smaller than the best one by more than a standard error of the difference: few of the
-    points are novel, so that the labels of ordinary ones say little, and caution costs nothing there.
+    points are novel, so that the labels of ordinary ones say little, and caution costs nothing there. If no
+    label was missed, scale and weight stay as they are.
     """
+    if not held_out.missed:
+        return posterior
     likelihood = posterior.likelihood
     assert isinstance(likelihood, Linked)
     (mean, variances, excess, y), link = held_out.laws(posterior), likelihood.link

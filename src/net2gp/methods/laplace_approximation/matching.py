@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.calling import picked
-from net2gp.inputs import map_inputs, num_rows
+from net2gp.inputs import num_rows
 from net2gp.likelihoods.traits import Linked, of_any_points, rows_per_point
 from net2gp.linalg import psd_root
 from net2gp.linear.forward.evaluation import evaluating
@@ -169,13 +169,10 @@ def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
 
 
 def _moments(posterior: Posterior, x: Inputs, count: int) -> tuple[Tensor, Tensor]:
-    exact = _traits(posterior).exact
-    if exact:  # of what is left without a point's own information float32 keeps no digit
-        posterior = posterior.to(dtype=torch.float64)
-        x = map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
-    law = posterior.marginal(x)
-    mean, covariance = law.mean.double(), law.covariance_matrix.double()
-    if exact and count > FEW_POINTS:
+    # What is left without a point's own information is lost if the covariance is rounded to float32, or if
+    # the network runs in another precision than the one that Σ was computed with.
+    mean, covariance = (value.double() for value in posterior.process.moments(x))
+    if _traits(posterior).exact and count > FEW_POINTS:
         own = posterior.likelihood.curvature(mean) / posterior.temperature
         covariance = without_own(covariance, own)
     return mean, covariance

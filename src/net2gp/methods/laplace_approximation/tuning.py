@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, check_positive
+from net2gp.inputs import describe
 from net2gp.types import Data
 
 GRID = tuple(float(v) for v in np.logspace(-6, 4, 21))
@@ -33,17 +34,31 @@ class Validation:
     """The prior variance of `grid` with the largest log p(y | x) on data that were held out.
 
     For classes the scale of the link is chosen with it, which is a temperature where variances are small, and
-    then how much certainty novel points lose: as much as these data allow. A link of your own stays as it is.
+    then how much certainty novel points lose: as much as these data allow. If the network is right about all
+    of them, they allow any certainty: then the link is the one of `Matched()`, and `TuningAtEdge` warns. A
+    link of your own stays as it is.
     An open noise of `Gaussian()` is chosen likewise: for each prior variance the noise with the largest
     log p(y | x), at most the squared error of the held-out data, by some ten posteriors each.
 
     Args:
         data: The data that were held out, a pair (x, y) or a `DataLoader`.
         grid: The prior variances to choose from; by default 21 from 1e-6 to 1e4.
+
+    Raises:
+        InputError: The grid is empty, or has a number that is not positive.
     """
 
     data: Data = field(repr=False)
     grid: Sequence[float] = GRID
+
+    def __post_init__(self) -> None:
+        if not np.ndim(self.grid) or not len(self.grid):
+            raise InputError(
+                f"grid must be some prior variances, but is {describe(self.grid)}. Pass for example "
+                "grid=(0.01, 0.1, 1.0)."
+            )
+        for value in self.grid:
+            check_positive(value, "grid", single=True)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from net2gp.errors import InputError, NotAvailable, check_finite
 from net2gp.inputs import describe
 from net2gp.likelihoods.laws import weighted
+from net2gp.posteriors.conditioning.problem import predictive
 from net2gp.posteriors.conditioning.process import contrast_by_blocks, evaluated
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.predicting import is_gaussian
@@ -200,7 +201,8 @@ def weighted_sum(
         _check_term(term, terms[0], index)
     numbers = _numbers(weights, len(terms))
     process = WeightedSum(terms, numbers)
-    return Posterior(process, likelihood or _shared(terms), None, None, None, ByAlgebra())
+    chosen = _shared(terms) if likelihood is None else predictive(likelihood, terms[0].likelihood)
+    return Posterior(process, chosen, None, None, None, ByAlgebra())
 
 
 def average(posteriors: Sequence[Posterior], *, likelihood: Likelihood | None = None) -> Posterior:

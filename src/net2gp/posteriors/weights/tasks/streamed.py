@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,13 @@ def outputs_at(linearized: Linearized, x: Inputs) -> Tensor:
     return torch.cat([linearized(part) for part in chunks(x, POINTS)]).double()
 
 
+def _checked(linearized: Linearized, likelihood: Likelihood, x: Inputs, y: Tensor) -> Tensor:
+    """The outputs, with targets that suit them: a loader may give others than in the pass before."""
+    f = outputs_at(linearized, x)
+    likelihood.check(f.to(linearized.example.dtype), y)
+    return f
+
+
 @dataclass(frozen=True, eq=False)
 class Piece(Task):
     """Some points of a stream that are together; their outputs are computed when they are asked for."""
@@ -39,7 +47,9 @@ class Piece(Task):
     def __getattr__(self, name: str) -> Tensor:
         if name != "f":
             raise AttributeError(name)
-        found = outputs_at(self.linearized, self.x)
+        first, likelihood = cast(Any, self.among)
+        part = slice(first, first + len(self.y))
+        found = _checked(self.linearized, of_points(likelihood, part), self.x, self.y)
         object.__setattr__(self, "f", found)
         return found
 
@@ -115,10 +125,10 @@ class StreamedTask(Task):
                 break
         x, y = join([x for x, _ in parts]), torch.cat([y for _, y in parts])
         x, y = rows(x, place), y[place]
-        likelihood = bound_to(of_points(self.likelihood, index), y)
-        f = outputs_at(self.linearized, x)
+        likelihood = of_points(self.likelihood, index)
+        f = _checked(self.linearized, likelihood, x, y)
         options = self.open_noise, self.prior_var, self.temperature, self.free
-        return Task(self.linearized, x, y, likelihood, f, *options)
+        return Task(self.linearized, x, y, bound_to(likelihood, y), f, *options)
 
     def contents(self) -> Iterator[bytes]:
         """The sum of a hash of each point: the order in which they come does not matter."""
