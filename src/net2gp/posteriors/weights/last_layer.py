@@ -23,6 +23,7 @@ from net2gp.linear.curvatures.head import (
     last_linearized,
     weights_of,
 )
+from net2gp.linear.forward.places import channels_of
 from net2gp.linear.linearized import Linearized
 from net2gp.memory import check_memory
 from net2gp.posteriors.weights.covariance import Covariance, normal
@@ -227,12 +228,16 @@ class LastKronCurvature(Curvature):
 def _by_chunks(
     linearized: Linearized, x: Inputs, width: int, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """`function` of the features of some points at a time, `width` numbers each."""
-    size = max(1, CHUNK_NUMBERS // width)
+    """`function` of the features of some rows at a time, `width` numbers each; a point may have many rows."""
+    most, start = max(1, CHUNK_NUMBERS // width), 0
+    size = 1 if channels_of(linearized) is not None else most
     parts = []
-    for start in range(0, num_rows(x), size):
-        phi = features(linearized, rows(x, slice(start, start + size)))
-        parts.append(function(phi))
+    while start < num_rows(x):
+        part = rows(x, slice(start, start + size))
+        phi = features(linearized, part)
+        parts += [function(some) for some in phi.split(most)]
+        start += size
+        size = max(1, most * num_rows(part) // len(phi))
     return torch.cat(parts)
 
 

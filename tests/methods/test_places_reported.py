@@ -1,0 +1,55 @@
+"""Faults that turned up where networks with outputs at places were used."""
+
+import pytest
+import torch
+from torch import nn
+
+import net2gp as n2g
+from net2gp.errors import NotStationary
+from net2gp.posteriors.weights import last_layer
+
+pytestmark = pytest.mark.filterwarnings("ignore::net2gp.errors.NotStationary")
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    """A network with three classes for each of 64 pixels, and its data, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 1, 8, 8, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 3, 1))
+    return network.double().eval(), x, y
+
+
+@pytest.mark.parametrize("structure", [n2g.structures.Full(), n2g.Kron(), n2g.Diagonal()], ids=repr)
+def test_a_last_layer_takes_few_places_at_a_time(pixels, structure, monkeypatch):
+    network, x, y = pixels
+    options = {"structure": n2g.LastLayer(structure), "prior_var": 1.0}
+    posterior = n2g.laplace(network, (x, y), n2g.Categorical(), **options)
+    together = posterior.process.diagonal(x)[1]
+    rows = []
+    seen = last_layer.features
+
+    def counted(linearized, part):
+        phi = seen(linearized, part)
+        rows.append(len(phi))
+        return phi
+
+    monkeypatch.setattr(last_layer, "features", counted)
+    # room for the 64 places of two points at the most, whatever a row needs
+    width = {"Full": 3 * 21, "Kron": 3 + 7, "Diagonal": 3 + 7}[type(structure).__name__]
+    monkeypatch.setattr(last_layer, "CHUNK_NUMBERS", 2 * 64 * width)
+    apart = posterior.process.diagonal(x)[1]
+    torch.testing.assert_close(apart, together)
+    assert sum(rows) == 12 * 64
+    assert max(rows) <= 2 * 64
+    monkeypatch.setattr(last_layer, "CHUNK_NUMBERS", 10 * width)  # a part of one point
+    torch.testing.assert_close(posterior.process.diagonal(x)[1], together)
+
+
+@pytest.mark.filterwarnings("default::net2gp.errors.NotStationary")
+def test_a_warning_does_not_advise_the_dual_view_which_places_do_not_have(pixels):
+    network, x, y = pixels
+    with pytest.warns(NotStationary, match=r"The mean stays the network's\.$"):
+        n2g.laplace(network, (x, y), n2g.Categorical(), structure=n2g.LastLayer(), prior_var=1.0)
