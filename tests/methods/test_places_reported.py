@@ -6,6 +6,8 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp.errors import NotStationary
+from net2gp.methods.laplace_approximation import matching
+from net2gp.posteriors.recipes.places import around_places
 from net2gp.posteriors.weights import last_layer
 
 pytestmark = pytest.mark.filterwarnings("ignore::net2gp.errors.NotStationary")
@@ -53,3 +55,26 @@ def test_a_warning_does_not_advise_the_dual_view_which_places_do_not_have(pixels
     network, x, y = pixels
     with pytest.warns(NotStationary, match=r"The mean stays the network's\.$"):
         n2g.laplace(network, (x, y), n2g.Categorical(), structure=n2g.LastLayer(), prior_var=1.0)
+
+
+def test_a_link_is_matched_by_few_draws_which_are_enough(pixels, monkeypatch):
+    network, x, y = pixels
+    widths = []
+    products = around_places.column_products
+
+    def counted(linearized, x, columns, size):
+        widths.append(columns.shape[1])
+        return products(linearized, x, columns, size)
+
+    def scale():
+        options = {"structure": n2g.Kron(), "temperature": 100.0}
+        found = n2g.laplace(network, (x, y), n2g.Categorical(), prior_var=1.0, **options)
+        return found.likelihood.link.scale
+
+    monkeypatch.setattr(around_places, "column_products", counted)
+    few = scale()
+    assert max(widths) == 16
+    monkeypatch.setattr(matching, "LINK_DRAWS", 2000)
+    many = scale()
+    assert many > 1.5, "at a scale of one there is nothing to match"
+    assert few == pytest.approx(many, rel=0.05)

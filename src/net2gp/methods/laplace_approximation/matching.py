@@ -41,6 +41,9 @@ LARGEST_LOG_SCALE = 40.0
 FEWEST_POINTS = 20
 """Points whose places are looked at, if they have many."""
 
+LINK_DRAWS = 16
+"""Draws that estimate the variances at places for a link: one number is sought, and averages over places."""
+
 FEW_POINTS = 50
 """Up to that many points each keeps its own information: what few other points leave is nearly the prior."""
 
@@ -64,7 +67,9 @@ def _linked_at_places(search: Search, found: Tuned, some: Task) -> Tuned:
     """The same from the variances at places, of some points, that count."""
     found = search.solve(found)
     process, likelihood = search.posterior(found).process, some.likelihood
+    assert isinstance(process, AroundPlaces)
     assert isinstance(likelihood, Linked)
+    process = replace(process, num_draws=LINK_DRAWS)
     by_contrast = likelihood.matched_link.needs == "contrasts"
     mean, variances = (process.contrast if by_contrast else process.diagonal)(some.x)
     linked = _scaled(likelihood, mean.double(), variances.double())
