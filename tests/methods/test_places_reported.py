@@ -40,7 +40,7 @@ def test_a_last_layer_takes_few_places_at_a_time(pixels, structure, monkeypatch)
 
     monkeypatch.setattr(last_layer, "features", counted)
     # room for the 64 places of two points at the most, whatever a row needs
-    width = {"Full": 3 * 21, "Kron": 3 + 7, "Diagonal": 3 + 7}[type(structure).__name__]
+    width = {"Full": 21, "Kron": 3 + 7, "Diagonal": 3 + 7}[type(structure).__name__]
     monkeypatch.setattr(last_layer, "CHUNK_NUMBERS", 2 * 64 * width)
     apart = posterior.process.diagonal(x)[1]
     torch.testing.assert_close(apart, together)
@@ -78,3 +78,18 @@ def test_a_link_is_matched_by_few_draws_which_are_enough(pixels, monkeypatch):
     many = scale()
     assert many > 1.5, "at a scale of one there is nothing to match"
     assert few == pytest.approx(many, rel=0.05)
+
+
+def test_a_last_layer_has_contrasts_at_places_without_whole_blocks(pixels):
+    network, x, y = pixels
+    options = {"structure": n2g.LastLayer(n2g.structures.Full()), "prior_var": 1e6}
+    posterior = n2g.laplace(network, (x, y), n2g.Categorical(), **options)
+    blocks = posterior.marginal(x).covariance_matrix
+    own = blocks.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(posterior.process.diagonal(x)[1], own, rtol=1e-8, atol=0)
+    top = posterior.mean(x).argmax(-1, keepdim=True)
+    best = own.gather(-1, top)
+    both = blocks.gather(-1, top[..., None].expand(*own.shape, 1))[..., 0]
+    contrast = posterior.contrast(x)
+    torch.testing.assert_close(contrast, own + best - 2 * both, rtol=1e-5, atol=1e-8)
+    assert float(contrast.gather(-1, top).abs().max()) == 0
