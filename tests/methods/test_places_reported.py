@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import net2gp as n2g
 from net2gp.errors import NotStationary
@@ -93,3 +94,15 @@ def test_a_last_layer_has_contrasts_at_places_without_whole_blocks(pixels):
     contrast = posterior.contrast(x)
     torch.testing.assert_close(contrast, own + best - 2 * both, rtol=1e-5, atol=1e-8)
     assert float(contrast.gather(-1, top).abs().max()) == 0
+
+
+def test_some_points_of_a_stream_know_where_labels_are_ignored(pixels):
+    network, x, y = pixels
+    y = y.clone()
+    y[:, :, :3] = -100
+    known = n2g.laplace(network, (x, y), n2g.Categorical(), structure=n2g.LastLayer())
+    loader = DataLoader(TensorDataset(x, y), batch_size=5)
+    stream = n2g.data.Stream(loader)
+    streamed = n2g.laplace(network, stream, n2g.Categorical(), structure=n2g.LastLayer())
+    assert streamed.likelihood.link.scale == pytest.approx(known.likelihood.link.scale, rel=1e-10)
+    torch.testing.assert_close(streamed.predict(x).probs, known.predict(x).probs)

@@ -115,7 +115,7 @@ class StreamedTask(Task):
                 break
         x, y = join([x for x, _ in parts]), torch.cat([y for _, y in parts])
         x, y = rows(x, place), y[place]
-        likelihood = of_points(self.likelihood, index)
+        likelihood = bound_to(of_points(self.likelihood, index), y)
         f = outputs_at(self.linearized, x)
         options = self.open_noise, self.prior_var, self.temperature, self.free
         return Task(self.linearized, x, y, likelihood, f, *options)
