@@ -106,3 +106,12 @@ def test_some_points_of_a_stream_know_where_labels_are_ignored(pixels):
     streamed = n2g.laplace(network, stream, n2g.Categorical(), structure=n2g.LastLayer())
     assert streamed.likelihood.link.scale == pytest.approx(known.likelihood.link.scale, rel=1e-10)
     torch.testing.assert_close(streamed.predict(x).probs, known.predict(x).probs)
+
+
+def test_ordinary_places_do_not_count_as_novel(pixels):
+    network, x, y = pixels
+    posterior = n2g.laplace(network, (x, y), n2g.Categorical(), structure=n2g.LastLayer())
+    generator = torch.Generator().manual_seed(7)
+    fresh = torch.randn(200, 1, 8, 8, generator=generator, dtype=torch.float64)
+    novel = float((posterior.process.excess(fresh) > 0).double().mean())
+    assert 0 < novel < 0.005

@@ -191,8 +191,8 @@ def with_novelty(posterior: Posterior, task: Task) -> Posterior:
 
     A logit gains the variance of the scaled logits on the training data, α²·mean f² with f centered over
     classes, times the excess of the share of the prior variance that is left open over that of all but one in
-    fifty training inputs. Ordinary points keep their predictions, which `match` has found. Cost: the tangent
-    kernel of 400 points, or one pass over the training data.
+    fifty training inputs, or one in a thousand of their places. Ordinary points keep their predictions, which
+    `match` has found. Cost: the tangent kernel of 400 points, or one pass over the training data.
     """
     process, likelihood = posterior.process, posterior.likelihood
     assert isinstance(process, AroundNetwork | AroundPlaces)
