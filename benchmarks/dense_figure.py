@@ -39,6 +39,7 @@ def draw(problem: Problem, path: Path) -> None:
         "vmax": len(CLASSES) - 0.5,
         "interpolation": "nearest",
     }
+    logarithmic = {"cmap": "viridis", "norm": LogNorm()}
     likely = draws.mean(0).argmax(-1)
     pixels = _two_pixels(spread, found.unseen[0])
     maps: list[tuple[str, Tensor, dict[str, Any]]] = [
@@ -51,16 +52,16 @@ def draw(problem: Problem, path: Path) -> None:
             fitted["last"].novelty(x)[0],
             {"cmap": "magma", "norm": LogNorm()},
         ),
-        ("variance from parameters", parts.epistemic[0].sum(-1), {"cmap": "viridis"}),
-        ("variance from noise", parts.aleatoric[0].sum(-1), {"cmap": "viridis"}),
-        (f"classes that {NUM_DRAWS} draws disagree on", _doubt(draws, likely), {"cmap": "viridis"}),
+        ("variance from parameters (split)", parts.epistemic[0].sum(-1), logarithmic),
+        ("variance of labels (split)", parts.aleatoric[0].sum(-1), {"cmap": "viridis"}),
+        (f"share of {NUM_DRAWS} draws that disagree", _doubt(draws, likely), {"cmap": "viridis"}),
         *(
             (
-                f"correlation with ×, {n}",
+                f"draws: correlation with ×, {n}",
                 _beside(draws, at, likely),
                 {"cmap": "RdBu_r", "vmin": -1, "vmax": 1},
             )
-            for n, at in zip(("known texture", "unknown"), pixels, strict=True)
+            for n, at in zip(("known", "rings"), pixels, strict=True)
         ),
     ]
     figure, axes = plt.subplots(2, 5, figsize=(15, 6.4), layout="constrained")
