@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import net2gp as n2g
-from net2gp.errors import NotStationary
+from net2gp.errors import NotAvailable, NotStationary
 from net2gp.methods.laplace_approximation import matching
 from net2gp.posteriors.recipes.places import around_places
 from net2gp.posteriors.weights import last_layer
@@ -115,3 +115,27 @@ def test_ordinary_places_do_not_count_as_novel(pixels):
     fresh = torch.randn(200, 1, 8, 8, generator=generator, dtype=torch.float64)
     novel = float((posterior.process.excess(fresh) > 0).double().mean())
     assert 0 < novel < 0.005
+
+
+def test_networks_with_drawn_weights_are_averaged_at_each_place(pixels):
+    network, x, y = pixels
+    options = {"structure": n2g.LastLayer(), "prior_var": 1.0}
+    posterior = n2g.laplace(network, (x, y), n2g.Categorical(), **options)
+    generator = torch.Generator().manual_seed(3)
+    draws = posterior.sample(x, 7, generator=generator, linear=False)
+    law = posterior.predict(x, samples=n2g.links.WeightSamples(7, seed=3))
+    torch.testing.assert_close(law.probs, draws.softmax(-1).mean(0))
+    numbers = n2g.laplace(network, (x, network(x).detach()), n2g.Gaussian(0.1), **options)
+    drawn = numbers.predict(x, samples=n2g.links.WeightSamples(7))
+    assert drawn.mean.shape == (12, 8, 8, 3)
+    assert bool((drawn.variance >= 0.1 - 1e-9).all())
+
+
+def test_what_places_do_not_have_says_what_to_type(pixels):
+    network, x, y = pixels
+    options = {"structure": n2g.LastLayer(), "prior_var": 1.0}
+    posterior = n2g.laplace(network, (x, y), n2g.Categorical(), **options)
+    with pytest.raises(NotAvailable, match="Take one place: laplace"):
+        n2g.explain.leave_one_out(posterior)
+    with pytest.raises(NotAvailable, match=r"not for places of them, but y is \(12, 8, 8\)"):
+        n2g.training.train_by_evidence(network, (x, y), n2g.Categorical())

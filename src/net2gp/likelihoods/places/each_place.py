@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 
 from net2gp.errors import InputError
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
+from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.places.laws import by_place
 from net2gp.likelihoods.targets import IGNORED, check_targets, shape_targets
 from net2gp.likelihoods.traits import (
@@ -284,6 +285,12 @@ class EachPlace:
         each = torch.arange(places, device=rows.device)
         blocks[:, each, :, each, :] = rows.reshape(count, places, height, width).transpose(0, 1)
         return blocks.reshape(count, places * height, places * width)
+
+
+@mixture.register
+def _(likelihood: EachPlace, f: Tensor) -> Distribution:
+    law = mixture(likelihood.likelihood, f.flatten(1, -2))
+    return by_place(law, f.shape[1:-1])
 
 
 @savable("places.NoisyPlaces")

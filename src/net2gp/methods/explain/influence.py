@@ -20,6 +20,7 @@ from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
+from net2gp.posteriors.recipes.places import AroundPlaces
 from net2gp.posteriors.weights.function_space import ConditionedCovariance
 from net2gp.tags import savable
 from net2gp.types import FeatureKernel, Inputs
@@ -234,6 +235,12 @@ def _check(posterior: Any) -> None:
         raise InputError(
             f"the posterior, {describe(posterior)}, does not hold the data that it was conditioned on. "
             "Pass what condition, adapt, laplace or dual return."
+        )
+    if isinstance(posterior.process, AroundPlaces):
+        raise NotAvailable(
+            "a point cannot be left out of a network with outputs at places, whose covariance at a point has "
+            "a row for each of them. Take one place: laplace(linearize(network, output=...), (x, y), "
+            "likelihood) with the outputs and targets of that place."
         )
 
 
