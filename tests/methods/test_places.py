@@ -498,11 +498,11 @@ def test_what_counts_points_with_one_target_says_so():
     with pytest.raises(InputError, match="pixels, tokens or times of one point are not"):
         n2g.conformal.calibrate_sets(posterior, (images(4, seed=7), y[:4]))
     numbers = images(5, seed=3)
+    with pytest.raises(NotAvailable, match="has targets for points, not for places"):
+        n2g.training.train_by_evidence(made(Pixels, 2), (x, numbers), n2g.Gaussian())
     for call in (
         lambda: n2g.adapt(network, (x, y), n2g.Categorical()),
         lambda: n2g.adapt(made(Pixels, 2), (x, numbers), n2g.Gaussian()),
-        lambda: n2g.training.train_by_evidence(made(Pixels), (x, y), n2g.Categorical()),
-        lambda: n2g.training.train_by_evidence(made(Pixels, 2), (x, numbers), n2g.Gaussian()),
     ):
         with pytest.raises(InputError, match="pass the data to laplace, which knows targets"):
             call()

@@ -287,6 +287,12 @@ class EachPlace:
         return blocks.reshape(count, places * height, places * width)
 
 
+@mixture.register
+def _(likelihood: EachPlace, f: Tensor) -> Distribution:
+    law = mixture(likelihood.likelihood, f.flatten(1, -2))
+    return by_place(law, f.shape[1:-1])
+
+
 @savable("places.NoisyPlaces")
 @dataclass(frozen=True, eq=False, repr=False)
 class NoisyPlaces(EachPlace):
@@ -345,11 +351,3 @@ class LinkedPlaces(EachPlace):
             f, logits = f[kept], logits[kept]
         found: Tensor = self.likelihood.cross_entropy(f, logits)
         return found
-
-
-@mixture.register
-def _(likelihood: EachPlace, f: Tensor) -> Distribution:
-    """The law at each place, for draws (S, N, …, C)."""
-    return by_place(
-        mixture(likelihood.likelihood, f.reshape(len(f), -1, f.shape[-1])), f.shape[1:-1]
-    )

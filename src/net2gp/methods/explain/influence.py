@@ -238,7 +238,7 @@ def _check(posterior: Any) -> None:
         )
     if rows_per_point(posterior.likelihood) is not None:
         raise NotAvailable(
-            "influence is of points with one target each, and this posterior has targets at places. Explain "
+            "influence is of points with one target each, and this posterior has targets at places. Take "
             "one place: laplace(linearize(network, output=lambda out: out[:, :, 0, 0]), (x, y[:, 0, 0]), "
             "likelihood)."
         )

@@ -13,6 +13,7 @@ from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import has_open_link, of_points
 from net2gp.linear import Linearized
 from net2gp.linear.forward.evaluation import pullback
+from net2gp.linear.forward.places import channels_of
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
 from net2gp.methods.laplace_approximation.choosing import checked, tuned
 from net2gp.methods.laplace_approximation.held_out import HeldOut, with_weight
@@ -154,8 +155,8 @@ def _check_stationary(search: Search, found: Tuned) -> None:
     if free is not None:  # the trace is of the chosen weights alone
         gradient, theta = gradient[free], theta[free]
     share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
-    kept = task.kept is not None
-    linear = "; that of the linear model is posterior.dual().condition()" if kept else ""
+    dual = task.kept is not None and channels_of(linearized) is None
+    linear = "; that of the linear model is posterior.dual().condition()" if dual else ""
     rest = float((gradient - share.clamp(min=0) * theta).norm())
     if rest > trace**0.5:
         warn(

@@ -41,6 +41,9 @@ LARGEST_LOG_SCALE = 40.0
 FEWEST_POINTS = 20
 """Points whose places are looked at, if they have many."""
 
+LINK_DRAWS = 16
+"""Draws that estimate the variances at places for a link: one number is sought, and averages over places."""
+
 FEW_POINTS = 50
 """Up to that many points each keeps its own information: what few other points leave is nearly the prior."""
 
@@ -64,7 +67,9 @@ def _linked_at_places(search: Search, found: Tuned, some: Task) -> Tuned:
     """The same from the variances at places, of some points, that count."""
     found = search.solve(found)
     process, likelihood = search.posterior(found).process, some.likelihood
+    assert isinstance(process, AroundPlaces)
     assert isinstance(likelihood, Linked)
+    process = replace(process, num_draws=LINK_DRAWS)
     by_contrast = likelihood.matched_link.needs == "contrasts"
     mean, variances = (process.contrast if by_contrast else process.diagonal)(some.x)
     linked = _scaled(likelihood, mean.double(), variances.double())
@@ -183,8 +188,8 @@ def with_novelty(posterior: Posterior, task: Task) -> Posterior:
 
     A logit gains the variance of the scaled logits on the training data, α²·mean f² with f centered over
     classes, times the excess of the share of the prior variance that is left open over that of all but one in
-    fifty training inputs. Ordinary points keep their predictions, which `match` has found. Cost: the tangent
-    kernel of 400 points, or one pass over the training data.
+    fifty training inputs, or one in a thousand of their places. Ordinary points keep their predictions, which
+    `match` has found. Cost: the tangent kernel of 400 points, or one pass over the training data.
     """
     process, likelihood = posterior.process, posterior.likelihood
     assert isinstance(process, AroundNetwork | AroundPlaces)

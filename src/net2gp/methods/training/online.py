@@ -10,9 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from net2gp.errors import EmptyClass, InputError, check_count, check_positive
+from net2gp.errors import EmptyClass, InputError, NotAvailable, check_count, check_positive
 from net2gp.inputs import gather, num_rows, rows
-from net2gp.likelihoods.traits import has_open_link, has_open_noise, of_points
+from net2gp.likelihoods.places import EachPlace
+from net2gp.likelihoods.traits import (
+    has_one_class,
+    has_open_link,
+    has_open_noise,
+    of_points,
+)
 from net2gp.linear import linearize
 from net2gp.linear.forward.calls import recordable, recording
 from net2gp.linear.linearized import expand_prior
@@ -122,6 +128,7 @@ def train_by_evidence(
     check_trainable(network)
     check_full(network)
     x, y = gather(data)
+    _check_points(likelihood, y)
     x, y = recordable(x), y.clone() if y.is_inference() else y
     _check_targets(network, x, y, likelihood)
     optimizer = torch.optim.Adam(network.parameters(), plan.learning_rate)
@@ -153,6 +160,17 @@ def _check_targets(network: nn.Module, x: Inputs, y: Tensor, likelihood: Likelih
     own = of_points(likelihood, few)
     own = own.with_noise(1.0) if has_open_noise(own) else own
     own.check(linearize(network.eval())(rows(x, few)), y[few])
+
+
+def _check_points(likelihood: Likelihood, y: Tensor) -> None:
+    """Raise if targets are at places of a point."""
+    most = 1 if has_one_class(likelihood) else 2
+    if isinstance(likelihood, EachPlace) or (y.dim() > most and y[0].numel() > 1):
+        raise NotAvailable(
+            f"train_by_evidence has targets for points, not for places of them, but y is {tuple(y.shape)}. "
+            "Train the network yourself, and pass it to laplace(network, (x, y), likelihood, "
+            "tuning=net2gp.tuning.Evidence(per_layer=True), structure=net2gp.Kron())."
+        )
 
 
 def _check_structure(structure: object) -> None:

@@ -28,6 +28,9 @@ NOISE = 1e-3
 ORDINARY = 0.98
 """The quantile of the training inputs' own shares up to which an input counts as ordinary."""
 
+ORDINARY_PLACES = 0.999
+"""The same at places, whose shares differ by far more: an image has thousands, many of them at borders."""
+
 NUM_POINTS = 400
 """Training inputs whose tangent kernel is kept."""
 
@@ -48,7 +51,7 @@ class Seen(Protocol):
 
     @property
     def ordinary(self) -> float:
-        """The share that all but one in fifty training inputs stay below, each left out itself."""
+        """The share that all but one in fifty training inputs (or a thousand places) stay below, left out."""
 
     def shares(self, linearized: Linearized) -> Callable[[Inputs], Tensor]:
         """The function from x to the share of the prior variance that training inputs leave open: (N,)."""
@@ -167,7 +170,7 @@ def _points(linearized: Linearized, points: Inputs) -> SeenPoints:
     L = torch.linalg.cholesky(noisy)
     whitening = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
     own = 1 / whitening.square().sum(0) - NOISE
-    return SeenPoints(points, whitening, scales, _ordinary(own))
+    return SeenPoints(points, whitening, scales, _ordinary(own, ORDINARY))
 
 
 def _features(head: Linearized, task: Task, some: Task) -> SeenFeatures:
@@ -186,7 +189,8 @@ def _features(head: Linearized, task: Task, some: Task) -> SeenFeatures:
     phi = torch.cat(list(_counted(head, some)))
     left = (phi @ root.T).square().sum(1) / noise
     without = _open(phi, root) / (1 - left).clamp(min=1e-3)
-    return SeenFeatures(tuple(head.params), root, _ordinary(without.clamp(max=1)))
+    quantile = ORDINARY if channels_of(head) is None else ORDINARY_PLACES
+    return SeenFeatures(tuple(head.params), root, _ordinary(without.clamp(max=1), quantile))
 
 
 def _counted(head: Linearized, task: Task) -> Iterator[Tensor]:
@@ -212,10 +216,10 @@ def _open(phi: Tensor, root: Tensor) -> Tensor:
     return torch.where(length > 0, left / torch.where(length > 0, length, 1.0), 1.0)
 
 
-def _ordinary(shares: Tensor) -> float:
+def _ordinary(shares: Tensor, quantile: float) -> float:
     """The share that a point is compared with; at least some roundings above zero."""
     few = shares[:: -(-len(shares) // QUANTILE_NUMBERS)]  # torch takes no more
-    return max(float(torch.quantile(few, ORDINARY)), 1e-12)
+    return max(float(torch.quantile(few, quantile)), 1e-12)
 
 
 def _head(linearized: Linearized, names: tuple[str, ...]) -> Linearized:

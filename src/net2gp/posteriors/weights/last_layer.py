@@ -23,6 +23,7 @@ from net2gp.linear.curvatures.head import (
     last_linearized,
     weights_of,
 )
+from net2gp.linear.forward.places import channels_of
 from net2gp.linear.linearized import Linearized
 from net2gp.memory import check_memory
 from net2gp.posteriors.weights.covariance import Covariance, normal
@@ -227,12 +228,16 @@ class LastKronCurvature(Curvature):
 def _by_chunks(
     linearized: Linearized, x: Inputs, width: int, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """`function` of the features of some points at a time, `width` numbers each."""
-    size = max(1, CHUNK_NUMBERS // width)
+    """`function` of the features of some rows at a time, `width` numbers each; a point may have many rows."""
+    most, start = max(1, CHUNK_NUMBERS // width), 0
+    size = 1 if channels_of(linearized) is not None else most
     parts = []
-    for start in range(0, num_rows(x), size):
-        phi = features(linearized, rows(x, slice(start, start + size)))
-        parts.append(function(phi))
+    while start < num_rows(x):
+        part = rows(x, slice(start, start + size))
+        phi = features(linearized, part)
+        parts += [function(some) for some in phi.split(most)]
+        start += size
+        size = max(1, most * num_rows(part) // len(phi))
     return torch.cat(parts)
 
 
@@ -241,6 +246,11 @@ def _flat(values: Tensor, bias: bool) -> Tensor:
     if not bias:
         return values.flatten(0, 1)
     return torch.cat([values[:, :-1].flatten(0, 1), values[:, -1]])
+
+
+def _squares(roots: Tensor, phi: Tensor) -> Tensor:
+    """φᵀ R_c R_cᵀ φ for each row and class, (B, C), from roots (C, D', r)."""
+    return torch.einsum("bi,ciq->bcq", phi, roots).square().sum(-1)
 
 
 @savable("last_layer.LastLayerFull")
@@ -278,10 +288,38 @@ class LastLayerFull(Covariance):
         return _by_chunks(linearized, x, self.num_classes * len(self.L), blocks)
 
     def variances(self, linearized: Linearized, x: Inputs) -> Tensor:
-        """The diagonals of the blocks: (N, C)."""
-        width = self.num_classes * len(self.L)
-        function = lambda phi: self._sides(phi).square().sum(-1).to(phi.dtype)
-        return _by_chunks(linearized, x, width, function)
+        """The diagonals of the blocks: (N, C), in C·D'² operations per point."""
+        root = self._short(None)
+        function = lambda phi: _squares(root, phi.double()).to(phi.dtype)
+        return _by_chunks(linearized, x, len(self.L), function)
+
+    def differences(self, linearized: Linearized, x: Inputs, top: Tensor) -> Tensor:
+        """Var[f_c − f_top] for one output of each point: (N, C), in C·D'² operations per point."""
+        done = 0
+
+        def differences(phi: Tensor) -> Tensor:
+            nonlocal done
+            own, done = top[done : done + len(phi)], done + len(phi)
+            found = phi.new_zeros(len(phi), self.num_classes, dtype=torch.float64)
+            for number in own.unique().tolist():
+                some = (own == number).nonzero()[:, 0]
+                found = found.index_copy(0, some, _squares(self._short(number), phi[some].double()))
+            return found.to(phi.dtype)
+
+        return _by_chunks(linearized, x, len(self.L), differences)
+
+    @ordinary_tensors()
+    def _short(self, top: int | None) -> Tensor:
+        """Roots (C, D', D') of the covariances of a class's weights, or of their difference from `top`'s."""
+        if top not in self._shortened:
+            root = self.root.reshape(self.num_classes, -1, self.root.shape[1])
+            root = root if top is None else root - root[top]
+            self._shortened[top] = torch.linalg.qr(root.mT, mode="r").R.mT
+        return self._shortened[top]
+
+    @cached_property
+    def _shortened(self) -> dict[int | None, Tensor]:
+        return {}
 
     def joint(self, linearized: Linearized, x: Inputs) -> Tensor:
         """(N·C, N·C), in float64."""
