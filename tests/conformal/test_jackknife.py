@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import net2gp as n2g
 from conformal.cases import (
@@ -31,6 +31,7 @@ from net2gp.conformal import (
     jackknife_plus,
 )
 from net2gp.errors import InputError, NotAvailable
+from net2gp.methods.explain import influence
 
 SCORES = (StandardizedResidual(), AbsoluteResidual(), PredictiveQuantile(), Jointly())
 
@@ -135,6 +136,25 @@ def test_parts_of_the_new_points_are_answered_alike(monkeypatch) -> None:
     found = promise.intervals(x)
     torch.testing.assert_close(found.lower, whole.lower, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.upper, whole.upper, rtol=1e-12, atol=1e-12)
+
+
+def test_outputs_that_are_coupled_take_no_more_memory(monkeypatch) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 6)).double().eval()
+    x, y = torch.randn(10, 1, dtype=torch.float64), torch.randn(10, 6, dtype=torch.float64)
+    posterior = n2g.condition(n2g.linearize(network).kernel(), (x, y), n2g.Gaussian(0.1))
+    promise, sizes = jackknife_plus(posterior, alpha=0.2), []
+    whole = promise.intervals(x)
+    original = influence.cross_covariance
+
+    def measured(*given):
+        sizes.append(original(*given).numel())
+        return original(*given)
+
+    monkeypatch.setattr(influence, "cross_covariance", measured)
+    monkeypatch.setattr(conformal.jackknife, "NUMBERS", 1000)
+    torch.testing.assert_close(promise.intervals(x).lower, whole.lower)
+    assert max(sizes) <= 1000
 
 
 def test_permuting_the_data_changes_nothing() -> None:

@@ -190,6 +190,16 @@ def test_quantiles_are_refused_where_the_law_is_no_mixture_of_gaussians() -> Non
         found.intervals(x).contains(y.numpy())
 
 
+def test_arrays_take_the_dtype_of_a_network_whose_data_were_streamed() -> None:
+    x, y = noisy(30, 1)
+    linearized = n2g.linearize(nn.Linear(1, 1).double().eval())
+    stream = n2g.data.Stream((x[:10], y[:10]))
+    posterior = n2g.condition(linearized.kernel(), stream, n2g.Gaussian(0.1))
+    found = calibrate_intervals(posterior, (x[10:].numpy(), y[10:].numpy()))
+    expected = calibrate_intervals(posterior, (x[10:], y[10:]))
+    assert torch.equal(found.thresholds, expected.thresholds)
+
+
 def test_mixtures_of_posteriors_are_covered_too() -> None:
     x, y = noisy(40, 1)
     network = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)).double()

@@ -192,5 +192,8 @@ def test_the_figure_shows_predicted_and_measured_losses() -> None:
         "time constants",
     ]
     assert list(ax.get_lines()[0].get_xdata()) == [1, 10]
+    losses = found.loss([0, 1, 10]).requires_grad_()
+    ax = plot_convergence(None, found, measured=(torch.tensor([0, 1, 10]), losses))
+    assert list(ax.get_lines()[0].get_xdata()) == [1, 10]
     with pytest.raises(InputError, match=r"measured needs a loss at the first step or later"):
         plot_convergence(None, found, measured=([0], [1.0]))

@@ -17,7 +17,7 @@ from matplotlib import pyplot
 from torch import nn
 
 import net2gp as n2g
-from net2gp.errors import InputError, NotStationary
+from net2gp.errors import InputError, NotAvailable, NotStationary
 from net2gp.kernels import IndependentOutputs
 from net2gp.likelihoods.laws import gaussian_law
 from net2gp.methods.explain.dual import dual
@@ -232,6 +232,14 @@ def test_any_posterior_that_knows_its_data_can_leave_them_out(way):
     one, other = leave_one_out(plain), leave_one_out(posterior)
     assert torch.allclose(one.mean, other.mean, atol=1e-8)
     assert torch.allclose(one.covariance_matrix, other.covariance_matrix, atol=1e-8)
+
+
+def test_a_mixture_has_no_closed_form_without_a_point():
+    x, y, ways = regressions()
+    one = ways["cholesky"](x, y)
+    for method in (leave_one_out, lambda posterior: removal_effects(posterior, NEW)):
+        with pytest.raises(NotAvailable, match=r"a mixture of networks\. Ask each member"):
+            method(n2g.bayes.mixture([one, one]))
 
 
 def classifications():

@@ -237,7 +237,7 @@ def test_bad_input_is_refused() -> None:
 def test_the_figure_has_a_line_and_a_band_for_each_name() -> None:
     pytest.importorskip("matplotlib").use("Agg")
     values: dict[str, Tensor] = {"noise": torch.rand(3, 8), "steps": torch.rand(3, 8)}
-    ax = plot_stability(None, torch.tensor([0.0, 1.0, 2.0]), values, label="novelty")
+    ax = plot_stability(None, [0.0, 1.0, 2.0], values, label="novelty")
     assert [line.get_label() for line in ax.get_lines()] == ["noise", "steps"]
     assert len(ax.collections) == 2
     middle = torch.from_numpy(ax.get_lines()[0].get_ydata())

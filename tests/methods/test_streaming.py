@@ -392,6 +392,45 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("method", ["laplace", "condition"])
+def test_noise_of_each_point_needs_one_order_and_one_number_for_each(method):
+    noise = torch.linspace(0.1, 1.0, len(X), dtype=X.dtype)[:, None]
+    linearized = n2g.linearize(nn.Linear(3, 2).to(X).eval())
+    y = linearized(X)
+
+    def found(data, noise_var):
+        if method == "condition":
+            return n2g.condition(linearized.kernel(), data, n2g.Gaussian(noise_var))
+        structure = n2g.structures.Full()
+        return n2g.laplace(
+            linearized, data, n2g.Gaussian(noise_var), prior_var=1.0, structure=structure
+        )
+
+    ordered, mixed = (DataLoader(TensorDataset(X, y), 10, shuffle=b) for b in (False, True))
+    streamed, whole = found(Stream(ordered), noise), found((X, y), noise)
+    torch.testing.assert_close(streamed.marginal(X).variance, whole.marginal(X).variance)
+    with pytest.raises(InputError, match=r"in the order of the data.* shuffle=False"):
+        found(Stream(mixed), noise)
+    for wrong in (noise[1:], torch.cat([noise, noise])):
+        with pytest.raises(InputError, match=r"points, but"):
+            found(Stream(ordered), wrong)
+
+
+def test_new_points_of_a_stream_have_noise_of_their_own():
+    y, noise = X[:, :2], torch.linspace(0.1, 1.0, len(X), dtype=X.dtype)[:, None]
+    linearized, new = n2g.linearize(nn.Linear(3, 2).to(X).eval()), (X[:3] + 1, X[:3, :2])
+    posterior = n2g.condition(linearized.kernel(), Stream((X, y)), n2g.Gaussian(noise))
+    with pytest.raises(InputError, match=r"new data are others\. Pass their"):
+        posterior.update(new)
+    with pytest.raises(InputError, match=r"numbers for 5 points, but the data have 3"):
+        posterior.update(new, likelihood=n2g.Gaussian(noise[:5]))
+    more = posterior.update(new, likelihood=n2g.Gaussian(noise[:3]))
+    joined = torch.cat([X, new[0]]), torch.cat([y, new[1]])
+    both = n2g.Gaussian(torch.cat([noise, noise[:3]]))
+    expected = n2g.condition(linearized.kernel(), joined, both)
+    torch.testing.assert_close(more.marginal(X).variance, expected.marginal(X).variance)
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_streams_that_cannot_be_summed_over_are_refused(case):
     data, message = WRONG[case]

@@ -324,6 +324,10 @@ def test_compositions_that_do_not_fit_are_refused() -> None:
     one = conditioned(1)
     with pytest.raises(InputError, match=r"takes points of shape \(2,\), but the inner one has 3"):
         compose(one, conditioned(1, 3))
+    with pytest.raises(
+        InputError, match=r"takes torch\.float32, .* outer\.to\(dtype=torch\.float64\)"
+    ):
+        compose(one.to(dtype=torch.float32), one)
     with pytest.raises(InputError, match=r"inner must be a posterior, but is"):
         compose(one, network())
     with pytest.raises(InputError, match=r"the outer posterior is not Gaussian"):

@@ -13,6 +13,7 @@ from net2gp.errors import InputError
 from net2gp.inputs import describe, gather, same_inputs, tensors
 from net2gp.likelihoods.traits import rows_per_point
 from net2gp.posteriors import Posterior
+from net2gp.posteriors.conditioning.process import linearizations_of
 from net2gp.types import Data, Inputs, Likelihood
 
 
@@ -56,8 +57,9 @@ def predicted(
             "output=lambda out: out[:, :, 0, 0]), (x, y[:, 0, 0]), likelihood)."
         )
     known = [] if posterior.x is None else tensors(posterior.x)
-    like = [v for v in known if v.is_floating_point()]
-    x, y = gather(data, like[0] if like else None)
+    networks = (one.example for one in linearizations_of(posterior))
+    like = next((v for v in (*known, *networks) if v.is_floating_point()), None)
+    x, y = gather(data, like)
     if posterior.x is not None and same_inputs(x, posterior.x):
         raise InputError(
             "the calibration data are the data of the posterior, whose residuals are too small to calibrate "

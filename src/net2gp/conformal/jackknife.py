@@ -37,7 +37,7 @@ from net2gp.tags import savable
 from net2gp.types import Inputs
 
 NUMBERS = 2**22
-"""The most means of leave-one-out predictions that are held at once."""
+"""The most means of leave-one-out predictions, or covariances with training outputs, held at once."""
 
 
 @torch.no_grad()
@@ -62,7 +62,8 @@ def jackknife_plus(
     If a network was trained on them, it does not hold: `laplace` is refused, and for the kernel of a network
     that was trained on these data use `calibrate_intervals`.
 
-    Cost: N solves here, O(N³); for M new points k(X, x), M solves, and O(M·N·C) memory in parts.
+    Cost: N solves here, O(N³); for M new points k(X, x), M solves, and O(M·N·C) memory in parts, O(M·N·C²) if
+    the kernel couples outputs.
 
     Args:
         posterior: What `condition` or `adapt` return, with Gaussian noise.
@@ -154,8 +155,8 @@ class JackknifeIntervals(Promise):
         """
         own = self.posterior.mean(x)
         place = self.groups.index(groups, len(own)).to(self.scores.device)
-        N, C = len(self.scores), self.posterior.num_outputs
-        size = max(1, NUMBERS // (N * C))
+        N, C, c = len(self.scores), self.posterior.num_outputs, self.removal.gain.shape[-1]
+        size = max(1, NUMBERS // (N * max(C, c * c)))
         parts = zip(chunks(x, size), place.split(size), strict=True)
         found = [torch.stack(self._ends(part, mine)) for part, mine in parts]
         lower, upper = torch.cat(found, 1)

@@ -66,7 +66,8 @@ def plot_convergence(
     times = found.time_constants.detach().cpu()
     times = times[times.isfinite()]
     if measured is not None:
-        places, losses = equally_long(steps=list(measured[0]), losses=list(measured[1]))
+        steps, losses = (torch.as_tensor(values).detach().double().tolist() for values in measured)
+        places, losses = equally_long(steps=steps, losses=losses)
         kept = [(k, value) for k, value in zip(places, losses, strict=True) if k >= 1]
         if not kept:
             raise InputError(
@@ -75,10 +76,10 @@ def plot_convergence(
         num_steps = num_steps or max(k for k, _ in kept)
         ax.plot(*zip(*kept, strict=True), "o", color=COLORS[1], markersize=4, label="measured")
     last = num_steps or int(min(max(10.0, float(times.max()) if len(times) else 10.0), 1e9))
-    steps = torch.logspace(0, torch.tensor(float(last)).log10().item(), 200, dtype=torch.float64)
-    steps = steps.round().unique()
-    curve = found.loss(steps).detach().cpu()
-    ax.plot(steps, curve, color=COLORS[0], linewidth=1.5, label="predicted")
+    grid = torch.logspace(0, torch.tensor(float(last)).log10().item(), 200, dtype=torch.float64)
+    grid = grid.round().unique()
+    curve = found.loss(grid).detach().cpu()
+    ax.plot(grid, curve, color=COLORS[0], linewidth=1.5, label="predicted")
     seen = times[(times >= 1) & (times <= last)]
     ax.plot(
         seen,

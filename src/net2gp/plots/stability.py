@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from net2gp.plots.style import axes_or_new, equally_long, finish, next_color
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def plot_stability(
     ax: Axes | None,
-    distances: Tensor,
+    distances: Sequence[float] | Tensor,
     values: Mapping[str, Tensor],
     *,
     label: str = "change of the mean",
@@ -40,7 +41,7 @@ def plot_stability(
     'change of the mean'
     """
     ax = axes_or_new(ax)
-    places = distances.detach().cpu().numpy()
+    places = torch.as_tensor(distances).detach().cpu().numpy()
     for name, value in values.items():
         equally_long(distances=places, values=value)
         parts = (

@@ -20,6 +20,7 @@ from net2gp.posteriors.conditioning.conditioned import Conditioned
 from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.predicting import is_gaussian
 from net2gp.posteriors.recipes.around_network import AroundNetwork
 from net2gp.posteriors.weights.function_space import ConditionedCovariance
 from net2gp.tags import savable
@@ -217,6 +218,11 @@ class _Cavity:
 @torch.no_grad()
 def _cavity(posterior: Posterior, x: Inputs | None, points: Tensor | None) -> _Cavity:
     _check(posterior)
+    if not is_gaussian(posterior.process):
+        raise NotAvailable(
+            "a point is taken out in closed form of a Gaussian law, but this posterior is a set or a mixture "
+            "of networks. Ask each member, or find it anew without the point."
+        )
     index = _index(posterior, points)
     left_out = rows(posterior.data[0], index)
     cross = None if x is None else cross_covariance(posterior.process, left_out, x, index)

@@ -7,12 +7,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, warn
 from net2gp.inputs import check_made, copied, describe, map_inputs, rows
-from net2gp.likelihoods.traits import (
-    bound_to,
-    has_open_link,
-    has_open_noise,
-    tied_points,
-)
+from net2gp.likelihoods.traits import bound_to, has_open_link, has_open_noise
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.forward.places import channels_of
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
@@ -20,7 +15,7 @@ from net2gp.linear.planning.probe import ALIKE, check_all_used, check_used, find
 from net2gp.methods.laplace_approximation.dense import placed, structure_at_places
 from net2gp.posteriors.conditioning.checks import check_class_axis
 from net2gp.posteriors.weights import Diagonal, Full, FunctionSpace, Kron, Structure, Task
-from net2gp.posteriors.weights.tasks.streamed import StreamedTask, outputs_at, piece_of
+from net2gp.posteriors.weights.tasks.streamed import StreamedTask, check_tied, outputs_at, piece_of
 from net2gp.posteriors.weights.tasks.sums import Sums
 from net2gp.streams import Passes
 from net2gp.types import Inputs, Likelihood, Stream
@@ -105,7 +100,7 @@ def _streamed(
         known = sums if known is None else known.plus(sums)
     assert known is not None
     check_all_used(linearized, reached)
-    _check_tied(likelihood, known.count)
+    check_tied(likelihood, passes)
     start = map_inputs(rows(start, slice(0, KEPT_POINTS)), torch.clone)
     task = StreamedTask(linearized, used, *options, passes=passes, known=known, start=start)
     return task, structure
@@ -138,15 +133,6 @@ def _check_same_layer(
             f"{type(structure).__name__}() takes {list(linearized.params)} at the first points of the "
             f"stream and {list(found.params)} at others. Choose the parameters with only=, and "
             "structure=Full() or Kron()."
-        )
-
-
-def _check_tied(likelihood: Likelihood, count: int) -> None:
-    tied = tied_points(likelihood)
-    if tied is not None and tied != count:
-        raise InputError(
-            f"the likelihood holds numbers for {tied} points, but the data have {count}. Pass one for each "
-            "point, in the order of the data."
         )
 
 

@@ -274,6 +274,18 @@ def _check_pair(outer: Posterior, inner: Posterior) -> None:
             f"the outer posterior takes points of shape {tuple(outer.x.shape[1:])}, but the inner one has "
             f"{inner.num_outputs} outputs. The outputs of the inner one must be the inputs of the outer one."
         )
+    _check_dtypes(outer, inner)
+
+
+def _check_dtypes(outer: Posterior, inner: Posterior) -> None:
+    """Raise if the outer posterior takes another dtype than the inner one gives, as far as data show it."""
+    if not isinstance(outer.x, Tensor) or inner.y is None or not inner.y.is_floating_point():
+        return
+    if outer.x.dtype != inner.y.dtype:
+        raise InputError(
+            f"the outer posterior takes {outer.x.dtype}, but the inner one gives {inner.y.dtype}. Move one "
+            f"of them: outer.to(dtype={inner.y.dtype})."
+        )
 
 
 def _coupled(K: Tensor, outputs: int | None, count: int) -> Tensor:

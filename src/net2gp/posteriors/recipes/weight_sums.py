@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from net2gp.errors import NotAvailable
+from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import chunks, gather, num_rows, rows
-from net2gp.likelihoods.traits import has_gaussian_noise, of_points
+from net2gp.likelihoods.traits import has_gaussian_noise, of_points, tied_points
 from net2gp.linalg import cholesky
 from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.gaussian import Solved, whitened
@@ -20,6 +20,7 @@ from net2gp.posteriors.conditioning.solvers import Solver, WeightCholesky
 from net2gp.posteriors.conditioning.systems import precision
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
+from net2gp.posteriors.weights.tasks.streamed import check_tied
 from net2gp.streams import Passes
 from net2gp.types import Data, FeatureKernel, Kernel, Likelihood, Mean, Stream
 
@@ -95,6 +96,11 @@ def extend_sums(posterior: Posterior, data: Data, likelihood: Likelihood | None)
     sums = WeightSums.of(process, posterior.evidence)
     stream = data if isinstance(data, Stream) else Stream([gather(data)])
     used = posterior.likelihood if likelihood is None else likelihood
+    if likelihood is None and tied_points(used) is not None:
+        raise InputError(
+            f"noise_var holds the noise of {tied_points(used)} points, but the new data are others. Pass "
+            "their noise: update(data, likelihood=Gaussian(noise_var=...))."
+        )
     for problem in _problems(process.kernel, stream, used, process.prior_mean, None):
         sums = sums.plus(problem)
     return sums.solved(problem)
@@ -120,11 +126,13 @@ def _problems(
             "likelihood)."
         )
     like = getattr(getattr(kernel, "linearized", None), "example", None)
-    for first, x, y in Passes(data, like, most=1).pieces("sums of features"):
+    passes = Passes(data, like, most=1)
+    for first, x, y in passes.pieces("sums of features"):
         own = of_points(likelihood, slice(first, first + len(y)))
         problem = make_problem(kernel, (x, y), own, mean)
         choose_solver(problem, WeightCholesky())
         yield problem
+    check_tied(likelihood, passes)
 
 
 def _nothing(problem: Problem) -> WeightSums:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import InputError, NotAvailable
-from net2gp.inputs import chunks, join, rows, tensors
+from net2gp.inputs import chunks, join, rows, same_inputs, tensors
 from net2gp.likelihoods.traits import bound_to, of_points, tied_points
 from net2gp.linear.curvatures.curvature import ExactFisher, Fisher, Source
 from net2gp.linear.forward.factors import Factor
@@ -176,3 +176,30 @@ def piece_of(
     part = slice(first, first + len(y))
     own = bound_to(of_points(likelihood, part), y)
     return Piece(linearized, x, y, own, among=(first, likelihood))
+
+
+def check_tied(likelihood: Likelihood, passes: Passes) -> None:
+    """Raise unless numbers that a likelihood holds for each point suit the points of a stream.
+
+    Args:
+        likelihood: The likelihood of all points.
+        passes: The stream, which was read once.
+
+    Raises:
+        InputError: If there are more or fewer numbers than points, or if the order of the points changes.
+    """
+    tied = tied_points(likelihood)
+    if tied is None:
+        return
+    if tied != passes.num_rows:
+        raise InputError(
+            f"the likelihood holds numbers for {tied} points, but the data have {passes.num_rows}. Pass one "
+            "for each point, in the order of the data."
+        )
+    (x, y), (again, same) = passes.first(), passes.first()
+    if not (same_inputs(x, again) and torch.equal(y, same)):
+        raise InputError(
+            "the likelihood holds numbers for each point, in the order of the data, but the stream begins "
+            "with other points in each pass. Pass a DataLoader with shuffle=False and without random "
+            "transforms."
+        )
