@@ -39,7 +39,7 @@ def draw(problem: Problem, path: Path) -> None:
         "vmax": len(CLASSES) - 0.5,
         "interpolation": "nearest",
     }
-    logarithmic = {"cmap": "viridis", "norm": LogNorm()}
+    logarithmic = {"cmap": "viridis", "norm": LogNorm(vmin=1e-6)}
     likely = draws.mean(0).argmax(-1)
     pixels = _two_pixels(spread, found.unseen[0])
     maps: list[tuple[str, Tensor, dict[str, Any]]] = [
@@ -67,7 +67,7 @@ def draw(problem: Problem, path: Path) -> None:
     figure, axes = plt.subplots(2, 5, figsize=(15, 6.4), layout="constrained")
     for axis, (title, values, how) in zip(axes.flat, maps, strict=True):
         shown = axis.imshow(values, **how)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(title, fontsize=9)
         axis.set(xticks=[], yticks=[])
         bar = figure.colorbar(shown, ax=axis, shrink=0.8)
         if how is classes:
