@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -9,7 +10,6 @@ import torch
 from net2gp.errors import NetworkError
 from net2gp.inputs import num_rows
 from net2gp.likelihoods.traits import rows_per_point
-from net2gp.linear import Linearized
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_approximation.noise import VARIANCE_POINTS
 from net2gp.methods.laplace_approximation.regression import all_layers, is_regression
@@ -17,7 +17,8 @@ from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Matched
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
-from net2gp.posteriors.recipes.seen import FEW_SHARES, Widening, seen_by
+from net2gp.posteriors.recipes.seen import FEW_SHARES, Seen, Widening, seen_by
+from net2gp.posteriors.weights import Task
 
 ORDINARY = 0.9
 """The quantile of the training inputs' shares, and of their variances, that counts as the ordinary one."""
@@ -34,17 +35,16 @@ def widens(search: Search) -> bool:
 def with_widening(search: Search, found: Tuned, posterior: Posterior) -> Posterior:
     """The posterior whose predictions gain the variance of `Widening` at novel inputs.
 
-    A structure that keeps the covariance in part, or of one layer, is surest of all where nothing was seen,
-    since it does not know which directions the data leave open; and where a network goes on in another
-    direction than the data would have, the linear model is too sure as well. The size of the variance
-    is that of f at the training inputs, and nothing is fitted. Cost: the tangent kernel of 400
-    points, or one pass over the training data, and the variances at 500 of them.
+    A structure that keeps a part of the covariance does not know which directions the data leave open, and
+    where a network goes on otherwise than the data would have, the whole linear model is too sure as well.
+    The size of the variance is that of f at the training inputs, and nothing is fitted. Cost: the tangent
+    kernel of 400 points, or one pass over the training data, and the variances at 500 of them.
     """
     task, process = search.task, posterior.process
     assert isinstance(process, AroundNetwork)
     with evaluating(process.linearized.network):
         some = task.some(FEW_SHARES)
-        seen = seen_by(task, some, quantile=ORDINARY, whole=_whole(search))
+        seen = _seen(search, some)
     if seen is None:
         return posterior
     few = some.some(min(VARIANCE_POINTS, num_rows(some.x)))
@@ -53,11 +53,10 @@ def with_widening(search: Search, found: Tuned, posterior: Posterior) -> Posteri
     return replace(posterior, process=replace(process, widening=widening))
 
 
-def _whole(search: Search) -> Linearized | None:
-    """The network with all of its layers, if the structure takes one of them and it is not chosen by name."""
-    if not search.structure.traits().one_layer:
-        return None
-    try:
-        return all_layers(search.task.linearized)
-    except NetworkError:
-        return None
+def _seen(search: Search, some: Task) -> Seen | None:
+    """The training inputs under the kernel of what varies, or of all layers if the structure takes one."""
+    if search.structure.traits().one_layer:
+        whole = all_layers(search.task.linearized)
+        with suppress(NetworkError):
+            return seen_by(search.task, some, quantile=ORDINARY, whole=whole)
+    return seen_by(search.task, some, quantile=ORDINARY)
