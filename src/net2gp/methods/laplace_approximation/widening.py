@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-import torch
-
 from net2gp.errors import NetworkError
 from net2gp.inputs import num_rows
 from net2gp.likelihoods.traits import rows_per_point
@@ -17,11 +15,8 @@ from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Matched
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
-from net2gp.posteriors.recipes.seen import FEW_SHARES, Seen, Widening, seen_by
+from net2gp.posteriors.recipes.seen import FEW_SHARES, Seen, Widening, edge, seen_by
 from net2gp.posteriors.weights import Task
-
-ORDINARY = 0.9
-"""The quantile of the training inputs' shares, and of their variances, that counts as the ordinary one."""
 
 
 def widens(search: Search) -> bool:
@@ -49,7 +44,7 @@ def with_widening(search: Search, found: Tuned, posterior: Posterior) -> Posteri
         return posterior
     few = some.some(min(VARIANCE_POINTS, num_rows(some.x)))
     variances = process.diagonal(few.x)[1].double()
-    widening = Widening(seen, torch.quantile(variances, ORDINARY, dim=0), found.narrowed)
+    widening = Widening(seen, variances.mean(0), found.narrowed)
     return replace(posterior, process=replace(process, widening=widening))
 
 
@@ -58,5 +53,5 @@ def _seen(search: Search, some: Task) -> Seen | None:
     if search.structure.traits().one_layer:
         whole = all_layers(search.task.linearized)
         with suppress(NetworkError):
-            return seen_by(search.task, some, quantile=ORDINARY, whole=whole)
-    return seen_by(search.task, some, quantile=ORDINARY)
+            return seen_by(search.task, some, ordinary=edge, whole=whole)
+    return seen_by(search.task, some, ordinary=edge)

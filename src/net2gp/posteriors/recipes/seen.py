@@ -29,6 +29,9 @@ NOISE = 1e-3
 ORDINARY = 0.98
 """The quantile of the training inputs' own shares up to which an input counts as ordinary."""
 
+EDGE = 0.9
+"""The same where the variance of predictions begins to grow."""
+
 NUM_POINTS = 400
 """Training inputs whose tangent kernel is kept."""
 
@@ -130,12 +133,13 @@ class Widening:
 
     The variance of the linear model is about proportional to the share u of the prior variance that training
     inputs leave open. What the network has beyond the linear model is of second order in its parameters, so
-    that its variance is about proportional to u². It gets the size v of the linear model's own variance where
-    u is at the end u₀ of what is ordinary, and is never larger than the prior variance w.
+    that its variance is about proportional to u². It has the size v of the linear model's own variance where
+    u is at the end u₀ of what is ordinary, and is never larger than the prior variance w. With `edge` as u₀
+    its average over training inputs that are left out is at most v.
 
     Args:
         seen: The training inputs, with the share u₀ up to which inputs are ordinary.
-        variance: The variance v of each output: (C,).
+        variance: The variance v of each output, the average at training inputs: (C,).
         prior_scale: By how much w is larger than the prior variance of the posterior.
     """
 
@@ -156,7 +160,11 @@ class Widening:
 
 
 def seen_by(
-    task: Task, some: Task, *, quantile: float = ORDINARY, whole: Linearized | None = None
+    task: Task,
+    some: Task,
+    *,
+    ordinary: Callable[[Tensor], float] | None = None,
+    whole: Linearized | None = None,
 ) -> SeenPoints | SeenFeatures | None:
     """What the training inputs tell a network's parameters that vary.
 
@@ -166,12 +174,14 @@ def seen_by(
     Args:
         task: The network with the parameters that vary, and its training inputs.
         some: The task at `FEW_SHARES` of the inputs, a random choice.
-        quantile: How many of the training inputs' own shares are ordinary.
+        ordinary: What the training inputs' own shares say is ordinary; None takes what all but one in fifty
+            stay below.
         whole: The network with all parameters that the tangent kernel is of, if these are others than vary.
 
     Returns:
         What was seen, or None.
     """
+    ordinary = ordinary or most
     linearized, few = whole or task.linearized, task.few()
     if (
         channels_of(linearized) is None
@@ -179,13 +189,13 @@ def seen_by(
         and not _is_last(linearized, few)
     ):
         names = () if whole is None else tuple(whole.params)
-        return replace(_points(linearized, some.some(NUM_POINTS).x, quantile), names=names)
+        return replace(_points(linearized, some.some(NUM_POINTS).x, ordinary), names=names)
     linearized = task.linearized
     try:
         head = last_linearized(linearized, few)
     except NetworkError:
         return None
-    return _features(head, task, some, quantile) if has_features(head, few) else None
+    return _features(head, task, some, ordinary) if has_features(head, few) else None
 
 
 def _is_last(linearized: Linearized, x: Inputs) -> bool:
@@ -202,7 +212,9 @@ def _is_last(linearized: Linearized, x: Inputs) -> bool:
         return False
 
 
-def _points(linearized: Linearized, points: Inputs, quantile: float) -> SeenPoints:
+def _points(
+    linearized: Linearized, points: Inputs, ordinary: Callable[[Tensor], float]
+) -> SeenPoints:
     K = linearized.trace_kernel()(points).double()
     scales = K.diagonal().clamp(min=1e-300).sqrt()
     noisy = K / scales / scales[:, None]
@@ -210,10 +222,12 @@ def _points(linearized: Linearized, points: Inputs, quantile: float) -> SeenPoin
     L = torch.linalg.cholesky(noisy)
     whitening = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
     own = 1 / whitening.square().sum(0) - NOISE
-    return SeenPoints(points, whitening, scales, _ordinary(own, quantile))
+    return SeenPoints(points, whitening, scales, ordinary(own))
 
 
-def _features(head: Linearized, task: Task, some: Task, quantile: float) -> SeenFeatures:
+def _features(
+    head: Linearized, task: Task, some: Task, ordinary: Callable[[Tensor], float]
+) -> SeenFeatures:
     width = sum(value[0].numel() for value in head.params.values())
     H, count = head.example.new_zeros(width, width, dtype=torch.float64), 0
     for piece in task.pieces("features"):
@@ -229,7 +243,7 @@ def _features(head: Linearized, task: Task, some: Task, quantile: float) -> Seen
     phi = torch.cat(list(_counted(head, some)))
     left = (phi @ root.T).square().sum(1) / noise
     without = _open(phi, root) / (1 - left).clamp(min=1e-3)
-    return SeenFeatures(tuple(head.params), root, _ordinary(without.clamp(max=1), quantile))
+    return SeenFeatures(tuple(head.params), root, ordinary(without.clamp(max=1)))
 
 
 def _counted(head: Linearized, task: Task) -> Iterator[Tensor]:
@@ -255,10 +269,15 @@ def _open(phi: Tensor, root: Tensor) -> Tensor:
     return torch.where(length > 0, left / torch.where(length > 0, length, 1.0), 1.0)
 
 
-def _ordinary(shares: Tensor, quantile: float) -> float:
-    """The share that a point is compared with; at least some roundings above zero."""
+def most(shares: Tensor, quantile: float = ORDINARY) -> float:
+    """The share that most points stay below; at least some roundings above zero."""
     few = shares[:: -(-len(shares) // QUANTILE_NUMBERS)]  # torch takes no more
     return max(float(torch.quantile(few, quantile)), 1e-12)
+
+
+def edge(shares: Tensor) -> float:
+    """The share that nine in ten stay below, or the root mean square if a few shares are much larger."""
+    return max(most(shares, EDGE), float(shares.square().mean().sqrt()))
 
 
 def _head(linearized: Linearized, names: tuple[str, ...]) -> Linearized:
