@@ -81,11 +81,20 @@ def laplace(structure: Any) -> Method:
     return predict
 
 
-def plain_process(_: nn.Module, data: tuple[Tensor, Tensor], x: Tensor) -> Prediction:
-    """A GP with a squared-exponential kernel, one length scale for each input."""
+def plain_process(
+    _: nn.Module,
+    data: tuple[Tensor, Tensor],
+    x: Tensor,
+    *,
+    tuning: int = TUNING_POINTS,
+    most: int | None = None,
+) -> Prediction:
+    """A GP with a squared-exponential kernel, one length scale for each input, of at most `most` points."""
     generator = torch.Generator().manual_seed(0)
-    chosen = torch.randperm(len(data[0]), generator=generator)[:TUNING_POINTS]
-    few = (data[0][chosen], data[1][chosen])
+    order = torch.randperm(len(data[0]), generator=generator)
+    few = (data[0][order[:tuning]], data[1][order[:tuning]])
+    if most is not None and len(order) > most:
+        data = (data[0][order[:most]], data[1][order[:most]])
 
     def build(lengthscale: Tensor, output_var: float, noise_var: float) -> Any:
         return n2g.condition(n2g.RBF(lengthscale, output_var), few, n2g.Gaussian(noise_var))

@@ -50,11 +50,21 @@ def predicted(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool)
     if needed == "contrasts":
         mean, variances = process.contrast(x)
         return likelihood.predict(Contrasts(mean, variances + 2 * novel))
-    return likelihood.predict(rounded(*process.moments(x)))
+    return likelihood.predict(rounded(*_widened(process, x, novel)))
+
+
+def _widened(process: Process, x: Inputs, novel: Tensor | float) -> tuple[Tensor, Tensor]:
+    """The mean and the covariance of each point, with what its outputs gain."""
+    mean, blocks = process.moments(x)
+    if isinstance(novel, Tensor):
+        blocks = blocks + torch.diag_embed(novel.to(blocks).expand_as(mean))
+    return mean, blocks
 
 
 def _novel(process: Process, x: Inputs, likelihood: Likelihood) -> Tensor | float:
-    """The variance that each output gains since a point is novel, (N, 1), if the link asks for it."""
+    """The variance that each output gains since a point is novel, if the process or the link asks for it."""
+    if getattr(process, "widening", None) is not None:
+        return cast(Tensor, process.gained(x))  # type: ignore[attr-defined]
     most = novelty_var(likelihood)
     excess = getattr(process, "excess", None)
     return 0.0 if not most or excess is None else most * excess(x)[..., None]
@@ -73,10 +83,7 @@ def split_targets(process: Process, x: Inputs, likelihood: Likelihood, *, own: b
     """The parts of the variance of y at each point."""
     if not is_gaussian(process):
         return cast(NotGaussian, process).split(x, likelihood, own)
-    mean, blocks = process.moments(x)
-    novel = _novel(process, x, likelihood)
-    if isinstance(novel, Tensor):
-        blocks = blocks + torch.diag_embed(novel.to(blocks).expand_as(mean))
+    mean, blocks = _widened(process, x, _novel(process, x, likelihood))
     law = rounded(mean.flatten(0, -2), blocks.flatten(0, -3))  # places count as points
     parts = split_law(law, of_a_row(likelihood), x)
     shape = mean.shape[:-1]

@@ -21,6 +21,7 @@ from net2gp.methods.laplace_approximation.matching import with_novelty
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.task import make_task
 from net2gp.methods.laplace_approximation.tuning import Evidence, Tuning, Validation
+from net2gp.methods.laplace_approximation.widening import widens, with_widening
 from net2gp.posteriors.conditioning.checks import check_prior_var, remedy
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.weights import Structure
@@ -49,9 +50,10 @@ def laplace(
 
     `prior_var` and the noise of `Gaussian()` are chosen where they are left open. The default, `Matched()`,
     is for regression the evidence of the linear model at its own mode, with predictions on the training data
-    that are no surer than the network is right there. For classes it also chooses the link, so that
-    predictions are as sure on average as the network, and less so away from the data: there their variance
-    grows, and `posterior.novelty(x)`, how little has been seen there, adds to it. `Evidence()` is
+    that are no surer than the network is right there; `predict` is wider than `marginal` where inputs are
+    novel. For classes it also chooses the link, so that predictions are as sure on average as the network,
+    and less so away from the data: there their variance grows, and `posterior.novelty(x)`, how little has
+    been seen there, adds to it. `Evidence()` is
     the Laplace approximation of the marginal likelihood,
     log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, and `Validation(data)` takes data that
     were held out. `marginal` does not depend on the link; `Categorical(Probit())` or any other link of your
@@ -121,6 +123,8 @@ def laplace(
             posterior = with_novelty(posterior, task)
             if isinstance(tuning, Validation):
                 posterior = with_weight(posterior, HeldOut(task, tuning.data))
+        if widens(search):
+            posterior = with_widening(search, found, posterior)
         return cast("Posterior[Observed]", posterior)
 
 

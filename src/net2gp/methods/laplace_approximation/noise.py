@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import brentq
@@ -40,13 +40,14 @@ def regressed(search: Search) -> Tuned:
     tried = _Tried(search, model, chosen, some.x)
     if given is not None:
         return tried.at(noise, None)
+    whole = scale
     noise, scale = tried.with_variance(noise, scale)
     if task.open_noise and not search.structure.traits().solved_once:
         f, y = chosen.values(some)
         squares = (y - f).square()
         most = max(model.spread, model.error)
         noise = likely_noise(noise, tried.variances(noise, scale), squares, most)
-    return tried.at(noise, scale)
+    return replace(tried.at(noise, scale), narrowed=whole / scale)
 
 
 @dataclass(frozen=True, eq=False)

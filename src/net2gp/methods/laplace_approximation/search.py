@@ -33,12 +33,15 @@ class Tuned:
         likelihood: The likelihood with its noise and its link.
         scale: The factor of the curvature, 1/(temperature · open noise).
         solved: Σ and the evidence there, if they were needed to choose.
+        narrowed: By how much the prior variance is smaller than that of the whole linear model, since the
+            structure needs it.
     """
 
     prior_var: PriorVar
     likelihood: Likelihood
     scale: float
     solved: Solved | None = None
+    narrowed: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, warn
 from net2gp.inputs import check_made, copied, describe, map_inputs, rows
-from net2gp.likelihoods.traits import bound_to, has_open_link, has_open_noise
+from net2gp.likelihoods.traits import bound_to, has_gaussian_noise, has_open_link, has_open_noise
 from net2gp.linear import Linearized, linearize
 from net2gp.linear.forward.places import channels_of
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
@@ -81,9 +81,8 @@ def _streamed(
     """The task of a stream, whose first pass checks each point and finds the sums that do not change."""
     # beside the curvature: the checks, points for prior and noise, for variances or a link, and the gradient
     most = 4 + (1 if structure is None else structure.traits().passes)
-    most += (
-        2 if has_open_link(likelihood) else 0
-    )  # what was seen: some points, perhaps all features
+    # what was seen: some points, perhaps all features
+    most += 2 if has_open_link(likelihood) or has_gaussian_noise(likelihood) else 0
     passes = Passes(data, example_of(network), most)
     start, targets = passes.first()
     whole = _linearized(network, only, structure)

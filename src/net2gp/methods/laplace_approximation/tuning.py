@@ -76,7 +76,10 @@ class Matched:
     the mean of θ*². Structures that are not exact take the noise of the exact one, and the prior variance
     at which they are as unsure of the data, on average, as it is of a row that was left out,
     noise_var·γ/(N − γ); what they fall short of counts as noise. Up to 1500 rows are used, or all, if the
-    parameters are fewer. Where each point or output has a noise of its own, `Evidence()` is used.
+    parameters are fewer. Predictions gain a variance where inputs are novel, min(v (u/u₀)², w): for the
+    share u of the prior variance w that training inputs leave open, the share u₀ that nine in ten of them
+    stay below (or the root mean square, if that is larger), and the average variance v of f there. Where each
+    point or output has a noise of its own, `Evidence()` is used.
 
     **Classes.** The evidence at θ* pairs the logits where training stopped with a variance that belongs to
     larger ones, so that predictions come out too unsure everywhere. Here the link scales the mean by α, the

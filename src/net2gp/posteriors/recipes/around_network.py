@@ -18,7 +18,7 @@ from net2gp.posteriors.conditioning.samples import FunctionSamples
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
 from net2gp.posteriors.recipes.dual import Dual, make_dual
-from net2gp.posteriors.recipes.seen import Seen
+from net2gp.posteriors.recipes.seen import Seen, Widening
 from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
 from net2gp.show import number
 from net2gp.streams import Passes
@@ -38,6 +38,7 @@ class AroundNetwork:
         prior_var: The prior variances, a number or a dict by parameter name.
         num_outputs: The number of outputs C.
         seen: The training inputs as `novelty` compares with them, or None.
+        widening: The variance that predictions gain where inputs are novel, or None.
 
     References: Khan et al., Approximate inference turns deep networks into Gaussian processes, NeurIPS
     2019; Immer, Korzepa, Bauer, Improving predictions of Bayesian neural nets via local linearization,
@@ -49,6 +50,7 @@ class AroundNetwork:
     prior_var: PriorVar = field(repr=False)
     num_outputs: int
     seen: Seen | None = None
+    widening: Widening | None = None
 
     @property
     def kernel(self) -> TangentKernel:
@@ -126,6 +128,20 @@ class AroundNetwork:
             return self.linearized.example.new_zeros(num_rows(x))
         return (self.novelty(x) / self.seen.ordinary - 1).clamp(min=0)
 
+    @evaluated
+    def gained(self, x: Inputs) -> Tensor:
+        """The variance that the outputs of predictions gain since a point is novel: (N, C)."""
+        assert self.widening is not None
+        with torch.set_grad_enabled(follows(x)):
+            gained = self.widening.gained(self._wide_shares(x), self.prior_variances(x))
+        return gained.to(self.linearized.example)
+
+    @cached_property
+    @ordinary_tensors()
+    def _wide_shares(self) -> Callable[[Inputs], Tensor]:
+        assert self.widening is not None
+        return self.widening.seen.shares(self.linearized)
+
     def functions(self, num_samples: int, generator: torch.Generator | None) -> FunctionSamples:
         """The functions f(x; θ*) + J(x)(θ_s − θ*) for drawn parameters θ_s."""
         with evaluating(self.linearized.network):
@@ -168,7 +184,10 @@ class AroundNetwork:
         else:
             prior_var = factor * self.prior_var
         return replace(
-            self, covariance=ScaledCovariance(self.covariance, factor), prior_var=prior_var
+            self,
+            covariance=ScaledCovariance(self.covariance, factor),
+            prior_var=prior_var,
+            widening=None if self.widening is None else self.widening.scaled(factor),
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from net2gp.inputs import chunks
 from net2gp.linear.curvatures.head import features, has_features, last_linearized
 from net2gp.linear.forward.places import channels_of, num_places
 from net2gp.linear.linearized import Linearized
+from net2gp.linear.precision import rechosen
 from net2gp.posteriors.weights import Task
 from net2gp.tags import savable
 from net2gp.types import Inputs
@@ -30,6 +32,9 @@ ORDINARY = 0.98
 
 ORDINARY_PLACES = 0.999
 """The same at places, whose shares differ by far more: an image has thousands, many of them at borders."""
+
+EDGE = 0.9
+"""The same where the variance of predictions begins to grow."""
 
 NUM_POINTS = 400
 """Training inputs whose tangent kernel is kept."""
@@ -51,7 +56,7 @@ class Seen(Protocol):
 
     @property
     def ordinary(self) -> float:
-        """The share that all but one in fifty training inputs (or a thousand places) stay below, left out."""
+        """The share that all but a few training inputs stay below, each left out itself."""
 
     def shares(self, linearized: Linearized) -> Callable[[Inputs], Tensor]:
         """The function from x to the share of the prior variance that training inputs leave open: (N,)."""
@@ -69,12 +74,14 @@ class SeenPoints:
         whitening: L⁻¹ with LLᵀ = K̃ + νI: (M, M).
         scales: √k(x, x) at X: (M,).
         ordinary: The share up to which inputs are ordinary.
+        names: The parameters of the kernel; none means those that vary.
     """
 
     x: Inputs
     whitening: Tensor
     scales: Tensor
     ordinary: float
+    names: tuple[str, ...] = ()
 
     def shares(self, linearized: Linearized) -> Callable[[Inputs], Tensor]:
         """Return the function of shares, which costs M entries of the kernel and M² operations per point.
@@ -82,6 +89,8 @@ class SeenPoints:
         Gradients at X are held where they are small, so that a later call runs the network at its own points
         alone.
         """
+        if self.names:
+            linearized = rechosen(linearized, self.names)
         kernel = linearized.trace_kernel()
         at = kernel.keep(self.x) or (lambda z: (kernel(self.x, z), kernel.blocks(z)))
 
@@ -121,7 +130,46 @@ class SeenFeatures:
         return lambda x: torch.cat([share(part) for part in chunks(x, _together(head, x))])
 
 
-def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
+@savable("seen.Widening")
+@dataclass(frozen=True, eq=False)
+class Widening:
+    """The variance that the outputs of a regression gain where inputs are novel: min(v (u/u₀)², w).
+
+    The variance of the linear model is about proportional to the share u of the prior variance that training
+    inputs leave open. What the network has beyond the linear model is of second order in its parameters, so
+    that its variance is about proportional to u². It has the size v of the linear model's own variance where
+    u is at the end u₀ of what is ordinary, and is never larger than the prior variance w. With `edge` as u₀
+    its average over training inputs that are left out is at most v.
+
+    Args:
+        seen: The training inputs, with the share u₀ up to which inputs are ordinary.
+        variance: The variance v of each output, the average at training inputs: (C,).
+        prior_scale: By how much w is larger than the prior variance of the posterior.
+    """
+
+    seen: Seen
+    variance: Tensor
+    prior_scale: float = 1.0
+
+    def gained(self, shares: Tensor, prior_variances: Tensor) -> Tensor:
+        """Return the variances (N, C) for shares (N,) and prior variances (N, C)."""
+        squares = (shares.double() / self.seen.ordinary).square()
+        return torch.minimum(
+            squares[:, None] * self.variance, self.prior_scale * prior_variances.double()
+        )
+
+    def scaled(self, factor: float) -> Widening:
+        """Return what belongs to `factor` times the covariance and the prior variance."""
+        return replace(self, variance=factor * self.variance)
+
+
+def seen_by(
+    task: Task,
+    some: Task,
+    *,
+    ordinary: Callable[[Tensor], float] | None = None,
+    whole: Linearized | None = None,
+) -> SeenPoints | SeenFeatures | None:
     """What the training inputs tell a network's parameters that vary.
 
     Small networks keep the tangent kernel of all these parameters at some of the inputs. A last layer, or a
@@ -130,22 +178,29 @@ def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
     Args:
         task: The network with the parameters that vary, and its training inputs.
         some: The task at `FEW_SHARES` of the inputs, a random choice.
+        ordinary: What the training inputs' own shares say is ordinary; None takes what all but one in fifty
+            (or a thousand places) stay below.
+        whole: The network with all parameters that the tangent kernel is of, if these are others than vary.
 
     Returns:
         What was seen, or None.
     """
-    linearized, few = task.linearized, task.few()
+    at_points = channels_of(task.linearized) is None
+    ordinary = ordinary or (most if at_points else partial(most, quantile=ORDINARY_PLACES))
+    linearized, few = whole or task.linearized, task.few()
     if (
         channels_of(linearized) is None
         and linearized.num_params <= MOST_PARAMETERS
         and not _is_last(linearized, few)
     ):
-        return _points(linearized, some.some(NUM_POINTS).x)
+        names = () if whole is None else tuple(whole.params)
+        return replace(_points(linearized, some.some(NUM_POINTS).x, ordinary), names=names)
+    linearized = task.linearized
     try:
         head = last_linearized(linearized, few)
     except NetworkError:
         return None
-    return _features(head, task, some) if has_features(head, few) else None
+    return _features(head, task, some, ordinary) if has_features(head, few) else None
 
 
 def _is_last(linearized: Linearized, x: Inputs) -> bool:
@@ -162,7 +217,9 @@ def _is_last(linearized: Linearized, x: Inputs) -> bool:
         return False
 
 
-def _points(linearized: Linearized, points: Inputs) -> SeenPoints:
+def _points(
+    linearized: Linearized, points: Inputs, ordinary: Callable[[Tensor], float]
+) -> SeenPoints:
     K = linearized.trace_kernel()(points).double()
     scales = K.diagonal().clamp(min=1e-300).sqrt()
     noisy = K / scales / scales[:, None]
@@ -170,10 +227,12 @@ def _points(linearized: Linearized, points: Inputs) -> SeenPoints:
     L = torch.linalg.cholesky(noisy)
     whitening = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
     own = 1 / whitening.square().sum(0) - NOISE
-    return SeenPoints(points, whitening, scales, _ordinary(own, ORDINARY))
+    return SeenPoints(points, whitening, scales, ordinary(own))
 
 
-def _features(head: Linearized, task: Task, some: Task) -> SeenFeatures:
+def _features(
+    head: Linearized, task: Task, some: Task, ordinary: Callable[[Tensor], float]
+) -> SeenFeatures:
     width = sum(value[0].numel() for value in head.params.values())
     H, count = head.example.new_zeros(width, width, dtype=torch.float64), 0
     for piece in task.pieces("features"):
@@ -189,8 +248,7 @@ def _features(head: Linearized, task: Task, some: Task) -> SeenFeatures:
     phi = torch.cat(list(_counted(head, some)))
     left = (phi @ root.T).square().sum(1) / noise
     without = _open(phi, root) / (1 - left).clamp(min=1e-3)
-    quantile = ORDINARY if channels_of(head) is None else ORDINARY_PLACES
-    return SeenFeatures(tuple(head.params), root, _ordinary(without.clamp(max=1), quantile))
+    return SeenFeatures(tuple(head.params), root, ordinary(without.clamp(max=1)))
 
 
 def _counted(head: Linearized, task: Task) -> Iterator[Tensor]:
@@ -216,10 +274,15 @@ def _open(phi: Tensor, root: Tensor) -> Tensor:
     return torch.where(length > 0, left / torch.where(length > 0, length, 1.0), 1.0)
 
 
-def _ordinary(shares: Tensor, quantile: float) -> float:
-    """The share that a point is compared with; at least some roundings above zero."""
+def most(shares: Tensor, quantile: float = ORDINARY) -> float:
+    """The share that most points stay below; at least some roundings above zero."""
     few = shares[:: -(-len(shares) // QUANTILE_NUMBERS)]  # torch takes no more
     return max(float(torch.quantile(few, quantile)), 1e-12)
+
+
+def edge(shares: Tensor) -> float:
+    """The share that nine in ten stay below, or the root mean square if a few shares are much larger."""
+    return max(most(shares, EDGE), float(shares.square().mean().sqrt()))
 
 
 def _head(linearized: Linearized, names: tuple[str, ...]) -> Linearized:
