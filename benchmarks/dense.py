@@ -256,6 +256,13 @@ def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
     return "\n".join(lines)
 
 
+def outcome(judged: list[claims.Claim]) -> str:
+    """The section of the page on claims."""
+    wrong = [f"- {claim.name}: {claim.found}" for claim in judged if not claim.as_stated]
+    count = f"{len(judged) - len(wrong)} of {len(judged)} claims hold."
+    return "\n".join(["## Claims", "", count, *(["Not these:", "", *wrong] if wrong else [])])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
@@ -282,10 +289,6 @@ def main() -> int:
     memory = memory_rows(options.quick)
     near, far = torch.tensor(near_and_far).T
     print(table(found), memory_page(memory), sep="\n\n")
-    if not options.quick:
-        parts = ["# Outputs at places", f"{made} {HEAD}", table(found)]
-        parts += [CORRELATED.format(near=float(near.mean()), far=float(far.mean()))]
-        RESULTS.write_text("\n\n".join([*parts, memory_page(memory)]) + "\n", encoding="utf-8")
     judged = [c for name, each in found.items() for c in stated(name, each, options.quick)]
     judged.append(
         claims.compared(
@@ -293,6 +296,12 @@ def main() -> int:
         )
     )
     judged += [claims.at_most(what, value, EXPONENT) for what, value in exponents(memory)]
+    if not options.quick:
+        parts = ["# Outputs at places", f"{made} {HEAD}", table(found)]
+        parts += [CORRELATED.format(near=float(near.mean()), far=float(far.mean()))]
+        RESULTS.write_text(
+            "\n\n".join([*parts, memory_page(memory), outcome(judged)]) + "\n", encoding="utf-8"
+        )
     return 0 if claims.judge(judged) else 1
 
 
