@@ -12,11 +12,12 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.calling import picked
-from net2gp.inputs import num_rows
+from net2gp.inputs import map_inputs, num_rows
 from net2gp.likelihoods.traits import Linked, of_any_points, rows_per_point
 from net2gp.linalg import psd_root
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.forward.places import num_places
+from net2gp.linear.precision import HALF
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
@@ -174,10 +175,15 @@ def _scaled(likelihood: Linked, mean: Tensor, variances: Tensor) -> Likelihood:
 
 
 def _moments(posterior: Posterior, x: Inputs, count: int) -> tuple[Tensor, Tensor]:
-    # What is left without a point's own information is lost if the covariance is rounded to float32, or if
-    # the network runs in another precision than the one that Σ was computed with.
+    exact = _traits(posterior).exact
+    assert isinstance(posterior.process, AroundNetwork)
+    if exact and posterior.process.linearized.rounding not in HALF:
+        # float32 keeps no digit of what is left without a point's own information; a network of half
+        # precision has a covariance of its own roundings, which are others in float64
+        posterior = posterior.to(dtype=torch.float64)
+        x = map_inputs(x, lambda v: v.double() if v.is_floating_point() else v)
     mean, covariance = (value.double() for value in posterior.process.moments(x))
-    if _traits(posterior).exact and count > FEW_POINTS:
+    if exact and count > FEW_POINTS:
         own = posterior.likelihood.curvature(mean) / posterior.temperature
         covariance = without_own(covariance, own)
     return mean, covariance
