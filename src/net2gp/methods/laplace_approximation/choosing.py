@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from net2gp.errors import InputError
 from net2gp.likelihoods.traits import has_open_link, rows_per_point
+from net2gp.linear.curvatures.kept_features import keeping_features
 from net2gp.methods.laplace_approximation.held_out import HeldOut, with_scale
 from net2gp.methods.laplace_approximation.matching import linked, match
 from net2gp.methods.laplace_approximation.noise import regressed
@@ -18,6 +19,7 @@ from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Tuning, Validation
 from net2gp.posteriors.weights import Task
 from net2gp.progress import progress
+from net2gp.streams import Passes
 
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
 """Noises that are tried for each prior on held-out rows, and how far, in logarithms, below their error."""
@@ -89,7 +91,9 @@ def _validated(search: Search, validation: Validation) -> Tuned:
         return _best_noise(lambda noise: scored([log, noise]), held_out.error)
 
     choices: list[tuple[float, Tuned]] = []
-    with progress("prior variance", len(validation.grid)) as advance:
+    data = held_out.data
+    points = None if isinstance(data, Passes) else data[0]
+    with keeping_features(points), progress("prior variance", len(validation.grid)) as advance:
         for value in validation.grid:
             choices.append(chosen(float(np.log(value))))
             advance(note=f"log p(y) {choices[-1][0]:.4f}")

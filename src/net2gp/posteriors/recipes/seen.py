@@ -18,6 +18,7 @@ from net2gp.inputs import chunks
 from net2gp.linear.curvatures.head import features, has_features, last_linearized
 from net2gp.linear.forward.places import channels_of, num_places
 from net2gp.linear.linearized import Linearized
+from net2gp.linear.precision import rechosen
 from net2gp.posteriors.weights import Task
 from net2gp.tags import savable
 from net2gp.types import Inputs
@@ -57,7 +58,7 @@ class Seen(Protocol):
 @savable("seen.SeenPoints")
 @dataclass(frozen=True, eq=False)
 class SeenPoints:
-    """Some training inputs under the tangent kernel of the parameters that vary, averaged over outputs.
+    """Some training inputs under the tangent kernel of parameters, averaged over outputs.
 
     With k̃(x, x') = k(x, x') / √(k(x, x) k(x', x')) the share is 1 − k̃(x, X)(K̃ + νI)⁻¹k̃(X, x).
 
@@ -66,12 +67,14 @@ class SeenPoints:
         whitening: L⁻¹ with LLᵀ = K̃ + νI: (M, M).
         scales: √k(x, x) at X: (M,).
         ordinary: The share up to which inputs are ordinary.
+        names: The parameters that the kernel is of; empty for those that vary.
     """
 
     x: Inputs
     whitening: Tensor
     scales: Tensor
     ordinary: float
+    names: tuple[str, ...] = ()
 
     def shares(self, linearized: Linearized) -> Callable[[Inputs], Tensor]:
         """Return the function of shares, which costs M entries of the kernel and M² operations per point.
@@ -79,6 +82,7 @@ class SeenPoints:
         Gradients at X are held where they are small, so that a later call runs the network at its own points
         alone.
         """
+        linearized = rechosen(linearized, self.names) if self.names else linearized
         kernel = linearized.trace_kernel()
         at = kernel.keep(self.x) or (lambda z: (kernel(self.x, z), kernel.blocks(z)))
 
@@ -119,10 +123,11 @@ class SeenFeatures:
 
 
 def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
-    """What the training inputs tell a network's parameters that vary.
+    """What the training inputs tell a network.
 
-    Small networks keep the tangent kernel of all these parameters at some of the inputs. A last layer, or a
-    large network that has one, keeps a matrix of all inputs' features. Another large network keeps nothing.
+    Small networks keep the tangent kernel at some of the inputs: of the parameters that vary, or if these are
+    the last layer alone, of all, since a last layer sees little of where the layers before it were trained.
+    A large network that has a last layer keeps a matrix of all inputs' features; another one keeps nothing.
 
     Args:
         task: The network with the parameters that vary, and its training inputs.
@@ -132,17 +137,22 @@ def seen_by(task: Task, some: Task) -> SeenPoints | SeenFeatures | None:
         What was seen, or None.
     """
     linearized, few = task.linearized, task.few()
-    if (
-        channels_of(linearized) is None
-        and linearized.num_params <= MOST_PARAMETERS
-        and not _is_last(linearized, few)
-    ):
-        return _points(linearized, some.some(NUM_POINTS).x)
+    whole = _all_parameters(linearized) if _is_last(linearized, few) else linearized
+    if channels_of(linearized) is None and whole.num_params <= MOST_PARAMETERS:
+        names = () if whole is linearized else tuple(whole.params)
+        return _points(whole, some.some(NUM_POINTS).x, names)
     try:
         head = last_linearized(linearized, few)
     except NetworkError:
         return None
     return _features(head, task, some) if has_features(head, few) else None
+
+
+def _all_parameters(linearized: Linearized) -> Linearized:
+    """The network with all of its parameters as the chosen ones."""
+    values = {**linearized.params, **linearized.frozen}
+    names = [name for name, _ in linearized.network.named_parameters()]
+    return rechosen(linearized, [n for n in names if values[n].is_floating_point()])
 
 
 def _is_last(linearized: Linearized, x: Inputs) -> bool:
@@ -159,7 +169,7 @@ def _is_last(linearized: Linearized, x: Inputs) -> bool:
         return False
 
 
-def _points(linearized: Linearized, points: Inputs) -> SeenPoints:
+def _points(linearized: Linearized, points: Inputs, names: tuple[str, ...]) -> SeenPoints:
     K = linearized.trace_kernel()(points).double()
     scales = K.diagonal().clamp(min=1e-300).sqrt()
     noisy = K / scales / scales[:, None]
@@ -167,7 +177,7 @@ def _points(linearized: Linearized, points: Inputs) -> SeenPoints:
     L = torch.linalg.cholesky(noisy)
     whitening = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
     own = 1 / whitening.square().sum(0) - NOISE
-    return SeenPoints(points, whitening, scales, _ordinary(own))
+    return SeenPoints(points, whitening, scales, _ordinary(own), names)
 
 
 def _features(head: Linearized, task: Task, some: Task) -> SeenFeatures:
