@@ -1,11 +1,13 @@
 """How sure are classifiers, and their Laplace posteriors, on test data and on data of another kind?
 
-    python benchmarks/certainty.py [--seeds 7 8 9 10] [--data digits mnist fashion_mnist] [--quick]
+    python benchmarks/certainty.py [--seeds 7 8 9 10 11] [--data digits mnist fashion_mnist] [--quick]
 
 For each seed a network is trained on part of the data; then `laplace` with Kronecker factors tuned by the
 evidence, by its default for classes, and for a last layer. All is tuned on the training data alone. A table
-in Markdown: test NLL, ECE (15 bins), accuracy, and AUROC of the entropy for telling other inputs apart.
-MNIST and Fashion-MNIST are read from the folder that NET2GP_DATA names. Writes `results/certainty.md`.
+in Markdown: test NLL, ECE (15 bins), accuracy, Brier score, and for telling other inputs apart AUROC and
+FPR95 (the share of other inputs that pass where 95 % of the test inputs do) of the entropy, and AUROC of
+`posterior.novelty`. MNIST and Fashion-MNIST are read from the folder that NET2GP_DATA names. Writes
+`results/certainty.md`, and the scores of each seed to `results/certainty.json`.
 
 Claims, for each data set, over the seeds (papers/claims.py says what the words mean):
 
@@ -20,6 +22,7 @@ The exit status says whether they hold. A quick run has three seeds of digits, a
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import warnings
@@ -125,20 +128,29 @@ def rows(problem: Problem, seed: int) -> Iterator[tuple[str, list[float]]]:
     }
     for name, settings in ways.items():
         posterior = n2g.laplace(module, known, n2g.Categorical(), **settings)
-        yield name, scores(problem, posterior.predict)
+        yield name, scores(problem, posterior.predict, posterior.novelty)
 
 
-def scores(problem: Problem, predict: Callable[[Tensor], Categorical]) -> list[float]:
-    """NLL, ECE, accuracy, and two AUROCs of the entropy."""
+def scores(
+    problem: Problem,
+    predict: Callable[[Tensor], Categorical],
+    novelty: Callable[[Tensor], Tensor] | None = None,
+) -> list[float]:
+    """What `SCORES` names; not a number for the novelty of a network, which has none."""
     law = predict(problem.x_test)
-    detected = [metrics.auroc(law.entropy(), predict(x).entropy()) for x in problem.others]
+    inside, outside = law.entropy(), [predict(x).entropy() for x in problem.others]
     found = [
         metrics.nll(law, problem.y_test),
         metrics.expected_calibration_error(law.probs, problem.y_test),
         metrics.accuracy(law.probs, problem.y_test),
-        *detected,
+        *(metrics.auroc(inside, each) for each in outside),
+        metrics.brier(law.probs, problem.y_test),
+        *(metrics.fpr95(inside, each) for each in outside),
     ]
-    return [float(value) for value in found]
+    if novelty is None:
+        return [float(value) for value in found] + [math.nan] * len(outside)
+    inside, outside = novelty(problem.x_test), [novelty(x) for x in problem.others]
+    return [float(value) for value in found + [metrics.auroc(inside, each) for each in outside]]
 
 
 PROBLEMS = {
@@ -150,9 +162,10 @@ PROBLEMS = {
 
 def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
     """Means and standard errors over seeds."""
+    names = ["NLL", "NLL − network's", *SCORES[1:]]
     lines = [
-        "| data | prediction | NLL | NLL − network's | ECE | accuracy | AUROC, other images | AUROC, noise |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| data | prediction | " + " | ".join(names) + " |",
+        "|---|---" + "|---:" * len(names) + "|",
     ]
     for name, methods in found.items():
         bare = torch.tensor(methods["network"])[:, 0]
@@ -162,7 +175,8 @@ def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
             gap = each[:, 0] - bare
             error = float(gap.std()) / math.sqrt(len(gap)) if len(gap) > 1 else float("nan")
             difference = "" if method == "network" else f"{float(gap.mean()):+.4f} ± {error:.4f}"
-            cells = [f"{mean[0]:.4f}", difference, *(f"{v:.3f}" for v in mean[1:])]
+            others = ["" if math.isnan(value) else f"{value:.3f}" for value in mean[1:]]
+            cells = [f"{mean[0]:.4f}", difference, *others]
             lines.append(f"| {name} ({len(each)} seeds) | {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -174,7 +188,12 @@ EXCEPTIONS = {
         "AUROC, noise",
     ): "the last layer's features of noise are short, and so is their variance",
 }
-SCORES = ("NLL", "ECE", "accuracy", "AUROC, other images", "AUROC, noise")
+SCORES = (
+    *("NLL", "ECE", "accuracy", "AUROC, other images", "AUROC, noise", "Brier"),
+    *("FPR95, other images", "FPR95, noise"),
+    *("AUROC by novelty, other images", "AUROC by novelty, noise"),
+)
+DETECTED = SCORES[3:5]
 
 
 def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Iterator[claims.Claim]:
@@ -198,7 +217,7 @@ def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Itera
         ours = scores[method]
         for score in ("NLL", "ECE"):
             yield claim(method, score, bare[score] - ours[score], "no worse", "network")
-        for score in SCORES[3:]:
+        for score in DETECTED:
             word = "better" if method == "Kron" else "no worse"
             yield claim(method, score, ours[score] - bare[score], word, "network")
         change = float((ours["accuracy"] - bare["accuracy"]).mean().abs())
@@ -209,9 +228,10 @@ def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Itera
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9, 10])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9, 10, 11])
     parser.add_argument("--data", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--quick", action="store_true", help="three seeds of digits")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the file of the table")
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.data = options.seeds[:3], ["digits"]
@@ -228,7 +248,11 @@ def main() -> int:
     text = table(found)
     print(text)
     if not options.quick:
-        RESULTS.write_text(f"# Certainty of classifiers\n\n{HEAD}\n\n{text}\n", encoding="utf-8")
+        options.output.write_text(
+            f"# Certainty of classifiers\n\n{HEAD}\n\n{text}\n", encoding="utf-8"
+        )
+        stored = {"scores": SCORES, "seeds": options.seeds, "found": found}
+        options.output.with_suffix(".json").write_text(json.dumps(stored) + "\n", encoding="utf-8")
     judged = [claim for name, each in found.items() for claim in stated(name, each, options.quick)]
     return 0 if claims.judge(judged) else 1
 
