@@ -24,7 +24,7 @@ the other, then, at 600 seconds a command (CIFAR-10 in full on one H200; the min
 and `--report --cells FOLDER` with the cells of all in one folder writes `results/certainty_cifar.md` and
 `.json`. laplace-torch is pure Python: `pip install --no-deps --target .carry-peer laplace-torch==0.3.*
 curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einops opt_einsum torchmetrics lightning-utilities
-unfoldNd einconv` is what `--peer` expects; without it its methods are left out.
+unfoldNd einconv tqdm` is what `--peer` expects; without it its methods are left out.
 
 Claims; the exit status says whether they hold, as far as their methods were run:
 
