@@ -11,20 +11,22 @@ command goes on from there. `--report` runs nothing and makes the tables of the 
 run has a small network of digits.
 
 On a machine that takes 64 MB at a time, `--pack .carry` writes the data in three parts. Send one part after
-the other, then, at 600 seconds a command (CIFAR-10 in full on one H200; the minutes are estimates):
+the other (.carry/part0, .carry/part1, .carry/part2), then, at 600 seconds a command, with all of CIFAR-10 on
+one H200 (the minutes are estimates):
 
-    python benchmarks/certainty_cifar.py --packed .carry --cells $OUT/a --methods network temperature \
-        energy Mahalanobis "nearest neighbors" novelty laplace "laplace, held out"           3 minutes
-    python benchmarks/certainty_cifar.py --packed .carry --cells $OUT/b --methods mixture    7 minutes
-    python benchmarks/certainty_cifar.py --packed .carry --cells $OUT/c --methods \
-        "all parameters, held out" Kron --corrupted 200                                      7 minutes
-    python benchmarks/certainty_cifar.py --packed .carry --cells $OUT/d --peer .carry-peer --methods \
-        "laplace-torch, last layer" "laplace-torch, Kron" --corrupted 200                    7 minutes
+    run="python benchmarks/certainty_cifar.py --packed .carry --cells .carry-cells --output .carry-cells"
+    $run --methods network temperature energy Mahalanobis "nearest neighbors" novelty laplace \
+        "laplace, held out"                                                                  3 minutes
+    $run --methods mixture                                                                   5 minutes
+    $run --methods "all parameters, held out" Kron --corrupted 200                           7 minutes
+    $run --methods "laplace-torch, last layer" "laplace-torch, Kron" --corrupted 200 --peer .carry-peer
+                                                                                             7 minutes
+    tar cf cells.tar -C .carry-cells .
 
-and `--report --cells FOLDER` with the cells of all in one folder writes `results/certainty_cifar.md` and
-`.json`. laplace-torch is pure Python: `pip install --no-deps --target .carry-peer laplace-torch==0.3.*
-curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einops opt_einsum torchmetrics lightning-utilities
-unfoldNd einconv tqdm` is what `--peer` expects; without it its methods are left out.
+and here `--report --cells FOLDER` with these cells writes `results/certainty_cifar.md` and `.json`.
+laplace-torch is pure Python, so that a folder can be sent: `pip install --no-deps --target .carry-peer
+laplace-torch==0.3.* curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einops opt_einsum torchmetrics
+lightning-utilities unfoldNd einconv tqdm`. Without `--peer`, or the package, its methods are left out.
 
 Claims; the exit status says whether they hold, as far as their methods were run:
 
@@ -110,7 +112,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--limit", type=float, default=480.0, help="seconds (default 480)")
     parser.add_argument("--members", type=int, default=4, help="networks of the mixture")
-    parser.add_argument("--epochs", type=int, default=60, help="of each of them")
+    parser.add_argument("--epochs", type=int, default=40, help="of each of them")
+    parser.add_argument("--batch", type=int, default=512, help="images of a batch, likewise")
     parser.add_argument("--draws", type=int, default=16, help="of the posterior of all parameters")
     parser.add_argument("--tol", type=float, default=0.05, help="residual of these draws")
     parser.add_argument("--peer", type=Path, help="folder with laplace-torch")
@@ -124,7 +127,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.output or (scratch if options.quick else RESULTS),
     )
     if options.quick:
-        options.corrupted, options.members, options.epochs = 200, 2, 15
+        options.corrupted, options.members, options.epochs, options.batch = 200, 2, 30, 32
     for folder in (options.cells, options.output):
         folder.mkdir(parents=True, exist_ok=True)
     return options
@@ -222,6 +225,7 @@ def advance(problem: Problem, method: str, options: argparse.Namespace) -> None:
         folder=options.cells,
         members=options.members,
         epochs=options.epochs,
+        batch=options.batch,
         sampled=limits | {"num_points": min(2000, len(problem.train[0])), "leave_out": 1e-3},
         peer=options.peer,
     )

@@ -55,9 +55,9 @@ class Settings:
 
     folder: Path
     members: int = 4
-    epochs: int = 60
-    batch: int = 256
-    rate: float = 0.2
+    epochs: int = 40
+    batch: int = 512
+    rate: float = 0.3
     sampled: dict[str, Any] = field(default_factory=dict)
     prior_var: float = 0.01
     peer: Path | None = None

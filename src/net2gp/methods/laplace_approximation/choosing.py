@@ -19,7 +19,6 @@ from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Tuning, Validation
 from net2gp.posteriors.weights import Task
 from net2gp.progress import progress
-from net2gp.streams import Passes
 
 NOISE_STEPS, NOISE_RANGE = 10, 9.0
 """Noises that are tried for each prior on held-out rows, and how far, in logarithms, below their error."""
@@ -91,9 +90,8 @@ def _validated(search: Search, validation: Validation) -> Tuned:
         return _best_noise(lambda noise: scored([log, noise]), held_out.error)
 
     choices: list[tuple[float, Tuned]] = []
-    data = held_out.data
-    points = None if isinstance(data, Passes) else data[0]
-    with keeping_features(points), progress("prior variance", len(validation.grid)) as advance:
+    bar = progress("prior variance", len(validation.grid))
+    with keeping_features(held_out.points), bar as advance:
         for value in validation.grid:
             choices.append(chosen(float(np.log(value))))
             advance(note=f"log p(y) {choices[-1][0]:.4f}")

@@ -70,7 +70,7 @@ class AroundNetwork:
     @evaluated
     def mean(self, x: Inputs) -> Tensor:
         """f(x; θ*), one forward pass."""
-        return self.linearized(x)
+        return self._outputs(x)
 
     @evaluated
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
