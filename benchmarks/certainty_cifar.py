@@ -14,6 +14,7 @@ On a machine that takes 64 MB at a time, `--pack .carry` writes the data in thre
 the other (.carry/part0, .carry/part1, .carry/part2), then, at 600 seconds a command, with all of CIFAR-10 on
 one H200 (the minutes are estimates):
 
+    export PYTHONPATH=src
     run="python benchmarks/certainty_cifar.py --packed .carry --cells .carry-cells --output .carry-cells"
     $run --methods network temperature energy Mahalanobis "nearest neighbors" novelty laplace \
         "laplace, held out"                                                                  3 minutes

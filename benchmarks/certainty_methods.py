@@ -247,9 +247,9 @@ def laplace_torch(problem: Problem, settings: Settings, weights: str, structure:
         method="gridsearch",
         val_loader=batches[1],
         link_approx="probit",
-        grid_size=13,
-        log_prior_prec_min=-2,
-        log_prior_prec_max=6,
+        grid_size=12,
+        log_prior_prec_min=-7,
+        log_prior_prec_max=4,
     )
     print(f"  prior precision {float(posterior.prior_precision):.3g}", flush=True)
     part = BATCH if weights == "last_layer" else 50
