@@ -189,7 +189,10 @@ def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
     return "\n".join(lines)
 
 
-EXCEPTIONS: dict[tuple[str, str, str], str] = {}
+NOISE = "no worse, and not better beyond chance over five networks"
+EXCEPTIONS = {
+    ("fashion_mnist", "last layer", score): NOISE for score in ("AUROC, noise", "FPR95, noise")
+}
 SCORES = (
     *("NLL", "ECE", "accuracy", "AUROC, other images", "AUROC, noise", "Brier"),
     *("FPR95, other images", "FPR95, noise"),
