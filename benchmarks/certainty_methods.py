@@ -6,6 +6,7 @@ of class probabilities (N, C) and a score of strangeness (N,), by default the en
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -25,6 +26,9 @@ Predict = Callable[[Tensor], tuple[Tensor, Tensor]]
 """x to log-probabilities (N, C) and scores (N,)."""
 
 BATCH = 500
+PRECISIONS = tuple(10.0**k for k in range(-2, 4))
+"""Prior precisions that laplace-torch chooses from; its own grid search ended at its edge."""
+
 NEIGHBOR = 50
 """Which of the nearest neighbors counts, as Sun et al. (2022) have it for CIFAR-10."""
 
@@ -234,31 +238,26 @@ def laplace_torch(problem: Problem, settings: Settings, weights: str, structure:
     from laplace import Laplace
 
     network = problem.network.requires_grad_(True)
-    batches = [
-        DataLoader(TensorDataset(*data), batch_size=100)
-        for data in (problem.train, problem.held_out)
-    ]
     posterior = Laplace(
         network, "classification", subset_of_weights=weights, hessian_structure=structure
     )
-    posterior.fit(batches[0])
-    posterior.optimize_prior_precision(
-        pred_type="glm",
-        method="gridsearch",
-        val_loader=batches[1],
-        link_approx="probit",
-        grid_size=12,
-        log_prior_prec_min=-7,
-        log_prior_prec_max=4,
-    )
-    print(f"  prior precision {float(posterior.prior_precision):.3g}", flush=True)
-    part = BATCH if weights == "last_layer" else 50
+    posterior.fit(DataLoader(TensorDataset(*problem.train), batch_size=100))
+    size = BATCH if weights == "last_layer" else 50
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
-        probs = [posterior(some, pred_type="glm", link_approx="probit") for some in x.split(part)]
+        probs = [posterior(part, pred_type="glm", link_approx="probit") for part in x.split(size)]
         found = torch.cat(probs).detach().double().clamp(min=1e-300).log()
         return found, entropy(found)
 
+    x, y = problem.held_out
+    losses: dict[float, float] = {}
+    for precision in PRECISIONS:
+        posterior.prior_precision = precision
+        with contextlib.suppress(RuntimeError):  # in float32 small ones are not positive definite
+            losses[precision] = float(F.nll_loss(predict(x)[0], y))
+    best = min(losses, key=lambda precision: losses[precision])
+    posterior.prior_precision = best
+    print(f"  prior precision {best:.3g}", flush=True)
     return predict
 
 
