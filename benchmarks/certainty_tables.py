@@ -200,5 +200,6 @@ what is open, as they chose the temperature. Energy, Mahalanobis distances, near
 scores of strangeness of the network; everything else is judged by the entropy of its prediction. FPR95 is the
 share of strangers that pass where 95 % of the test images do. Corrupted images are averages over five kinds
 and five strengths. A pass over the training images counts images that enter the network; backward passes are
-in the time only, and laplace-torch, which copies the network, is not counted. The mixture averages networks of the same kind that this program trained, so that its
-members are other networks than the one that all other rows are about."""
+in the time only, and laplace-torch, which copies the network, is not counted. The mixture averages networks
+of the same kind that this program trained, so that its members are other networks than the one that all other
+rows are about."""
