@@ -1,31 +1,37 @@
 """How sure are classifiers, and their Laplace posteriors, on test data and on data of another kind?
 
-    python benchmarks/certainty.py [--seeds 7 8 9 10] [--data digits mnist fashion_mnist] [--quick]
+    python benchmarks/certainty.py [--seeds 7 8 9 10 11] [--data digits mnist fashion_mnist] [--quick]
 
 For each seed a network is trained on part of the data; then `laplace` with Kronecker factors tuned by the
 evidence, by its default for classes, and for a last layer. All is tuned on the training data alone. A table
-in Markdown: test NLL, ECE (15 bins), accuracy, and AUROC of the entropy for telling other inputs apart.
-MNIST and Fashion-MNIST are read from the folder that NET2GP_DATA names. Writes `results/certainty.md`.
+in Markdown: test NLL, ECE (15 bins), accuracy, Brier score, and for telling other inputs apart AUROC and
+FPR95 (the share of other inputs that pass where 95 % of the test inputs do) of the entropy, and AUROC of
+`posterior.novelty`. MNIST and Fashion-MNIST are read from the folder that NET2GP_DATA names. Writes
+`results/certainty.md`, and the scores of each seed to `results/certainty.json`.
 
 Claims, for each data set, over the seeds (papers/claims.py says what the words mean):
 
-- the default of `laplace`, with Kronecker factors and for the last layer, is no worse than the network in NLL
-  and ECE, and changes its accuracy by at most a hundredth;
-- it is better than the network at telling other images and noise apart (the last layer: no worse);
+- the default of `laplace`, with Kronecker factors and for the last layer, is no worse than the network in
+  NLL, ECE and Brier score, and changes its accuracy by at most a hundredth;
+- it is better than the network at telling other images and noise apart, in AUROC and FPR95;
 - with Kronecker factors its NLL is better than that of the prior variance of the largest evidence.
 
-The exit status says whether they hold. A quick run has three seeds of digits, and writes nothing.
+The exit status says whether they hold. A quick run has three seeds of digits, and writes nothing. `--report`
+runs nothing, and makes the table and judges the claims of the scores that are stored; `--methods` runs some
+of the ways to predict again, and takes the others from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,33 +118,47 @@ def trained(problem: Problem, seed: int) -> nn.Sequential:
     return module.eval().requires_grad_(False)
 
 
-def rows(problem: Problem, seed: int) -> Iterator[tuple[str, list[float]]]:
-    """Scores of each way to predict."""
+WAYS: dict[str, dict[str, Any]] = {
+    "network": {},
+    "Kron, evidence": {"structure": n2g.Kron(), "tuning": n2g.tuning.Evidence()},
+    "Kron": {"structure": n2g.Kron()},
+    "last layer, evidence": {"structure": n2g.LastLayer(), "tuning": n2g.tuning.Evidence()},
+    "last layer": {"structure": n2g.LastLayer()},
+}
+
+
+def rows(problem: Problem, seed: int, methods: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
+    """Scores of some ways to predict."""
     module = trained(problem, seed)
     known = (problem.x, problem.y)
-    yield "network", scores(problem, lambda x: Categorical(logits=module(x)))
-    ways = {
-        "Kron, evidence": {"structure": n2g.Kron(), "tuning": n2g.tuning.Evidence()},
-        "Kron": {"structure": n2g.Kron()},
-        "last layer, evidence": {"structure": n2g.LastLayer(), "tuning": n2g.tuning.Evidence()},
-        "last layer": {"structure": n2g.LastLayer()},
-    }
-    for name, settings in ways.items():
-        posterior = n2g.laplace(module, known, n2g.Categorical(), **settings)
-        yield name, scores(problem, posterior.predict)
+    for name in methods:
+        if name == "network":
+            yield name, scores(problem, lambda x: Categorical(logits=module(x)))
+            continue
+        posterior = n2g.laplace(module, known, n2g.Categorical(), **WAYS[name])
+        yield name, scores(problem, posterior.predict, posterior.novelty)
 
 
-def scores(problem: Problem, predict: Callable[[Tensor], Categorical]) -> list[float]:
-    """NLL, ECE, accuracy, and two AUROCs of the entropy."""
+def scores(
+    problem: Problem,
+    predict: Callable[[Tensor], Categorical],
+    novelty: Callable[[Tensor], Tensor] | None = None,
+) -> list[float]:
+    """What `SCORES` names; not a number for the novelty of a network, which has none."""
     law = predict(problem.x_test)
-    detected = [metrics.auroc(law.entropy(), predict(x).entropy()) for x in problem.others]
+    inside, outside = law.entropy(), [predict(x).entropy() for x in problem.others]
     found = [
         metrics.nll(law, problem.y_test),
         metrics.expected_calibration_error(law.probs, problem.y_test),
         metrics.accuracy(law.probs, problem.y_test),
-        *detected,
+        *(metrics.auroc(inside, each) for each in outside),
+        metrics.brier(law.probs, problem.y_test),
+        *(metrics.fpr95(inside, each) for each in outside),
     ]
-    return [float(value) for value in found]
+    if novelty is None:
+        return [float(value) for value in found] + [math.nan] * len(outside)
+    inside, outside = novelty(problem.x_test), [novelty(x) for x in problem.others]
+    return [float(value) for value in found + [metrics.auroc(inside, each) for each in outside]]
 
 
 PROBLEMS = {
@@ -150,9 +170,10 @@ PROBLEMS = {
 
 def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
     """Means and standard errors over seeds."""
+    names = ["NLL", "NLL − network's", *SCORES[1:]]
     lines = [
-        "| data | prediction | NLL | NLL − network's | ECE | accuracy | AUROC, other images | AUROC, noise |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| data | prediction | " + " | ".join(names) + " |",
+        "|---|---" + "|---:" * len(names) + "|",
     ]
     for name, methods in found.items():
         bare = torch.tensor(methods["network"])[:, 0]
@@ -162,19 +183,24 @@ def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
             gap = each[:, 0] - bare
             error = float(gap.std()) / math.sqrt(len(gap)) if len(gap) > 1 else float("nan")
             difference = "" if method == "network" else f"{float(gap.mean()):+.4f} ± {error:.4f}"
-            cells = [f"{mean[0]:.4f}", difference, *(f"{v:.3f}" for v in mean[1:])]
+            others = ["" if math.isnan(value) else f"{value:.3f}" for value in mean[1:]]
+            cells = [f"{mean[0]:.4f}", difference, *others]
             lines.append(f"| {name} ({len(each)} seeds) | {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
+NOISE = "no worse, and not better beyond chance over five networks"
 EXCEPTIONS = {
-    (
-        "mnist",
-        "last layer",
-        "AUROC, noise",
-    ): "the last layer's features of noise are short, and so is their variance",
+    ("fashion_mnist", "last layer", score): NOISE for score in ("AUROC, noise", "FPR95, noise")
 }
-SCORES = ("NLL", "ECE", "accuracy", "AUROC, other images", "AUROC, noise")
+SCORES = (
+    *("NLL", "ECE", "accuracy", "AUROC, other images", "AUROC, noise", "Brier"),
+    *("FPR95, other images", "FPR95, noise"),
+    *("AUROC by novelty, other images", "AUROC by novelty, noise"),
+)
+LOWER = ("NLL", "ECE", "Brier")
+DETECTED = SCORES[3:5]
+PASSED = SCORES[6:8]
 
 
 def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Iterator[claims.Claim]:
@@ -196,11 +222,12 @@ def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Itera
 
     for method in ("Kron", "last layer"):
         ours = scores[method]
-        for score in ("NLL", "ECE"):
+        for score in LOWER:
             yield claim(method, score, bare[score] - ours[score], "no worse", "network")
-        for score in SCORES[3:]:
-            word = "better" if method == "Kron" else "no worse"
-            yield claim(method, score, ours[score] - bare[score], word, "network")
+        for score in DETECTED:
+            yield claim(method, score, ours[score] - bare[score], "better", "network")
+        for score in PASSED:
+            yield claim(method, score, bare[score] - ours[score], "better", "network")
         change = float((ours["accuracy"] - bare["accuracy"]).mean().abs())
         yield claims.at_most(f"{name}, {method}, change of accuracy", change, 0.01)
     margin = scores["Kron, evidence"]["NLL"] - scores["Kron"]["NLL"]
@@ -209,37 +236,55 @@ def stated(name: str, found: dict[str, list[list[float]]], quick: bool) -> Itera
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9, 10])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9, 10, 11])
     parser.add_argument("--data", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
+    parser.add_argument("--methods", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--quick", action="store_true", help="three seeds of digits")
+    parser.add_argument("--report", action="store_true", help="judge the scores that are stored")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the file of the table")
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.data = options.seeds[:3], ["digits"]
     if len(options.seeds) < 2:
         parser.error("--seeds must be at least two: claims are judged by their spread")
-    warnings.simplefilter("ignore")
-    found: dict[str, dict[str, list[list[float]]]] = {}
-    for name in options.data:
-        found[name] = {}
-        for seed in options.seeds:
-            for method, values in rows(PROBLEMS[name](seed), seed):
-                found[name].setdefault(method, []).append(values)
-            print(f"{name}, seed {seed} done", flush=True)
+    stored, found = options.output.with_suffix(".json"), {}
+    if options.report or len(options.methods) < len(WAYS):
+        before = json.loads(stored.read_text())
+        found, options.seeds = before["found"], before["seeds"]
+    if not options.report:
+        warnings.simplefilter("ignore")
+        for name in options.data:
+            new = found.get(name, {}) | all_seeds(name, options.seeds, options.methods)
+            found[name] = {method: new[method] for method in WAYS}
     text = table(found)
     print(text)
     if not options.quick:
-        RESULTS.write_text(f"# Certainty of classifiers\n\n{HEAD}\n\n{text}\n", encoding="utf-8")
+        head = f"# Certainty of classifiers\n\n{HEAD}"
+        options.output.write_text(f"{head}\n\n{text}\n", encoding="utf-8")
+        facts = {"scores": SCORES, "seeds": options.seeds, "found": found}
+        stored.write_text(json.dumps(facts) + "\n", encoding="utf-8")
     judged = [claim for name, each in found.items() for claim in stated(name, each, options.quick)]
     return 0 if claims.judge(judged) else 1
 
 
+def all_seeds(
+    name: str, seeds: Sequence[int], methods: Sequence[str]
+) -> dict[str, list[list[float]]]:
+    """The scores of some ways to predict, for each seed."""
+    found: dict[str, list[list[float]]] = {}
+    for seed in seeds:
+        for method, values in rows(PROBLEMS[name](seed), seed, methods):
+            found.setdefault(method, []).append(values)
+        print(f"{name}, seed {seed} done", flush=True)
+    return found
+
+
 HEAD = """Networks: an MLP 64-256-256-10 on 1237 digits, LeNet on 2000 images; Adam, weight decay 1e-4,
-60 epochs.
-"evidence" is the prior variance of the largest Laplace evidence, predicted by Monte Carlo; the others are the
-default of `laplace`. Everything is tuned on the training data. Other images: turned digits, or Fashion-MNIST
-for
-MNIST and the reverse. Means over seeds that were not looked at when the default was chosen; ± is the standard
-error of the difference. Made by `python benchmarks/certainty.py`."""
+60 epochs. "evidence" is the prior variance of the largest Laplace evidence, predicted by Monte Carlo; the
+others are the default of `laplace`. Everything is tuned on the training data. Other images: turned digits, or
+Fashion-MNIST for MNIST and the reverse. FPR95 is the share of other images that pass where 95 % of the test
+images do. Means over seeds that were not looked at when the default was chosen; ± is the standard error of
+the difference. Made by `python benchmarks/certainty.py`."""
 
 
 if __name__ == "__main__":

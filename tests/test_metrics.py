@@ -259,6 +259,21 @@ def test_truth_values_are_losses_and_columns_are_vectors() -> None:
     torch.testing.assert_close(column, torch.tensor(7 / 18, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("count", [1, 7, 20, 99, 100])
+def test_fpr95_is_the_first_point_of_sklearns_curve_where_95_percent_pass(count) -> None:
+    generator = torch.Generator().manual_seed(count)
+    inside = torch.randint(0, 30, (count,), generator=generator).double()  # with ties
+    outside = torch.randint(10, 50, (57,), generator=generator).double()
+    known = np.r_[np.ones(count), np.zeros(57)]
+    false, true, _ = sklearn_metrics.roc_curve(
+        known, -np.r_[inside.numpy(), outside.numpy()], drop_intermediate=False
+    )
+    expected = false[np.argmax(true >= 0.95 - 1e-12)]
+    assert float(metrics.fpr95(inside, outside)) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(InputError, match="fpr95 needs scores of both kinds"):
+        metrics.fpr95(inside, outside[:0])
+
+
 def test_auroc_is_sklearns_with_ties() -> None:
     generator = torch.Generator().manual_seed(0)
     inside = torch.randint(0, 8, (40,), generator=generator).double()

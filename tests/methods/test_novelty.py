@@ -57,7 +57,8 @@ def test_gradients_that_are_held_give_the_kernel_averaged_over_outputs():
     torch.testing.assert_close(own, kernel(FAR).diagonal()[:, None, None])
 
 
-def test_features_of_the_last_layer_leave_the_share_of_a_linear_model():
+def test_features_of_the_last_layer_leave_the_share_of_a_linear_model(monkeypatch):
+    monkeypatch.setattr(seen, "MOST_PARAMETERS", 10)
     posterior, x = posterior_of(n2g.LastLayer()), data()[0]
     known, new = (posterior.linearized.jacobian(points)[:, 0, :] for points in (x, FAR))
     known, new = (J[:, J.abs().sum(0) > 0] for J in (known, new))  # the rows of the first output
@@ -67,9 +68,11 @@ def test_features_of_the_last_layer_leave_the_share_of_a_linear_model():
     torch.testing.assert_close(posterior.novelty(FAR), left / new.square().sum(1))
 
 
-def test_the_ordinary_share_is_the_quantile_of_refits_without_each_point():
+def test_the_ordinary_share_is_the_quantile_of_refits_without_each_point(monkeypatch):
     x, y = data(30)
     for structure in (n2g.Kron(), n2g.LastLayer()):
+        if isinstance(structure, n2g.LastLayer):
+            monkeypatch.setattr(seen, "MOST_PARAMETERS", 10)
         posterior = n2g.laplace(classifier(), (x, y), n2g.Categorical(), structure=structure)
         linearized, own = posterior.linearized, []
         J = linearized.jacobian(x)
@@ -103,7 +106,7 @@ def test_ordinary_points_are_predicted_as_without_novelty(name):
     posterior, (x, _) = posterior_of(STRUCTURES[name]), data()
     ordinary = x[posterior.novelty(x) <= posterior.process.seen.ordinary]
     assert len(ordinary) > 50
-    link = n2g.links.Contrast(posterior.likelihood.link.scale)
+    link = replace(posterior.likelihood.link, novelty_var=0.0)
     plain = posterior.predict(ordinary, likelihood=n2g.Categorical(link))
     torch.testing.assert_close(posterior.predict(ordinary).probs, plain.probs)
 
@@ -142,6 +145,50 @@ def test_what_was_seen_is_saved_moved_and_tempered(tmp_path):
         assert single.dtype == torch.float32
         torch.testing.assert_close(single.double(), posterior.novelty(FAR), rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(posterior.tempered(3.0).novelty(FAR), posterior.novelty(FAR))
+
+
+def test_the_last_layer_of_a_small_network_has_the_novelty_of_the_whole_network():
+    last, whole = posterior_of(n2g.LastLayer()), posterior_of(n2g.structures.Full())
+    torch.testing.assert_close(last.novelty(FAR), whole.novelty(FAR))
+    assert last.process.seen.ordinary == pytest.approx(whole.process.seen.ordinary)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_no_prediction_is_surer_than_the_network(name, outputs):
+    network, (x, y) = classifier(outputs), data()
+    likelihood = n2g.Bernoulli() if outputs == 1 else n2g.Categorical()
+    posterior = n2g.laplace(network, (x, y), likelihood, structure=STRUCTURES[name])
+    assert posterior.likelihood.link.cautious
+    points = torch.cat([x, FAR, 3 * torch.randn(200, 2, dtype=torch.float64)])
+    alone, found = network(points).detach(), posterior.predict(points).logits
+    if outputs == 1:
+        assert bool((found.abs() <= alone.abs() * (1 + 1e-9)).all())
+        return
+    assert torch.equal(found.argmax(1), alone.argmax(1))
+    most, allowed = found.softmax(1).amax(1), alone.softmax(1).amax(1)
+    assert bool((most <= allowed + 1e-9).all())
+    # some are as sure: the scale of the link alone would have made these surer
+    bold = replace(posterior.likelihood.link, cautious=False)
+    surer = (
+        posterior.predict(points, likelihood=n2g.Categorical(bold)).probs.amax(1) > allowed + 1e-6
+    )
+    assert bool(surer.any())
+    torch.testing.assert_close(most[surer].amax(), allowed[surer].amax())
+
+
+def test_held_out_labels_may_make_predictions_surer_than_the_network():
+    x, y = data()
+    weak = classifier()
+    for value in weak[2].parameters():  # classes stay what they are, and are as good as unknown
+        value.data *= 0.1
+    tuning = n2g.tuning.Validation((x, y))
+    with pytest.warns(n2g.errors.NotStationary):
+        posterior = n2g.laplace(
+            weak, (x, y), n2g.Categorical(), structure=n2g.structures.Full(), tuning=tuning
+        )
+    alone = weak(x).detach().softmax(1).amax(1)
+    assert float(posterior.predict(x).probs.amax(1).mean()) > float(alone.mean())
 
 
 def test_large_networks_compare_features_of_their_last_layer(monkeypatch):
@@ -231,7 +278,7 @@ def test_a_grid_holds_prior_variances(grid):
 
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 def test_held_out_labels_choose_the_largest_share_within_a_standard_error(right):
-    far = 6 * torch.randn(12, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    far = 6 * torch.randn(20, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     told = classifier()(far).argmax(1)
     x, y = torch.cat([held_out()[0], far]), torch.cat([held_out()[1], told if right else 1 - told])
     one = n2g.laplace(classifier(), data(), n2g.Categorical(), structure=n2g.Kron())
@@ -243,7 +290,7 @@ def test_held_out_labels_choose_the_largest_share_within_a_standard_error(right)
     rows = []
     for weight in WEIGHTS:
         each = []
-        for scale in torch.logspace(-3, 2, 500, dtype=torch.float64).tolist():
+        for scale in torch.logspace(-1, 2, 3000, dtype=torch.float64).tolist():
             most = weight * whole * scale**2
             known = Contrasts(mean, variances + 2 * most * excess)
             law = n2g.Categorical(n2g.links.Contrast(scale, novelty_var=most)).predict(known)

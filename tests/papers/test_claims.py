@@ -97,16 +97,17 @@ def load(name, monkeypatch):
 def test_a_default_that_is_less_sure_than_the_network_fails_certainty(claims, monkeypatch):
     program = load("benchmarks/certainty.py", monkeypatch)
     generator = torch.Generator().manual_seed(0)
-    noise = lambda: 1e-3 * torch.randn(4, 5, generator=generator)
-    bare = torch.tensor([0.2, 0.02, 0.95, 0.7, 0.8]) + noise()
-    good = bare + torch.tensor([-0.02, 0.0, 0.0, 0.1, 0.1]) + noise()
-    wide = bare + torch.tensor([0.3, 0.2, 0.0, 0.1, 0.1]) + noise()
+    noise = lambda: 1e-3 * torch.randn(4, 10, generator=generator)
+    bare = torch.tensor([0.2, 0.02, 0.95, 0.7, 0.8, 0.1, 0.6, 0.5, 0.9, 0.9]) + noise()
+    apart = [0.1, 0.1, 0.0, -0.2, -0.2, 0.0, 0.0]
+    good = bare + torch.tensor([-0.02, 0.0, 0.0, *apart]) + noise()
+    wide = bare + torch.tensor([0.3, 0.2, 0.0, *apart]) + noise()
     both = {"network": bare, "Kron, evidence": wide, "last layer, evidence": wide}
     for ours, holds in ((good, True), (wide, False), (bare + noise(), False)):
         found = both | {"Kron": ours, "last layer": ours}
         each = {name: values.tolist() for name, values in found.items()}
         judged = list(program.stated("digits", each, quick=False))
-        assert len(judged) == 11
+        assert len(judged) == 17
         assert all(claim.as_stated for claim in judged) == holds
 
 

@@ -50,12 +50,14 @@ class Probit:
     Args:
         scale: A factor of the mean. `Contrast` says what it is for.
         novelty_var: The variance that f gains at a novel point. `Contrast` says more.
+        cautious: Whether the factor of the mean is at most 1. `Contrast` says more.
 
     Reference: MacKay (1992), The evidence framework applied to classification networks.
     """
 
     scale: float = 1.0
     novelty_var: float = 0.0
+    cautious: bool = False
     needs: ClassVar[Literal["variances"]] = "variances"
 
     def __post_init__(self) -> None:
@@ -87,8 +89,10 @@ class Probit:
 
         >>> Probit().shrink(torch.tensor([2.0]), torch.tensor([0.0]))
         tensor([2.])
+        >>> Probit(scale=3.0, cautious=True).shrink(torch.tensor([2.0]), torch.tensor([0.0]))
+        tensor([2.])
         """
-        return self.scale * mean / (1 + torch.pi / 8 * variance).sqrt()
+        return mean * _factor(self, variance)
 
 
 @dataclass(frozen=True)
@@ -102,16 +106,20 @@ class Contrast:
     Where classes can be separated, the data determine the ratio of mean and standard deviation of f, but
     hardly their common scale: training stops at some size of the logits, and the variance at that point
     belongs to larger logits. `laplace` finds the scale at which predictions on the training data are as
-    certain as the network itself.
+    certain as the network itself. Elsewhere they would be surer than the network where the variance is
+    smaller, with no evidence for it but a variance of weights that are taken to be right; so a `cautious`
+    link, as `laplace` makes it by default, leaves the network's logits as they are there.
 
     A network goes on to be sure of classes where it has seen nothing. So each logit gains the independent
     variance `novelty_var` · max(0, s/s₀ − 1) at a point where the training inputs leave the share s of the
-    prior variance open, and all but one in fifty training inputs have less than s₀. `laplace` sets it to the
-    mean square of the scaled logits; it has an effect only after `laplace`, which knows s.
+    prior variance open, and all but one in fifty training inputs have less than s₀. `laplace` sets it to half
+    the mean square of the scaled logits, so that a difference gains their mean square; it has an effect only
+    after `laplace`, which knows s.
 
     Args:
         scale: A factor of the mean, which corrects a mean that is too small for its variance.
         novelty_var: The variance that a logit gains at a novel point.
+        cautious: Whether the factor of the mean is at most 1, so that no prediction is surer than softmax(m).
 
     References: MacKay (1992), The evidence framework applied to classification networks; Nickisch, Rasmussen
     (2008), Approximations for binary Gaussian process classification, on mode and mean.
@@ -119,6 +127,7 @@ class Contrast:
 
     scale: float = 1.0
     novelty_var: float = 0.0
+    cautious: bool = False
     needs: ClassVar[Literal["contrasts"]] = "contrasts"
 
     def __post_init__(self) -> None:
@@ -155,7 +164,13 @@ class Contrast:
             The logits g, of shape (N, C).
         """
         distance = mean - mean.max(-1, keepdim=True).values
-        return self.scale * distance / (1 + torch.pi / 8 * variances).sqrt()
+        return distance * _factor(self, variances)
+
+
+def _factor(link: Probit | Contrast, variances: Tensor) -> Tensor:
+    """scale / √(1 + π v / 8), of a cautious link at most 1."""
+    factor = link.scale / (1 + torch.pi / 8 * variances).sqrt()
+    return factor.clamp(max=1) if link.cautious else factor
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from net2gp.metrics.fidelity import (
     total_variation_samples,
     wasserstein_samples,
 )
-from net2gp.metrics.ranking import RiskCoverage, aurc, auroc, risk_coverage
+from net2gp.metrics.ranking import RiskCoverage, aurc, auroc, fpr95, risk_coverage
 from net2gp.metrics.regression import (
     coverage,
     coverage_error,
@@ -46,6 +46,7 @@ __all__ = [
     "crps_gaussian",
     "crps_samples",
     "expected_calibration_error",
+    "fpr95",
     "gaussian_nll",
     "nll",
     "reliability",

@@ -31,17 +31,50 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
     Reference: Hanley & McNeil (1982), The meaning and use of the area under a ROC curve.
     """
-    check_numbers(scores_in=scores_in, scores_out=scores_out)
-    inside, outside = scores_in.reshape(-1).sort().values, scores_out.reshape(-1)
-    if not inside.numel() or not outside.numel():
-        raise InputError(
-            f"auroc needs scores of both kinds, but got {inside.numel()} inside "
-            f"and {outside.numel()} outside. For labels y of two classes: scores[y == 0], scores[y == 1]."
-        )
+    inside, outside = _both_kinds("auroc", scores_in, scores_out)
     below = torch.searchsorted(inside, outside)
     not_above = torch.searchsorted(inside, outside, right=True)
     wins = (below + not_above).double().mean() / 2
     return (wins / inside.numel()).to(scores_in.dtype)
+
+
+def fpr95(scores_in: Tensor, scores_out: Tensor) -> Tensor:
+    """Compute the share of outliers that pass where 95 % of the inliers do: FPR at a TPR of 95 %.
+
+    Scores are uncertainties. The threshold is the smallest score that at least 95 % of the inliers do not
+    exceed, and an outlier passes if it does not exceed it either. The cost is O(n log n).
+
+    Args:
+        scores_in: Scores of inliers, of any shape.
+        scores_out: Scores of outliers, of any shape.
+
+    Returns:
+        The share: 0 separates perfectly, 0.95 is chance.
+
+    Raises:
+        InputError: If one of the two holds no scores.
+
+    >>> fpr95(torch.arange(100.0), torch.tensor([93.0, 94.0, 95.0, 200.0]))
+    tensor(0.5000)
+
+    Reference: Liang, Li & Srikant (2018), Enhancing the reliability of out-of-distribution image detection
+    in neural networks.
+    """
+    inside, outside = _both_kinds("fpr95", scores_in, scores_out)
+    threshold = inside[-(-95 * len(inside) // 100) - 1]
+    return (outside <= threshold).to(scores_in.dtype).mean()
+
+
+def _both_kinds(name: str, scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sorted scores of inliers, and those of outliers, as vectors."""
+    check_numbers(scores_in=scores_in, scores_out=scores_out)
+    inside, outside = scores_in.reshape(-1).sort().values, scores_out.reshape(-1)
+    if not inside.numel() or not outside.numel():
+        raise InputError(
+            f"{name} needs scores of both kinds, but got {inside.numel()} inside "
+            f"and {outside.numel()} outside. For labels y of two classes: scores[y == 0], scores[y == 1]."
+        )
+    return inside, outside
 
 
 @dataclass(frozen=True, eq=False)

@@ -226,8 +226,8 @@ class Posterior(Parts, Generic[Own]):
 
         A classifier that is sure of its training data leaves much of the variance of its logits open there.
         So after `laplace` of labels by default the share is that of squared errors, for which each training
-        input counts alike: with the tangent kernel of the parameters that vary at 400 of the inputs, or with
-        the features of the last layer at all of them, if it alone varies or parameters are over 100,000.
+        input counts alike: with the tangent kernel of the parameters that vary (of all, if these are the last
+        layer) at 400 inputs, or with the last layer's features at all, if parameters are over 100,000.
 
         Args:
             x: N points.

@@ -15,6 +15,7 @@ from net2gp.inputs import describe
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
 from net2gp.likelihoods.traits import needs, novelty_var, of_a_row
+from net2gp.linear.curvatures.kept_features import keeping_features
 from net2gp.posteriors.conditioning.process import Process
 from net2gp.posteriors.conditioning.samples import WeightSamples
 from net2gp.posteriors.split import Split, split_law
@@ -43,14 +44,15 @@ def predicted(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool)
     """The law of y at each point, with f integrated out; a link may need less than whole covariances."""
     if not is_gaussian(process):
         return cast(NotGaussian, process).predict(x, likelihood, own)
-    needed, novel = needs(likelihood), _novel(process, x, likelihood)
-    if needed == "variances":
-        mean, variances = process.diagonal(x)
-        return likelihood.predict(Variances(mean, variances + novel))
-    if needed == "contrasts":
-        mean, variances = process.contrast(x)
-        return likelihood.predict(Contrasts(mean, variances + 2 * novel))
-    return likelihood.predict(rounded(*_widened(process, x, novel)))
+    with keeping_features(x):  # one pass for novelty, mean and covariance
+        needed, novel = needs(likelihood), _novel(process, x, likelihood)
+        if needed == "variances":
+            mean, variances = process.diagonal(x)
+            return likelihood.predict(Variances(mean, variances + novel))
+        if needed == "contrasts":
+            mean, variances = process.contrast(x)
+            return likelihood.predict(Contrasts(mean, variances + 2 * novel))
+        return likelihood.predict(rounded(*_widened(process, x, novel)))
 
 
 def _widened(process: Process, x: Inputs, novel: Tensor | float) -> tuple[Tensor, Tensor]:

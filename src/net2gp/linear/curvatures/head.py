@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import follows, map_inputs, num_rows, rows, tensors
-from net2gp.linear.curvatures.beside import check_alone, check_columns
+from net2gp.inputs import chunks, follows, map_inputs, num_rows, rows, tensors
+from net2gp.linear.curvatures.beside import POINTS_PER_LOOK, check_alone, check_columns
+from net2gp.linear.curvatures.kept_features import direct_rows, keep, keeps, kept
 from net2gp.linear.curvatures.place_features import place_features
 from net2gp.linear.forward.calls import recording
 from net2gp.linear.forward.evaluation import LOCK, accepts
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 CHECKED_POINTS = 8
 """The number of points at which the output is compared with what a head would give."""
+
+POINTS = 1500
+"""The number of points whose features are computed together."""
 
 DIGITS = 16
 """The base of numbers that go through a pass of half precision, which has eight bits or more."""
@@ -51,7 +55,7 @@ def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
             continue  # another layer owns the weight, or it is computed from other parameters
         found = rechosen(linearized, names)
         if _is_linear(found, few):
-            check_alone(linearized, name, x)
+            check_alone(linearized, name, _unclear(found, x))
             check_columns(name, _change(found, few)[1])
             return found
     kind = type(linearized.network).__name__
@@ -69,6 +73,23 @@ def last_linearized(linearized: Linearized, x: Inputs) -> Linearized:
         "parameters with "
         f"only=['{called[-1]}.*'] and structure=Full() or Kron()."
     )
+
+
+def _unclear(found: Linearized, x: Inputs) -> Inputs:
+    """Return the points at which parameters might reach the output beside the head.
+
+    Where features are kept, they are computed now, and the output is seen to be the head's own at a point, or
+    not: then a few of such points are enough.
+    """
+    if channels_of(found) is not None or not keeps(x) or not has_features(found, x):
+        return x
+    for part in chunks(x, POINTS):
+        features_and_outputs(found, part)
+        if kept(found, part) is None:
+            return x
+    look = ~direct_rows(found, x)
+    look[:POINTS_PER_LOOK] = True
+    return rows(x, look.nonzero().flatten().to(tensors(x)[0].device))
 
 
 def _called(linearized: Linearized, x: Inputs) -> list[str]:
@@ -175,6 +196,8 @@ def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Ten
     layer = _layer(linearized)
     if channels_of(linearized) is not None:
         return place_features(linearized, layer, x)
+    if not follow and (known := kept(linearized, x)) is not None:
+        return known
     calls, out = _cut(linearized, layer, x, follow)
     if not calls:  # these points do not pass the head
         width = weights_of(linearized.params).shape[1]
@@ -192,7 +215,22 @@ def features_and_outputs(linearized: Linearized, x: Inputs) -> tuple[Tensor, Ten
         flat, each = (_by_place(value, layer).to(out.dtype) for value in (h, w))
         flat = torch.cat([flat, torch.ones_like(flat[:, :1])], 1) if bias else flat
         phi = phi.index_add(0, owner, each[:, :1] * flat)
-    return phi, out.detach()
+    out = out.detach()
+    if not follow:
+        z = calls[0][1]
+        own = (
+            len(calls) == 1 and z.numel() == out.numel() and torch.equal(z.reshape(out.shape), out)
+        )
+        keep(linearized, x, phi, out, direct=own)
+    return phi, out
+
+
+def gradient_of(linearized: Linearized, phi: Tensor, u: Tensor) -> Tensor:
+    """Return Σ_n J_nᵀ u_n for the head's parameters, from features (N, D') and u (N, C): (P,) in float64."""
+    total = u.double().mT @ phi.double()
+    bias = len(linearized.params) == 2
+    parts = [total[:, :-1] if bias else total] + ([total[:, -1]] if bias else [])
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 def _owners(

@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from net2gp.errors import InputError, TuningAtEdge, warn
 from net2gp.likelihoods.traits import has_open_link
+from net2gp.linear.curvatures.kept_features import keeping_features
 from net2gp.methods.laplace_approximation.held_out import HeldOut, with_scale
 from net2gp.methods.laplace_approximation.matching import linked, match
 from net2gp.methods.laplace_approximation.noise import regressed
@@ -94,7 +95,8 @@ def _validated(search: Search, by: Search, validation: Validation) -> Tuned:
         return _best_noise(lambda noise: scored([log, noise]), held_out.error)
 
     choices: list[tuple[float, Tuned]] = []
-    with progress("prior variance", len(validation.grid)) as advance:
+    bar = progress("prior variance", len(validation.grid))
+    with keeping_features(held_out.points), bar as advance:
         for value in validation.grid:
             choices.append(chosen(float(np.log(float(value)))))
             advance(note=f"log p(y) {choices[-1][0]:.4f}")

@@ -87,7 +87,7 @@ def structure_at_places(
             "structure=LastLayer(), Kron(), Diagonal() or Sampled()."
         )
     if structure is None:
-        structure = LastLayer() if _has_last_layer(linearized, x) else Kron()
+        structure = LastLayer() if has_last_layer(linearized, x) else Kron()
     few = has_few_outputs(linearized, x)
     if few or not isinstance(structure, Full | Diagonal | Kron):
         return structure
@@ -95,7 +95,16 @@ def structure_at_places(
     return replace(structure, fisher=MonteCarloFisher()) if exact else structure
 
 
-def _has_last_layer(linearized: Linearized, x: Inputs) -> bool:
+def has_last_layer(linearized: Linearized, x: Inputs) -> bool:
+    """Whether a network has a last layer with features, whose parameters are among those that vary.
+
+    Args:
+        linearized: The network.
+        x: Some points.
+
+    Returns:
+        Whether `LastLayer()` can be used.
+    """
     try:
         last = last_linearized(linearized, x)
     except NetworkError:

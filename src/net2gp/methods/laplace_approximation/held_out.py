@@ -12,6 +12,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from net2gp.likelihoods.traits import Linked, has_open_link, scores, target_columns
+from net2gp.linear.curvatures.kept_features import keeping_features
 from net2gp.linear.linearized import example_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
@@ -52,6 +53,11 @@ class HeldOut:
         self.missed = False
         self.error = self._checked()
 
+    @property
+    def points(self) -> Inputs | None:
+        """The inputs, if they are together."""
+        return None if isinstance(self.data, Passes) else self.data[0]
+
     def pieces(self) -> Iterator[tuple[Inputs, Tensor]]:
         """The inputs and targets in pieces that fit into memory."""
         if not isinstance(self.data, Passes):
@@ -85,8 +91,9 @@ class HeldOut:
 
     def laws(self, posterior: Posterior) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Means of f, the variances that the matched kind of link reads, excess novelty, and the targets."""
-        parts = [(*_law(posterior, x), _excess(posterior, x), y) for x, y in self.pieces()]
-        mean, variances, excess, y = (torch.cat(values) for values in zip(*parts, strict=True))
+        # novelty first: of a large network it comes from features, which are kept beside the outputs
+        parts = [(_excess(posterior, x), *_law(posterior, x), y) for x, y in self.pieces()]
+        excess, mean, variances, y = (torch.cat(values) for values in zip(*parts, strict=True))
         return mean, variances, excess, y
 
 
@@ -115,7 +122,9 @@ def with_weight(posterior: Posterior, held_out: HeldOut) -> Posterior:
         return posterior
     likelihood = posterior.likelihood
     assert isinstance(likelihood, Linked)
-    (mean, variances, excess, y), link = held_out.laws(posterior), likelihood.link
+    with keeping_features(held_out.points):
+        mean, variances, excess, y = held_out.laws(posterior)
+    link = likelihood.link
     twice = 2.0 if likelihood.matched_link.needs == "contrasts" else 1.0
     relative = link.novelty_var / link.scale**2
 

@@ -6,12 +6,14 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from net2gp.errors import NotStationary, check_positive, warn
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import has_open_link, of_points
 from net2gp.linear import Linearized
+from net2gp.linear.curvatures.head import gradient_of
+from net2gp.linear.curvatures.kept_features import keeping_features, kept
 from net2gp.linear.forward.evaluation import pullback
 from net2gp.linear.forward.places import channels_of
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
@@ -19,15 +21,15 @@ from net2gp.methods.laplace_approximation.choosing import checked, tuned
 from net2gp.methods.laplace_approximation.held_out import HeldOut, with_weight
 from net2gp.methods.laplace_approximation.matching import with_novelty
 from net2gp.methods.laplace_approximation.search import Search, Tuned
-from net2gp.methods.laplace_approximation.task import make_task
+from net2gp.methods.laplace_approximation.task import make_task, owned
 from net2gp.methods.laplace_approximation.tuning import Evidence, Tuning, Validation
 from net2gp.methods.laplace_approximation.widening import widens, with_widening
 from net2gp.posteriors.conditioning.checks import check_prior_var, remedy
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.weights import Structure
+from net2gp.posteriors.weights import Structure, Task
 from net2gp.posteriors.weights.tasks.streamed import POINTS
 from net2gp.streams import held_or_streamed
-from net2gp.types import Data, Observed
+from net2gp.types import Data, Likelihood, Observed
 
 
 def laplace(
@@ -51,9 +53,9 @@ def laplace(
     `prior_var` and the noise of `Gaussian()` are chosen where they are left open. The default, `Matched()`,
     is for regression the evidence of the linear model at its own mode, with predictions on the training data
     that are no surer than the network is right there; `predict` is wider than `marginal` where inputs are
-    novel. For classes it also chooses the link, so that predictions are as sure on average as the network,
-    and less so away from the data: there their variance grows, and `posterior.novelty(x)`, how little has
-    been seen there, adds to it. `Evidence()` is
+    novel. For classes it also chooses the link, so that predictions are at most as sure as the network, and
+    less so away from the data: there their variance grows, and `posterior.novelty(x)`, how little has been
+    seen there, adds to it. `Evidence()` is
     the Laplace approximation of the marginal likelihood,
     log p(y | θ*) − ½ Σ θ*²/prior_var − ½ log|I + V^{1/2} H V^{1/2}|, and `Validation(data)` takes data that
     were held out. `marginal` does not depend on the link; `Categorical(Probit())` or any other link of your
@@ -70,8 +72,8 @@ def laplace(
         structure: What of Σ⁻¹ is kept: `Full()`, `Diagonal()`, `Kron()`, `LowRank(rank)`, `LastLayer()`,
             `Subnetwork(num_weights)`, `Sampled()`, a `Structure` of your own, or `FunctionSpace()`, which has
             all of it (large classifiers: all but some per cent) without ever forming it. None takes the
-            first of `Full()`, `FunctionSpace()` and `Kron()` that is small; the `structure` of the result
-            says which.
+            first of `Full()`, `FunctionSpace()` and `Kron()` that is small, for classes and more than 100,000
+            parameters `LastLayer()` before `Kron()`; the `structure` of the result says which.
         only: Which parameters vary, by name patterns as in `linearize`; None means those with
             `requires_grad`, or all if none has it.
         tuning: How what is open is chosen: `Matched()`, `Evidence()` or `Validation(data)`. None means
@@ -105,27 +107,52 @@ def laplace(
     if prior_var is not None:
         check_prior_var(prior_var)
     with torch.inference_mode(False):
-        task, chosen = make_task(
-            network,
-            held_or_streamed(data, example_of(network)),
-            likelihood,
-            structure,
-            only=only,
-            prior_var=prior_var,
-            temperature=temperature,
-        )
-        tuning = checked(task, tuning)
-        search = Search(task, chosen.curvature(task), chosen, tuning)
-        found = search.solve(tuned(search))
-        _check_stationary(search, found)
-        posterior = search.posterior(found)
-        if has_open_link(task.likelihood) and not isinstance(tuning, Evidence):
-            posterior = with_novelty(posterior, task)
-            if isinstance(tuning, Validation):
-                posterior = with_weight(posterior, HeldOut(task, tuning.data))
-        if widens(search):
-            posterior = with_widening(search, found, posterior)
-        return cast("Posterior[Observed]", posterior)
+        own = owned(held_or_streamed(data, example_of(network)))
+        with keeping_features(own[0] if isinstance(own, tuple) else None):
+            task, chosen = make_task(
+                network,
+                own,
+                likelihood,
+                structure,
+                only=only,
+                prior_var=prior_var,
+                temperature=temperature,
+            )
+            tuning = checked(task, tuning)
+            search = Search(task, chosen.curvature(task), chosen, tuning)
+            found = search.solve(tuned(search))
+            _check_stationary(search, found)
+            posterior = search.posterior(found)
+            if has_open_link(task.likelihood) and not isinstance(tuning, Evidence):
+                posterior = with_novelty(posterior, task)
+                if isinstance(tuning, Validation):
+                    posterior = with_weight(posterior, HeldOut(task, tuning.data))
+            if widens(search):
+                posterior = with_widening(search, found, posterior)
+            return cast("Posterior[Observed]", posterior)
+
+
+def _gradient(task: Task, likelihood: Likelihood) -> Tensor:
+    """Σ_n J_nᵀ r_n: (P,). Of a last layer from its features, if they are kept."""
+    linearized = task.linearized
+    gradient = torch.zeros(linearized.num_params, dtype=torch.float64, device=task.device)
+    for piece in task.pieces("gradient"):
+        first = 0 if piece.among is None else piece.among[0]
+        count = num_rows(piece.x)
+        size = -(-count // -(-count // POINTS))  # pieces of the same size
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            x, y = rows(piece.x, part), piece.y[part]
+            residual = of_points(likelihood, slice(first + start, first + start + len(y))).residual
+            if (known := kept(linearized, x)) is not None:
+                phi, f = known
+                gradient += gradient_of(linearized, phi, residual(f.double(), y))
+                continue
+            # plain autograd has less overhead than torch.func
+            out, pull = pullback(partial(linearized.evaluate, x=x), linearized.params, twice=True)
+            u = residual(out.detach().double(), y)
+            gradient += linearized.flatten(pull(u.to(out.dtype))).double()
+    return gradient
 
 
 def _check_stationary(search: Search, found: Tuned) -> None:
@@ -141,19 +168,7 @@ def _check_stationary(search: Search, found: Tuned) -> None:
     # a subset of the points may have taken the likelihood with it
     likelihood = found.likelihood if task.open_noise else task.likelihood
     linearized = task.linearized
-    gradient = torch.zeros(linearized.num_params, dtype=torch.float64, device=task.device)
-    for piece in task.pieces("gradient"):
-        first = 0 if piece.among is None else piece.among[0]
-        count = num_rows(piece.x)
-        size = -(-count // -(-count // POINTS))  # pieces of the same size
-        for start in range(0, count, size):
-            part = slice(start, start + size)
-            x, y = rows(piece.x, part), piece.y[part]
-            # plain autograd has less overhead than torch.func
-            out, pull = pullback(partial(linearized.evaluate, x=x), linearized.params, twice=True)
-            points = slice(first + start, first + start + len(y))
-            u = of_points(likelihood, points).residual(out.detach().double(), y)
-            gradient += linearized.flatten(pull(u.to(out.dtype))).double()
+    gradient = _gradient(task, likelihood)
     theta = linearized.flatten(task.params).double()
     free = curvature.task.free
     if free is not None:  # the trace is of the chosen weights alone

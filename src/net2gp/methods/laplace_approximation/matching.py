@@ -190,27 +190,30 @@ def _moments(posterior: Posterior, x: Inputs, count: int) -> tuple[Tensor, Tenso
 
 
 def with_novelty(posterior: Posterior, task: Task) -> Posterior:
-    """The posterior whose matched link sees how novel a point is beside the training inputs.
+    """The posterior whose matched link is cautious, and sees how novel a point is beside the training inputs.
 
-    A logit gains the variance of the scaled logits on the training data, α²·mean f² with f centered over
-    classes, times the excess of the share of the prior variance that is left open over that of all but one in
-    fifty training inputs, or one in a thousand of their places. Ordinary points keep their predictions, which
-    `match` has found. Cost: the tangent kernel of 400 points, or one pass over the training data.
+    A logit, or the difference of two, gains the variance of the scaled logits on the training data,
+    α²·mean f² with f centered over classes, times the excess of the share of the prior variance that is left
+    open over that of all but one in fifty training inputs, or one in a thousand of their places. Ordinary
+    points keep their predictions, which `match` has found, up to where they would be surer than the network.
+    Cost: the tangent kernel of 400 points, or one pass over the training data.
     """
     process, likelihood = posterior.process, posterior.likelihood
     assert isinstance(process, AroundNetwork | AroundPlaces)
     assert isinstance(likelihood, Linked)
+    link = replace(likelihood.link, cautious=True)
     as_rows = rows_per_point(likelihood) or (lambda f: f)
     with evaluating(process.linearized.network):
         places = num_places(process.linearized, task.few())
         some = task.some(max(FEWEST_POINTS, FEW_SHARES // places))
         seen = seen_by(task, some)
     if seen is None:
-        return posterior
+        return replace(posterior, likelihood=likelihood.with_link(link))
     f = as_rows(some.f)
     f = f - f.mean(1, keepdim=True) if f.shape[1] > 1 else f
-    size = likelihood.link.scale**2 * float(f.square().mean())
-    link = replace(likelihood.link, novelty_var=size)
+    size = link.scale**2 * float(f.square().mean())
+    # a difference of two logits gains the variance of both
+    link = replace(link, novelty_var=size / 2 if link.needs == "contrasts" else size)
     return replace(
         posterior, process=process.with_seen(seen), likelihood=likelihood.with_link(link)
     )

@@ -169,13 +169,13 @@ def regression(task: Task, traits: Traits) -> Regression:
     """
     if traits.one_layer and task.open_noise and task.prior_var is None:
         try:
-            return _model(task, all_layers(task.linearized), LAST_LAYER_ROWS)
+            return _model(task, _all_layers(task.linearized), LAST_LAYER_ROWS)
         except NetworkError:
             return _model(task, task.linearized, NUM_ROWS)
     return _model(task, task.linearized, NUM_ROWS)
 
 
-def all_layers(linearized: Linearized) -> Linearized:
+def _all_layers(linearized: Linearized) -> Linearized:
     """The same network with all of its parameters chosen that are not frozen."""
     values = {**linearized.params, **linearized.frozen}
     names = free_names(dict(linearized.network.named_parameters()))

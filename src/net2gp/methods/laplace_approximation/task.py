@@ -6,16 +6,32 @@ import torch
 from torch import Tensor, nn
 
 from net2gp.errors import EmptyClass, InputError, NetworkError, warn
-from net2gp.inputs import check_made, copied, describe, map_inputs, rows
+from net2gp.inputs import check_made, chunks, copied, describe, map_inputs, num_rows, rows
 from net2gp.likelihoods.traits import bound_to, has_gaussian_noise, has_open_link, has_open_noise
 from net2gp.linear import Linearized, linearize
-from net2gp.linear.forward.places import channels_of
+from net2gp.linear.curvatures.head import features_and_outputs, has_features
+from net2gp.linear.forward.places import channels_of, output_shape
 from net2gp.linear.linearized import Patterns, PriorVar, example_of
 from net2gp.linear.planning.probe import ALIKE, check_all_used, check_used, find_used
-from net2gp.methods.laplace_approximation.dense import placed, structure_at_places
+from net2gp.methods.laplace_approximation.dense import has_last_layer, placed, structure_at_places
 from net2gp.posteriors.conditioning.checks import check_class_axis
-from net2gp.posteriors.weights import Diagonal, Full, FunctionSpace, Kron, Structure, Task
-from net2gp.posteriors.weights.tasks.streamed import StreamedTask, check_tied, outputs_at, piece_of
+from net2gp.posteriors.recipes.seen import MOST_PARAMETERS
+from net2gp.posteriors.weights import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kron,
+    LastLayer,
+    Structure,
+    Task,
+)
+from net2gp.posteriors.weights.tasks.streamed import (
+    POINTS,
+    StreamedTask,
+    check_tied,
+    outputs_at,
+    piece_of,
+)
 from net2gp.posteriors.weights.tasks.sums import Sums
 from net2gp.streams import Passes
 from net2gp.types import Inputs, Likelihood, Stream
@@ -28,6 +44,11 @@ SMALL_FULL = 2500
 
 SMALL_ROWS = 4000
 """Rows N·C up to which function space is the default."""
+
+
+def owned(data: tuple[Inputs, Tensor] | Stream) -> tuple[Inputs, Tensor] | Stream:
+    """Copies of the data, which the caller may change later; a stream as it is."""
+    return data if isinstance(data, Stream) else (map_inputs(data[0], copied), copied(data[1]))
 
 
 def make_task(
@@ -51,18 +72,27 @@ def make_task(
     if isinstance(data, Stream):
         task, structure = _streamed(network, data, likelihood, structure, only, options)
     else:
-        x, y = map_inputs(data[0], copied), copied(data[1])
+        x, y = data
         whole = _linearized(network, only, structure)
         whole, likelihood, structure = _laid_out(whole, x, y, likelihood, structure)
         linearized = whole if structure is None else structure.chosen(whole, x)
         likelihood = bound_to(likelihood, y)
-        f = outputs_at(linearized, x)
+        f = _outputs(linearized, x, structure)
         likelihood.check(f.to(linearized.example.dtype), y)
         _check_alone(linearized, x, f)
         check_used(linearized, x)
         task = Task(linearized, x, y, _used(likelihood), f, *options)
     _check_classes(task)
     return task, (structure or _default(task)).settled(task.linearized)
+
+
+def _outputs(linearized: Linearized, x: Inputs, structure: Structure | None) -> Tensor:
+    """The outputs (N, C) in float64; for a last layer from the pass that gives its features as well."""
+    one_layer = structure is not None and structure.traits().one_layer
+    if not one_layer or channels_of(linearized) is not None or not has_features(linearized, x):
+        return outputs_at(linearized, x)
+    parts = [features_and_outputs(linearized, part)[1] for part in chunks(x, POINTS)]
+    return torch.cat(parts).double()
 
 
 def _used(likelihood: Likelihood) -> Likelihood:
@@ -86,7 +116,9 @@ def _streamed(
     passes = Passes(data, example_of(network), most)
     start, targets = passes.first()
     whole = _linearized(network, only, structure)
-    whole, likelihood, structure = _laid_out(whole, start, targets, likelihood, structure)
+    whole, likelihood, structure = _laid_out(
+        whole, start, targets, likelihood, structure, begins=True
+    )
     linearized = whole if structure is None else structure.chosen(whole, start)
     used, known, reached = _used(likelihood), None, set[str]()
     for first, x, y in passes.pieces("checks"):
@@ -111,13 +143,29 @@ def _laid_out(
     y: Tensor,
     likelihood: Likelihood,
     structure: Structure | None,
+    *,
+    begins: bool = False,
 ) -> tuple[Linearized, Likelihood, Structure | None]:
-    """The network, the likelihood and the structure for targets of points, or at places of them."""
+    """The network, the likelihood and the structure for targets of points, or at places of them.
+
+    The points may be all, or those that a stream begins with.
+    """
     linearized, likelihood = placed(linearized, x, y, likelihood)
     if channels_of(linearized) is not None:
         return linearized, likelihood, structure_at_places(structure, linearized, x)
     check_class_axis(linearized, x, likelihood)
+    if structure is None and has_open_link(likelihood) and _is_large(linearized, x):
+        many = begins or num_rows(x) * output_shape(linearized, x).numel() > SMALL_ROWS
+        structure = LastLayer() if many else None
     return linearized, likelihood, structure
+
+
+def _is_large(linearized: Linearized, x: Inputs) -> bool:
+    """Whether all parameters of a network vary, so many that novelty is that of its last layer."""
+    if linearized.num_params <= MOST_PARAMETERS:
+        return False
+    every = {name for name, _ in linearized.network.named_parameters()} <= set(linearized.params)
+    return every and has_last_layer(linearized, x)
 
 
 def _check_same_layer(

@@ -83,7 +83,8 @@ class Matched:
 
     **Classes.** The evidence at θ* pairs the logits where training stopped with a variance that belongs to
     larger ones, so that predictions come out too unsure everywhere. Here the link scales the mean by α, the
-    number with the smallest KL(network ‖ prediction) on `num_points` training inputs; and the prior variance
+    number with the smallest KL(network ‖ prediction) on `num_points` training inputs, up to where a
+    prediction would be surer than the network's own (`Contrast` says why); and the prior variance
     is the one whose evidence is largest at the scaled parameters: prior_var = α²‖θ*‖²/γ with γ effective
     parameters. A `LastLayer` keeps the prior variance of the evidence at θ*. Exact structures compare each
     point without its own information, unless there are 50 points or fewer.

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
-from net2gp.errors import NetworkError
 from net2gp.inputs import num_rows
 from net2gp.likelihoods.traits import rows_per_point
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.methods.laplace_approximation.noise import VARIANCE_POINTS
-from net2gp.methods.laplace_approximation.regression import all_layers, is_regression
+from net2gp.methods.laplace_approximation.regression import is_regression
 from net2gp.methods.laplace_approximation.search import Search, Tuned
 from net2gp.methods.laplace_approximation.tuning import Matched
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
-from net2gp.posteriors.recipes.seen import FEW_SHARES, Seen, Widening, edge, seen_by
-from net2gp.posteriors.weights import Task
+from net2gp.posteriors.recipes.seen import FEW_SHARES, Widening, edge, seen_by
 
 
 def widens(search: Search) -> bool:
@@ -39,19 +36,10 @@ def with_widening(search: Search, found: Tuned, posterior: Posterior) -> Posteri
     assert isinstance(process, AroundNetwork)
     with evaluating(process.linearized.network):
         some = task.some(FEW_SHARES)
-        seen = _seen(search, some)
+        seen = seen_by(task, some, ordinary=edge)
     if seen is None:
         return posterior
     few = some.some(min(VARIANCE_POINTS, num_rows(some.x)))
     variances = process.diagonal(few.x)[1].double()
     widening = Widening(seen, variances.mean(0), found.narrowed)
     return replace(posterior, process=replace(process, widening=widening))
-
-
-def _seen(search: Search, some: Task) -> Seen | None:
-    """The training inputs under the kernel of what varies, or of all layers if the structure takes one."""
-    if search.structure.traits().one_layer:
-        whole = all_layers(search.task.linearized)
-        with suppress(NetworkError):
-            return seen_by(search.task, some, ordinary=edge, whole=whole)
-    return seen_by(search.task, some, ordinary=edge)

@@ -25,7 +25,7 @@ from net2gp.linear.linearized import expand_prior
 from net2gp.linear.precision import check_full
 from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.laplace_approximation.search import Search, Tuned
-from net2gp.methods.laplace_approximation.task import make_task
+from net2gp.methods.laplace_approximation.task import make_task, owned
 from net2gp.methods.laplace_approximation.tuning import Evidence
 from net2gp.methods.training.vogn import check_trainable
 from net2gp.posteriors.posterior import Posterior
@@ -240,7 +240,7 @@ def _search(
     network.eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmptyClass)  # said once, at the end
-        task, chosen = make_task(network, data, likelihood, structure)
+        task, chosen = make_task(network, owned(data), likelihood, structure)
     return Search(task, chosen.curvature(task), chosen, tuning)
 
 

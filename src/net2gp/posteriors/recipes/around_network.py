@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import follows, num_rows, ordinary_tensors, rows
+from net2gp.linear.curvatures.kept_features import kept_outputs
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized, PriorVar
@@ -71,25 +72,32 @@ class AroundNetwork:
     @evaluated
     def mean(self, x: Inputs) -> Tensor:
         """f(x; θ*), one forward pass."""
-        return self.linearized(x)
+        return self._outputs(x)
 
     @evaluated
     def moments(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean (N, C) and J_n Σ J_nᵀ for each point (N, C, C)."""
-        return self.linearized(x), self.covariance.blocks(self.linearized, x)
+        blocks = self.covariance.blocks(self.linearized, x)
+        return self._outputs(x), blocks
 
     @evaluated
     def diagonal(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and the variances, (N, C) each; some structures compute them faster than the blocks."""
-        return self.linearized(x), self.covariance.variances(self.linearized, x)
+        variances = self.covariance.variances(self.linearized, x)
+        return self._outputs(x), variances
 
     @evaluated
     def contrast(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """The mean and Var[f_c − f_t] for the class t of the largest mean: (N, C) each."""
         if not hasattr(self.covariance, "differences"):
             return contrast_by_blocks(self, x)
-        mean = self.linearized(x)
+        mean = self._outputs(x)
         return mean, self.covariance.differences(self.linearized, x, mean.argmax(-1))
+
+    def _outputs(self, x: Inputs) -> Tensor:
+        """f(x; θ*), without another pass where the outputs are known beside the last layer's features."""
+        known = kept_outputs(self.linearized, x)
+        return self.linearized(x) if known is None else known
 
     @evaluated
     def joint(self, x: Inputs) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ little about where it was trained. Here each training input counts alike, like a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -65,7 +66,7 @@ class Seen(Protocol):
 @savable("seen.SeenPoints")
 @dataclass(frozen=True, eq=False)
 class SeenPoints:
-    """Some training inputs under the tangent kernel of the parameters that vary, averaged over outputs.
+    """Some training inputs under the tangent kernel of parameters, averaged over outputs.
 
     With k̃(x, x') = k(x, x') / √(k(x, x) k(x', x')) the share is 1 − k̃(x, X)(K̃ + νI)⁻¹k̃(X, x).
 
@@ -74,7 +75,7 @@ class SeenPoints:
         whitening: L⁻¹ with LLᵀ = K̃ + νI: (M, M).
         scales: √k(x, x) at X: (M,).
         ordinary: The share up to which inputs are ordinary.
-        names: The parameters of the kernel; none means those that vary.
+        names: The parameters that the kernel is of; empty for those that vary.
     """
 
     x: Inputs
@@ -89,8 +90,7 @@ class SeenPoints:
         Gradients at X are held where they are small, so that a later call runs the network at its own points
         alone.
         """
-        if self.names:
-            linearized = rechosen(linearized, self.names)
+        linearized = rechosen(linearized, self.names) if self.names else linearized
         kernel = linearized.trace_kernel()
         at = kernel.keep(self.x) or (lambda z: (kernel(self.x, z), kernel.blocks(z)))
 
@@ -164,43 +164,43 @@ class Widening:
 
 
 def seen_by(
-    task: Task,
-    some: Task,
-    *,
-    ordinary: Callable[[Tensor], float] | None = None,
-    whole: Linearized | None = None,
+    task: Task, some: Task, *, ordinary: Callable[[Tensor], float] | None = None
 ) -> SeenPoints | SeenFeatures | None:
-    """What the training inputs tell a network's parameters that vary.
+    """What the training inputs tell a network.
 
-    Small networks keep the tangent kernel of all these parameters at some of the inputs. A last layer, or a
-    large network that has one, keeps a matrix of all inputs' features. Another large network keeps nothing.
+    Small networks keep the tangent kernel at some of the inputs: of the parameters that vary, or if these are
+    the last layer alone, of all, since a last layer sees little of where the layers before it were trained.
+    A large network that has a last layer keeps a matrix of all inputs' features; another one keeps nothing.
 
     Args:
         task: The network with the parameters that vary, and its training inputs.
         some: The task at `FEW_SHARES` of the inputs, a random choice.
         ordinary: What the training inputs' own shares say is ordinary; None takes what all but one in fifty
             (or a thousand places) stay below.
-        whole: The network with all parameters that the tangent kernel is of, if these are others than vary.
 
     Returns:
         What was seen, or None.
     """
-    at_points = channels_of(task.linearized) is None
+    linearized, few = task.linearized, task.few()
+    at_points = channels_of(linearized) is None
     ordinary = ordinary or (most if at_points else partial(most, quantile=ORDINARY_PLACES))
-    linearized, few = whole or task.linearized, task.few()
-    if (
-        channels_of(linearized) is None
-        and linearized.num_params <= MOST_PARAMETERS
-        and not _is_last(linearized, few)
-    ):
-        names = () if whole is None else tuple(whole.params)
-        return replace(_points(linearized, some.some(NUM_POINTS).x, ordinary), names=names)
-    linearized = task.linearized
+    whole = _all_parameters(linearized) if _is_last(linearized, few) else linearized
+    if at_points and whole.num_params <= MOST_PARAMETERS:
+        names = () if whole is linearized else tuple(whole.params)
+        with suppress(NetworkError):  # layers before the last one may have no kernel
+            return replace(_points(whole, some.some(NUM_POINTS).x, ordinary), names=names)
     try:
         head = last_linearized(linearized, few)
     except NetworkError:
         return None
     return _features(head, task, some, ordinary) if has_features(head, few) else None
+
+
+def _all_parameters(linearized: Linearized) -> Linearized:
+    """The network with all of its parameters as the chosen ones."""
+    values = {**linearized.params, **linearized.frozen}
+    names = [name for name, _ in linearized.network.named_parameters()]
+    return rechosen(linearized, [n for n in names if values[n].is_floating_point()])
 
 
 def _is_last(linearized: Linearized, x: Inputs) -> bool:
