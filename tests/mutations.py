@@ -75,8 +75,8 @@ FAULTS = (
         "gradients in x are finite differences",
         "the covariance around a network does not follow x",
         f"{POSTERIORS}/recipes/around_network.py",
-        "return self.linearized(x), self.covariance.blocks(self.linearized, x)",
-        "return self.linearized(x), self.covariance.blocks(self.linearized, x).detach()",
+        "return self._outputs(x), blocks",
+        "return self._outputs(x), blocks.detach()",
         "full",
     ),
     Fault(

@@ -182,7 +182,9 @@ def test_held_out_labels_may_make_predictions_surer_than_the_network():
     weak = classifier()
     for value in weak[2].parameters():  # classes stay what they are, and are as good as unknown
         value.data *= 0.1
-    tuning = n2g.tuning.Validation((x, y))
+    held_out = y.clone()
+    held_out[0] = 1 - y[0]  # without a miss labels do not say how sure to be
+    tuning = n2g.tuning.Validation((x, held_out))
     with pytest.warns(n2g.errors.NotStationary):
         posterior = n2g.laplace(
             weak, (x, y), n2g.Categorical(), structure=n2g.structures.Full(), tuning=tuning

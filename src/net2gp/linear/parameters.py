@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, NetworkError, check_dtype_and_device
 from net2gp.inputs import describe
-from net2gp.linear.precision import HALF
+from net2gp.linear.precision import HALF, rechosen
 from net2gp.types import Params
+
+if TYPE_CHECKING:
+    from net2gp.linear.linearized import Linearized
 
 Patterns = str | Sequence[str]
 """A name pattern, or several: a list adds up, and a pattern that starts with "!" takes away."""
@@ -75,6 +79,13 @@ def free_names(named: Mapping[str, Tensor]) -> list[str]:
     """
     trained = [name for name, value in named.items() if value.requires_grad]
     return trained or [n for n, v in named.items() if v.is_floating_point()] or list(named)
+
+
+def all_layers(linearized: Linearized) -> Linearized:
+    """Return the same linearization with all parameters chosen that vary unless `only` is given."""
+    values = {**linearized.params, **linearized.frozen}
+    names = free_names(dict(linearized.network.named_parameters()))
+    return rechosen(linearized, [name for name in names if name in values])
 
 
 def kept(network: nn.Module, given: Params, chosen: Sequence[str]) -> Params:

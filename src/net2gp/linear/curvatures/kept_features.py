@@ -164,7 +164,12 @@ def _key(linearized: Linearized) -> tuple[object, ...]:
 def _values(linearized: Linearized) -> tuple[object, ...]:
     """Of the network at its values."""
     values = {**linearized.params, **linearized.frozen}
-    return (id(linearized.network), *(values[name].data_ptr() for name in sorted(values)))
+    return (id(linearized.network), *(_address(values[name]) for name in sorted(values)))
+
+
+def _address(value: Tensor) -> int:
+    """Where the numbers of a tensor are; of a sparse one, which has no storage, which object it is."""
+    return value.data_ptr() if value.layout == torch.strided else id(value)
 
 
 def _slice_of(block: _Kept, x: Inputs) -> slice | None:
@@ -187,6 +192,8 @@ def _slice_of(block: _Kept, x: Inputs) -> slice | None:
 def _start(part: Tensor, whole: Tensor, version: int) -> int | None:
     """The number of the first row of `whole` that `part` is a slice of, or None if it is none."""
     if part.is_inference() or whole._version != version or not part.numel():
+        return None
+    if part.layout != torch.strided or whole.layout != torch.strided:
         return None
     alike = part.dtype == whole.dtype and part.shape[1:] == whole.shape[1:]
     if not alike or part.device != whole.device or part.stride() != whole.stride():

@@ -12,8 +12,7 @@ from net2gp.errors import NetworkError, TuningAtEdge, UnequalScales, warn
 from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.linear import Linearized, TangentKernel
-from net2gp.linear.parameters import free_names
-from net2gp.linear.precision import rechosen
+from net2gp.linear.parameters import all_layers
 from net2gp.methods.laplace_approximation.some_rows import SomeRows
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.spectrum import Spectrum, decompose
@@ -169,17 +168,10 @@ def regression(task: Task, traits: Traits) -> Regression:
     """
     if traits.one_layer and task.open_noise and task.prior_var is None:
         try:
-            return _model(task, _all_layers(task.linearized), LAST_LAYER_ROWS)
+            return _model(task, all_layers(task.linearized), LAST_LAYER_ROWS)
         except NetworkError:
             return _model(task, task.linearized, NUM_ROWS)
     return _model(task, task.linearized, NUM_ROWS)
-
-
-def _all_layers(linearized: Linearized) -> Linearized:
-    """The same network with all of its parameters chosen that are not frozen."""
-    values = {**linearized.params, **linearized.frozen}
-    names = free_names(dict(linearized.network.named_parameters()))
-    return rechosen(linearized, [name for name in names if name in values])
 
 
 def _model(task: Task, linearized: Linearized, limit: int) -> Regression:

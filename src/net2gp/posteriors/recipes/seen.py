@@ -20,6 +20,7 @@ from net2gp.inputs import chunks
 from net2gp.linear.curvatures.head import features, has_features, last_linearized
 from net2gp.linear.forward.places import channels_of, num_places
 from net2gp.linear.linearized import Linearized
+from net2gp.linear.parameters import all_layers
 from net2gp.linear.precision import rechosen
 from net2gp.posteriors.weights import Task
 from net2gp.tags import savable
@@ -169,8 +170,9 @@ def seen_by(
     """What the training inputs tell a network.
 
     Small networks keep the tangent kernel at some of the inputs: of the parameters that vary, or if these are
-    the last layer alone, of all, since a last layer sees little of where the layers before it were trained.
-    A large network that has a last layer keeps a matrix of all inputs' features; another one keeps nothing.
+    the last layer alone, of all that are not frozen, since a last layer sees little of where the layers
+    before it were trained. A large network that has a last layer keeps a matrix of all inputs' features;
+    another one keeps nothing.
 
     Args:
         task: The network with the parameters that vary, and its training inputs.
@@ -184,7 +186,7 @@ def seen_by(
     linearized, few = task.linearized, task.few()
     at_points = channels_of(linearized) is None
     ordinary = ordinary or (most if at_points else partial(most, quantile=ORDINARY_PLACES))
-    whole = _all_parameters(linearized) if _is_last(linearized, few) else linearized
+    whole = all_layers(linearized) if _is_last(linearized, few) else linearized
     if at_points and whole.num_params <= MOST_PARAMETERS:
         names = () if whole is linearized else tuple(whole.params)
         with suppress(NetworkError):  # layers before the last one may have no kernel
@@ -194,13 +196,6 @@ def seen_by(
     except NetworkError:
         return None
     return _features(head, task, some, ordinary) if has_features(head, few) else None
-
-
-def _all_parameters(linearized: Linearized) -> Linearized:
-    """The network with all of its parameters as the chosen ones."""
-    values = {**linearized.params, **linearized.frozen}
-    names = [name for name, _ in linearized.network.named_parameters()]
-    return rechosen(linearized, [n for n in names if values[n].is_floating_point()])
 
 
 def _is_last(linearized: Linearized, x: Inputs) -> bool:
