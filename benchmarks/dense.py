@@ -18,9 +18,9 @@ Claims, over the seeds (papers/claims.py says what the words mean):
 - `Validation` with some more labels is no worse than the network in either;
 - pixels err together: draws of neighbours are correlated more than distant ones.
 
-Two things are measured and not claimed, since an earlier run refuted them. With Kronecker factors the NLL of
-characters is above the network's by more than .005, though their ECE is far below it. And `novelty` finds a
-texture that no training image has better than entropy with some networks, and worse with others.
+Two things are measured and not claimed, since runs refuted them. With Kronecker factors the NLL of characters
+is above the network's by more than .005, though their ECE is far below it. And `novelty` finds a texture that
+no training image has better than entropy with some networks, and worse with others.
 
 Memory, in a process for each number: the peak of a fit and of a prediction grows with the number of outputs,
 N·P·C, by an exponent of at most 1.1, whether there are more points or more pixels in each. laplace-torch gets
