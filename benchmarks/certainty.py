@@ -249,6 +249,8 @@ def main() -> int:
         parser.error("--seeds must be at least two: claims are judged by their spread")
     stored, found = options.output.with_suffix(".json"), {}
     if options.report or len(options.methods) < len(WAYS):
+        if not stored.exists():
+            parser.error(f"some methods, or a report, go on from {stored}: run all methods first")
         before = json.loads(stored.read_text())
         found, options.seeds = before["found"], before["seeds"]
     if not options.report:

@@ -65,6 +65,9 @@ from cifar_images import STRENGTHS, corrupted, pack, strangers, use_packed
 from net2gp import data, metrics
 from run import RESULTS, made_by, processor
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "papers"))
+from by_heart import digits_by_heart, small
+
 UNFINISHED = 3
 NUM_HELD_OUT = 1000
 WITHOUT_CORRUPTIONS = ("energy", "Mahalanobis", "nearest neighbors", "novelty")
@@ -175,29 +178,10 @@ def shifted(x: Tensor) -> Tensor:
 
 def digits(options: argparse.Namespace) -> Problem:
     """A small network that has learned 300 digits by heart; turned digits and noise are strangers."""
-    parts = [data.digits(which) for which in ("train", "test")]
-    x, y = (torch.cat([part[i] for part in parts]).to(options.device) for i in (0, 1))
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(x), generator=generator).to(options.device)
-    train, held_out, test = ((x[some], y[some]) for some in order.tensor_split([300, 700]))
-    noise = torch.rand(test[0].shape, generator=generator).to(options.device)
-    torch.manual_seed(0)
-    network = small().to(options.device)
-    optimizer = torch.optim.Adam(network.parameters(), 5e-3)
-    for _ in range(300):
-        optimizer.zero_grad()
-        F.cross_entropy(network(train[0]), train[1]).backward()
-        optimizer.step()
-    network.eval().requires_grad_(False)
-    others = {"turned": test[0].rot90(1, (2, 3)), "noise": noise}
+    known = digits_by_heart(options.device)
     same = lambda images: images
-    return Problem(network, train, held_out, test, others, same, small, same)
-
-
-def small() -> nn.Sequential:
-    """Two convolutions and a linear layer for digits (N, 1, 8, 8)."""
-    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(64, 10))
+    parts = known.network, known.train, known.held_out, known.test, known.strangers
+    return Problem(*parts, same, small, same)
 
 
 class Passes:

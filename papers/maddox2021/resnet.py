@@ -48,6 +48,7 @@ from net2gp import data, metrics, plots
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
 import studies
+from by_heart import digits_by_heart
 
 NUM_HELD_OUT = 1000
 WIDE = tuple(10 ** (k / 2) for k in range(-4, 15))
@@ -209,22 +210,8 @@ def cifar(options: argparse.Namespace) -> Problem:
 
 def digits(options: argparse.Namespace) -> Problem:
     """A small network that has learned 300 digits by heart, so that it is too sure of others."""
-    parts = [data.digits(which) for which in ("train", "test")]
-    x, y = (torch.cat([part[i] for part in parts]).to(options.device) for i in (0, 1))
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(x), generator=generator).to(options.device)
-    train, held_out, test = ((x[some], y[some]) for some in order.tensor_split([300, 700]))
-    noise = torch.rand(test[0].shape, generator=generator).to(options.device)
-    others = {"turned": test[0].rot90(1, (2, 3)), "noise": noise}
-    torch.manual_seed(0)
-    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten()
-    network = nn.Sequential(*layers, nn.Linear(64, 10)).to(options.device)
-    optimizer = torch.optim.Adam(network.parameters(), 5e-3)
-    for _ in range(300):
-        optimizer.zero_grad()
-        cross_entropy(network(train[0]), train[1]).backward()
-        optimizer.step()
-    return Problem(network.eval().requires_grad_(False), train, held_out, test, others)
+    known = digits_by_heart(options.device)
+    return Problem(known.network, known.train, known.held_out, known.test, known.strangers)
 
 
 def methods_of(problem: Problem, options: argparse.Namespace) -> dict[str, Callable[[], Predict]]:
