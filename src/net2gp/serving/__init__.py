@@ -1,0 +1,1 @@
+"""Posteriors as programs that need torch or onnxruntime alone."""
