@@ -118,8 +118,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=4, help="networks of the mixture")
     parser.add_argument("--epochs", type=int, default=40, help="of each of them")
     parser.add_argument("--batch", type=int, default=512, help="images of a batch, likewise")
-    parser.add_argument("--draws", type=int, default=16, help="of the posterior of all parameters")
-    parser.add_argument("--tol", type=float, default=0.05, help="residual of these draws")
+    parser.add_argument("--draws", type=int, default=8, help="of the posterior of all parameters")
+    parser.add_argument("--tol", type=float, default=0.1, help="residual of these draws")
     parser.add_argument("--peer", type=Path, help="folder with laplace-torch")
     parser.add_argument("--pack", type=Path, help="write the data in parts, and stop")
     parser.add_argument("--packed", type=Path, help="folder with all parts")
@@ -205,13 +205,14 @@ def advance(problem: Problem, method: str, options: argparse.Namespace) -> None:
     """Run a method, and keep its scores."""
     print(method, flush=True)
     passes, device = Passes(problem.network), options.device
-    limits = {"num_samples": options.draws, "tol": options.tol, "max_iterations": 60, "rank": 100}
+    limits = {"num_samples": options.draws, "tol": options.tol, "max_iterations": 20, "rank": 100}
     settings = Settings(
         folder=options.cells,
         members=options.members,
         epochs=options.epochs,
         batch=options.batch,
-        sampled=limits | {"num_points": min(2000, len(problem.train[0])), "leave_out": 1e-3},
+        sampled=limits
+        | {"num_points": min(1000, len(problem.train[0])), "leave_out": 0.01, "num_probes": 0},
         peer=options.peer,
     )
     begun = seconds(device)
