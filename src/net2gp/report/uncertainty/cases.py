@@ -10,7 +10,7 @@ from torch import Tensor
 
 from net2gp.errors import Net2GPError
 from net2gp.inputs import num_rows, rows
-from net2gp.likelihoods.traits import of_points
+from net2gp.likelihoods.traits import is_classifier, of_points
 from net2gp.methods import contributions, leave_one_out
 from net2gp.posteriors import Posterior
 from net2gp.report.uncertainty.outcomes import BATCH, Labels, Numbers, of_law
@@ -119,7 +119,8 @@ def _pulls(posterior: Posterior, x: Inputs, outputs: list[int]) -> list[list[Val
     found = []
     for m, c in enumerate(outputs):
         one = pull[m, :, min(c, C - 1)].double()
-        top = one.abs().topk(min(NUM_PULLS, len(one))).indices
+        size = one if C > 1 and is_classifier(posterior.likelihood) else one.abs()
+        top = size.topk(min(NUM_PULLS, len(one))).indices
         found.append(
             [{"index": int(index[n]), "pull": float(one[n]), "y": _plain(y[index[n]])} for n in top]
         )

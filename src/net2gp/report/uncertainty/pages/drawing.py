@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 WIDTH, HEIGHT = 440, 330
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 52
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 52
 STYLES = ("a", "b", "c")
 """Classes of the style sheet: a color, a dash pattern and a mark for each of three series."""
 
@@ -152,11 +152,11 @@ def ticks(low: float, high: float) -> list[float]:
     step = float(min((power * k for k in (1, 2, 5, 10)), key=lambda s: abs(s - rough)))
     first = np.ceil(low / step - 1e-9)
     numbers = np.arange(first, np.floor(high / step + 1e-9) + 1)
-    return [round(float(k * step), 12) for k in numbers]
+    return [round(float(k * step), 12) + 0.0 for k in numbers]
 
 
 def _short(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−")
+    return f"{value + 0.0:.4g}".replace("-", "−")
 
 
 def _dot(u: float, v: float, r: float, style: str) -> str:

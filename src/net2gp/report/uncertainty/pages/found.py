@@ -30,9 +30,9 @@ def slices_section(values: Values) -> str:
     ]
     also = "the predicted classes and the" if labels else "the"
     words = f"""On one random half of the held-out points ({found["looked_at"]:,}) a shallow tree
-        looked for the parts with the worst calibration. These, {also} quarters of each column of a table were tested on
-        the other half ({found["tested_on"]:,}), with Holm's correction for {found["tests"]} tests. A small
-        corrected p speaks against chance."""
+        looked for the parts with the worst calibration. These, {also} quarters of each column of a table
+        were tested on the other half ({found["tested_on"]:,}), with Holm's correction for
+        {found["tests"]} tests. A small corrected p speaks against chance."""
     parts = [text(words)]
     if rows:
         is_ = "is right" if labels else "is inside"
@@ -137,21 +137,13 @@ def cases_section(values: Values, pictures: Pictures) -> str:
     }
     parts = []
     if found["without_pulls"] is None:
-        parts.append(
-            text(
-                "Below each are the training points that pull its output the most: the largest terms "
-                "k(x, x_n) α_n of the sum that the mean is, with the residual α_n of target n. A plus pulls "
-                + (
-                    "towards the class that was said."
-                    if labels
-                    else "the prediction up, a minus down."
-                )
-            )
-        )
+        where = "where a plus pulls the prediction up and a minus down"
+        words = f"""Below each are the training points that pull the most: the largest terms k(x, x_n) α_n of
+            the sum that the mean is, with the residual α_n of target n,
+            {"towards the class that was said" if labels else where}."""
+        parts.append(text(words))
     else:
-        parts.append(
-            text(f"Training points behind these cases are not shown: {found['without_pulls']}")
-        )
+        parts.append(text(f"Training points behind these are not shown: {found['without_pulls']}"))
     for kind, title in titles.items():
         parts.append(f"<h3>{title}</h3>")
         items = [_case(values, case, pictures) for case in found[kind]]
@@ -165,7 +157,7 @@ def cases_section(values: Values, pictures: Pictures) -> str:
 def _case(values: Values, case: Values, pictures: Pictures) -> str:
     names = values["names"]
     if values["task"] == "classes":
-        words = f"says <b>{escape(names[case['said']])}</b> with {percent(case['probability'])}"
+        words = f"says <b>{escape(names[case['said']])}</b> with {_sure(case['probability'])}"
         if case["said"] != case["is"]:
             words += f", is <b>{escape(names[case['is']])}</b>"
     else:
@@ -180,6 +172,10 @@ def _case(values: Values, case: Values, pictures: Pictures) -> str:
     )
     shown = pictures.held_out.get(case["index"], "")
     return f"<li>{shown}<div>{words}</div>{f'<ul class=pulls>{pulls}</ul>' if pulls else ''}</li>"
+
+
+def _sure(probability: float) -> str:
+    return percent(probability) if probability < 0.9995 else f"more than {percent(0.999)}"
 
 
 def _target(values: Values, y: Any) -> str:
@@ -224,7 +220,7 @@ def _suspicion(values: Values, row: Values) -> str:
     if values["task"] == "classes":
         return (
             f"labeled <b>{escape(names[row['is']])}</b> ({percent(row['p'], 2)}), the others say "
-            f"<b>{escape(names[row['said']])}</b> with {percent(row['probability'])}"
+            f"<b>{escape(names[row['said']])}</b> with {_sure(row['probability'])}"
         )
     return (
         f"{escape(names[row['output']])} = <b>{number(row['is'])}</b>, the others say "
@@ -246,14 +242,25 @@ def guarantee_section(values: Values) -> str:
     words += f""" Here it was calibrated on a random half of the held-out points
         ({found["calibrated_on"]:,}) and measured on the other half."""
     if "sets" in found:
-        one = found["sets"]
-        rows = [
-            ["most probable classes up to 90 %", *_pair(one, "plain_coverage", "plain_size")],
-            ["conformal sets", *_pair(one, "coverage", "size")],
-        ]
-        note = f"Conformal sets hold each class of probability {number(one['least'])} or more; "
-        note += f"{percent(one['empty']['value'])} of them are empty."
-        body = table("sets of classes", ["", "hold the label", "mean size"], rows) + soft(note)
+        rows, notes = [], []
+        for one in found["sets"]:
+            level = percent(one["level"], 0)
+            rows.append(
+                [
+                    f"most probable classes up to {level}",
+                    *_pair(one, "plain_coverage", "plain_size"),
+                ]
+            )
+            rows.append([f"conformal sets of {level}", *_pair(one, "coverage", "size")])
+            notes.append(
+                f"Conformal sets of {level} hold each class of probability {number(one['least'])} or more; "
+                f"{percent(one['empty']['value'])} of them are empty."
+            )
+        notes.append(
+            "A set is empty where the most probable class alone is right more often than needed."
+        )
+        body = table("sets of classes", ["", "hold the label", "mean size"], rows)
+        body += soft(" ".join(notes))
         return section("guarantee", title, text(words), body)
     rows = []
     for one in found["outputs"]:

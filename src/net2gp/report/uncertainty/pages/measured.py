@@ -190,11 +190,14 @@ def refusing_section(values: Values) -> str:
     curve = np.array([line[:2] for line in found["curve"]])
     error = "error rate" if labels else "error (RMSE in units of the targets' deviation)"
     doubt = "P(wrong)" if labels else "the predicted deviation, in units of the targets',"
+    curve[:, 1] *= 100 if labels else 1
     top = float(curve[:, 1].max()) * 1.1 or 1.0
     chart = Chart(
         "Error of the points that are kept against the share that is refused. A curve that falls means that "
         "uncertain points are those that are wrong. The table has the numbers.",
-        *("% refused, the least certain first", error, (0, 95), (0, top)),
+        "% refused, the least certain first",
+        f"{error}, %" if labels else "error (RMSE, standardized)",
+        *((0, 95), (0, top)),
     )
     chart.line([0, 95], [curve[0, 1]] * 2, "ideal", "refusing at random")
     chart.line(curve[:, 0], curve[:, 1], "a", "posterior")

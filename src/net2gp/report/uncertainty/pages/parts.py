@@ -63,7 +63,7 @@ def cell(one: Estimate, *, share: bool = False, n: bool = False) -> str:
     )
     parts += [f"n = {one['n']:,}"] if n else []
     value = percent(one["value"]) if share else number(one["value"])
-    return value + (f'<br><small class="soft">{", ".join(parts)}</small>' if parts else "")
+    return value + (f' <small class="soft">{", ".join(parts)}</small>' if parts else "")
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:

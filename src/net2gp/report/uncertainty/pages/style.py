@@ -47,7 +47,8 @@ figure.chart .legend svg { display: inline-block; width: 34px; height: 14px; mar
 .slider.on { display: block; } .slider input { width: 100%; height: 2rem; accent-color: var(--accent); }
 .slider output { display: block; font-weight: 600; min-height: 3.1em; }
 .flag { font-weight: 600; color: var(--warn); white-space: nowrap; }
-td.name, th.name { text-align: left; } tbody th { min-width: 8rem; text-align: left; }
+th, td { vertical-align: baseline; } td { white-space: nowrap; } td small { margin-left: 0.2rem; }
+tbody th { min-width: 8rem; text-align: left; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); gap: 0.8rem;
   list-style: none; margin: 0.6rem 0; padding: 0; }
 .tiles > li { border: 1px solid var(--line); border-radius: 8px; padding: 0.7rem; font-size: 0.9rem;

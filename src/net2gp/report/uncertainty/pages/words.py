@@ -20,9 +20,12 @@ def percent(value: float | None, digits: int = 1) -> str:
     """Write a share as a percentage.
 
     >>> percent(0.9123), percent(None)
-    ('91.2 %', '–')
+    ('91.2\xa0%', '–')
     """
-    return "–" if value is None else f"{100 * value:.{digits}f} %"
+    if value is None:
+        return "–"
+    text = f"{100 * value:.{digits}f}"
+    return f"{text}\u00a0%"
 
 
 def number(value: float | None) -> str:
@@ -43,14 +46,14 @@ def shown(one: Estimate, *, share: bool = False, n: bool = True) -> str:
     """Write a number with its interval and number of points.
 
     >>> shown({"value": 0.9, "low": 0.85, "high": 0.94, "n": 200}, share=True)
-    '90.0 % (85.0–94.0, n = 200)'
+    '90.0\xa0% (85.0–94.0, n\xa0=\xa0200)'
     """
     if one["value"] is None:
         return "–"
     write = (lambda v: percent(v)[:-2]) if share else number
     ends = [one["low"], one["high"]]
     parts = [] if None in ends else ["–".join(write(v) for v in ends)]
-    parts += [f"n = {one['n']:,}"] if n else []
+    parts += [f"n\u00a0=\u00a0{one['n']:,}"] if n else []
     text = percent(one["value"]) if share else number(one["value"])
     return f"{text} ({', '.join(parts)})" if parts else text
 
@@ -86,11 +89,19 @@ def _right(values: Values) -> list[Sentence]:
     right, sure = score["accuracy"], score["confidence"]
     text = f"On data like the held-out set the most probable class is right in {shown(right, share=True)} of "
     text += f"cases, and the posterior is {percent(sure['value'])} sure on average. "
+    own = values["compared"]["posterior"]
+    if own["ece"]["value"] > own["ece_if_right"]:
+        text += (
+            f"Its confidence is off by {number(own['ece']['value'])} on average (ECE), where right "
+        )
+        text += f"probabilities would hardly exceed {number(own['ece_if_right'])}. "
     if sure["value"] > right["high"]:
         return [_say("warn", text + "It is surer than it should be.")]
     if sure["value"] < right["low"]:
         return [_say("warn", text + "It is less sure than it could be.")]
-    return [_say("good", text + "On average its confidence fits.")]
+    if own["ece"]["value"] > own["ece_if_right"]:
+        return [_say("warn", text + "It is too sure in some cases and not sure enough in others.")]
+    return [_say("good", text + "Its confidence fits.")]
 
 
 def _covered(values: Values) -> list[Sentence]:
