@@ -39,7 +39,8 @@ def abstaining(found: Labels | Numbers) -> dict[str, Any]:
         limit = doubt[order][kept - 1]
         curve.append([percent, float(risk if labels else np.sqrt(risk)), float(limit), kept])
     rows = {str(p): _kept(loss[order], p, labels) for p in SHOWN}
-    return {"curve": curve, "rows": rows, "removed": _removed(loss[order], labels)}
+    values = {"curve": curve, "rows": rows, "removed": _removed(loss[order], labels)}
+    return {**values, "gain": _gain(loss[order])}
 
 
 def losses(found: Labels | Numbers) -> np.ndarray:
@@ -64,6 +65,14 @@ def scale(found: Numbers) -> np.ndarray:
     return np.where(std > 1e-12 * (np.abs(found.y).max(0) + 1e-300), std, 1.0)
 
 
+def constant(found: Labels | Numbers, names: list[str]) -> list[str]:
+    """Name the outputs whose targets are all equal, or the only class there is."""
+    assert found.y is not None
+    if isinstance(found, Labels):
+        return [names[c] for c in np.unique(found.y)] if len(np.unique(found.y)) == 1 else []
+    return [name for name, y in zip(names, found.y.T, strict=True) if np.ptp(y) == 0]
+
+
 def _shared(doubt: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """Give points of equal doubt their mean loss, since their order says nothing."""
     _, group, size = np.unique(doubt, return_inverse=True, return_counts=True)
@@ -84,7 +93,14 @@ def _kept(loss: np.ndarray, percent: int, labels: bool) -> Estimate:
 
 def _removed(loss: np.ndarray, labels: bool) -> Estimate | None:
     """The share of all errors that are among the tenth of least certain points, given how many there are."""
-    kept = max(1, round(0.9 * len(loss)))
-    if not labels:
-        return None
-    return share(int(loss[kept:].sum()), int(loss.sum()))
+    return share(int(loss[_tenth(loss) :].sum()), int(loss.sum())) if labels else None
+
+
+def _gain(loss: np.ndarray) -> Estimate:
+    """By how much the loss of the tenth of least certain points exceeds its share of the whole loss."""
+    n, kept = len(loss), _tenth(loss)
+    return mean(loss * ((np.arange(n) >= kept) - (n - kept) / n))
+
+
+def _tenth(loss: np.ndarray) -> int:
+    return max(1, round(0.9 * len(loss)))

@@ -233,7 +233,7 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
     known = {name.strip("_"): text for name, text in posterior._facts().items()}
     found: dict[str, Any] = {**known, "held_out": f"{num_rows(given.x):,} points"}
     hashes = {"held-out inputs": _hash(tensors(given.x)), "held-out targets": _hash([given.y])}
-    if "network" in known:
+    if hasattr(posterior, "linearized"):
         linearized = posterior.linearized
         values = {**linearized.frozen, **linearized.params}
         hashes["parameters of the network"] = _hash([values[name] for name in sorted(values)])

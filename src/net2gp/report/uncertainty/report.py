@@ -17,7 +17,7 @@ from net2gp.errors import InputError, Net2GPWarning
 from net2gp.inputs import num_rows
 from net2gp.posteriors import Posterior
 from net2gp.progress import progress
-from net2gp.report.uncertainty.abstaining import abstaining
+from net2gp.report.uncertainty.abstaining import abstaining, constant
 from net2gp.report.uncertainty.calibration import calibration, differences
 from net2gp.report.uncertainty.cases import cases, label_errors
 from net2gp.report.uncertainty.facts import Given, checked, facts
@@ -179,7 +179,8 @@ def _values(
         "n": len(found),
         "names": list(given.names),
         "known_points": given.known_points,
-        "drawn": not labels and found.drawn,
+        "drawn": isinstance(found, Numbers) and found.drawn,
+        "constant": constant(found, given.names),
     }
     values["compared"] = calibration(found)
     values["differences"] = differences(found)

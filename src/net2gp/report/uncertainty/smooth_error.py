@@ -46,8 +46,8 @@ def smooth_error(probs: np.ndarray, right: np.ndarray) -> Estimate:
 
     K_σ is the Gaussian kernel of width σ, reflected at 0 and 1, which the cosine transform diagonalizes. No
     bins are chosen. At each σ the triangle inequality bounds the error of the integral as in `binned_error`,
-    and the interval ends where the integral minus, or plus, that bound equals σ. Cost: N·DRAWS, and some thousand
-    transforms of a grid.
+    and the interval ends where the integral minus, or plus, that bound equals σ. Cost: N·DRAWS, and some
+    thousand transforms of a grid.
 
     Args:
         probs: The probability of being right, (N,).

@@ -74,6 +74,9 @@ def verdict(values: Values) -> list[Sentence]:
             f"These are only {values['n']} held-out points, which is few: the intervals are wide, "
         )
         lines.insert(0, _say("warn", text + "and weak parts of the data can hardly be found."))
+    if values["constant"]:
+        text = f"All held-out targets are equal ({', '.join(values['constant'])}): this says little about "
+        lines.insert(0, _say("warn", text + "errors elsewhere."))
     if values["known_points"]:
         text = f"{values['known_points']} of the held-out points are also training points, so that "
         lines.insert(0, _say("warn", text + "all numbers flatter the posterior. Take them out."))
@@ -130,13 +133,14 @@ def _refusing(values: Values) -> list[Sentence]:
     ratio = tenth["value"] / whole["value"]
     text = f"Refusing the 10 % least certain {_ratio(ratio)}: the {of} goes from "
     text += f"{shown(whole, share=share)} to {shown(tenth, share=share)}"
-    removed = values["refusing"]["removed"]
+    removed, gain = values["refusing"]["removed"], values["refusing"]["gain"]
+    helps = gain["low"] is not None and gain["low"] > 0
     if removed is not None:
         text += f", as {shown(removed, share=True, n=False)} of the {removed['n']} errors are among them"
         helps = removed["low"] > 0.1
-        end = "." if helps else ". This is no more than refusing at random may do."
-        return [_say("good" if helps else "warn", text + end)]
-    return [_say("good" if ratio < 1 else "warn", text + ".")]
+    if helps:
+        return [_say("good", text + ".")]
+    return [_say("warn", text + ". Refusing points at random may do as well.")]
 
 
 def _ratio(ratio: float) -> str:
@@ -169,7 +173,7 @@ def _beside(values: Values) -> list[Sentence]:
     text = f"Its log loss is {shown(own)}; "
     text += "; ".join(f"the {name} has {number(v['value'])}" for name, v in others.items()) + ". "
     if worse:
-        return [_say("warn", text + f"The {' and the '.join(worse)} predicts better here.")]
+        return [_say("warn", text + f"Better on these points: the {' and the '.join(worse)}.")]
     if better:
         return [_say("good", text + f"It predicts better than the {' and the '.join(better)}.")]
     return [_say("plain", text + "The differences are within chance.")]
