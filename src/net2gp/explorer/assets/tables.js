@@ -1,0 +1,116 @@
+// Activations without a closed form. With φ(√q z) = √V(q) Σ_n b_n(q) h_n(z) in orthonormal Hermite polynomials,
+// E[φ(u)φ(v)] = √(V(p)V(q)) Σ_n b_n(p) b_n(q) ρⁿ, and the derivative in the covariance is E[φ'(u)φ'(v)]. Tables
+// hold b_n, log V and log E[φ'²] as Chebyshev series in log q. What the kept terms leave at ρ = 1 is one more
+// power of ρ, whose size and exponent make value and slope at ρ = 1 exact.
+
+function decodeFloats(text) {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  return new Float32Array(bytes.buffer);
+}
+
+function makeTable(raw) {
+  const rows = decodeFloats(raw.values), degree = raw.degree;
+  return { ...raw, rows, degree, smallest: raw.low, low: Math.log(raw.low), high: Math.log(raw.high), cache: new Map() };
+}
+
+function chebyshevBasis(table, q, basis) {
+  const at = Math.min(Math.max(Math.log(q), table.low), table.high);
+  const x = (2 * (at - table.low)) / (table.high - table.low) - 1;
+  basis[0] = 1;
+  basis[1] = x;
+  for (let n = 2; n < table.degree; n++) basis[n] = 2 * x * basis[n - 1] - basis[n - 2];
+}
+
+const TINY = 1e-100; // stands for a variance of zero, by which slopes are divided
+
+const BASIS = new Float64Array(128);
+
+// {variance, slope, coefficients, rest, exponent} at one variance, remembered since points share them
+function tableAt(table, q) {
+  let found = table.cache.get(q);
+  if (found) return found;
+  if (table.cache.size > 4000) table.cache.clear();
+  chebyshevBasis(table, q, BASIS);
+  const count = table.powers.length, sums = new Float64Array(count + 2);
+  for (let r = 0, i = 0; r < count + 2; r++) {
+    let sum = 0;
+    for (let n = 0; n < table.degree; n++) sum += table.rows[i++] * BASIS[n];
+    sums[r] = sum;
+  }
+  // below the table φ is a line to 1e-4: φ(0) + φ'(0) u
+  const shrink = table.vanishes ? Math.min(q / table.smallest, 1) : 1;
+  const variance = Math.exp(sums[count]) * shrink, slope = Math.exp(sums[count + 1]);
+  let kept = 0, weighted = 0;
+  for (let r = 0; r < count; r++) {
+    kept += sums[r] ** 2;
+    weighted += table.powers[r] * sums[r] ** 2;
+  }
+  const rest = Math.max(1 - kept, 0), missing = (slope * q) / variance - weighted;
+  const last = table.powers[count - 1], tail = rest > 1e-7 && missing > last * rest;
+  found = { variance, slope, coefficients: sums, rest: tail ? rest : 0, exponent: tail ? missing / rest : last };
+  table.cache.set(q, found);
+  return found;
+}
+
+function tableDual(table) {
+  return (k, p, q, out) => {
+    const one = tableAt(table, p = Math.max(p, TINY)), two = tableAt(table, q = Math.max(q, TINY));
+    const scale = Math.sqrt(p * q), rho = Math.min(Math.max(k / scale, -1), 1), powers = table.powers;
+    const square = rho * rho, limit = Math.abs(rho) < 0.999 ? 30 / -Math.log(Math.abs(rho) + 1e-300) : 1e9;
+    let value = 0, slope = 0, power = 1, reached = 0;
+    for (let r = 0; r < powers.length; r++) {
+      const n = powers[r];
+      if (n > limit + 2) break;
+      if (n === reached + 2) power *= square;
+      else if (n === reached + 1) power *= rho;
+      else if (n !== reached) power = rho ** n;
+      reached = n;
+      const term = one.coefficients[r] * two.coefficients[r];
+      value += term * power;
+      if (n > 0) slope += term * n * (rho === 0 ? (n === 1 ? 1 : 0) : power / rho);
+    }
+    const rest = Math.sqrt(one.rest * two.rest);
+    if (rest > 0 && rho !== 0) {
+      const n = Math.sqrt(one.exponent * two.exponent), tail = rest * Math.abs(rho) ** n;
+      const sign = rho < 0 && table.odd ? -1 : 1;
+      value += sign * tail;
+      slope += (sign * n * tail) / rho;
+    }
+    const size = Math.sqrt(one.variance * two.variance);
+    out[0] = size * value;
+    out[1] = (size * slope) / scale;
+  };
+}
+
+function tableVariance(table) {
+  return (q, out) => {
+    const found = tableAt(table, Math.max(q, TINY));
+    out[0] = found.variance;
+    out[1] = found.slope;
+  };
+}
+
+const TABLE_FUNCTIONS = {
+  tanh: ["tanh", "nn.Tanh()", Math.tanh, (u) => 1 - Math.tanh(u) ** 2],
+  silu: ["SiLU", "nn.SiLU()", (u) => u * sigmoid(u), (u) => sigmoid(u) * (1 + u * (1 - sigmoid(u)))],
+  softplus: ["softplus", "nn.Softplus()", (u) => Math.max(u, 0) + Math.log1p(Math.exp(-Math.abs(u))), sigmoid],
+};
+
+// σ(u) = (1 + tanh(u/2))/2, so it needs no table of its own
+function sigmoidFrom(tanh) {
+  const shrink = (out) => { out[0] = (1 + out[0]) / 4; out[1] /= 16; };
+  return {
+    label: "sigmoid", code: "nn.Sigmoid()", apply: sigmoid, slope: (u) => sigmoid(u) * sigmoid(-u), exact: false,
+    dual: (k, p, q, out) => { tanh.dual(k / 4, p / 4, q / 4, out); shrink(out); },
+    variance: (q, out) => { tanh.variance(q / 4, out); shrink(out); },
+  };
+}
+
+function loadTables(raw) {
+  for (const [name, [label, code, apply, slope]] of Object.entries(TABLE_FUNCTIONS)) {
+    const table = makeTable(raw[name]);
+    ACTIVATIONS[name] = { label, code, apply, slope, exact: false, reach: raw[name].high,
+      dual: tableDual(table), variance: tableVariance(table) };
+  }
+  ACTIVATIONS.sigmoid = sigmoidFrom(ACTIVATIONS.tanh);
+}
