@@ -14,10 +14,33 @@ from net2gp._version import __version__
 from net2gp.errors import InputError
 from net2gp.explorer.tables import tables
 
-MATHS = ("activations", "tables", "kernels", "linear_algebra", "gaussian_process")
-"""Scripts that compute; the background worker of the page gets them too."""
+MATHS = (
+    "activations",
+    "tables",
+    "kernels",
+    "linear_algebra",
+    "gaussian_process",
+    "phase",
+    "networks",
+    "search",
+    "jobs",
+)
+"""Scripts that compute, which the background workers of the page get as well."""
 
-PAGE = ("state", "model", "drawing", "points", "controls", "plots", "page")
+PAGE = (
+    "state",
+    "model",
+    "drawing",
+    "points",
+    "controls",
+    "plots",
+    "background",
+    "finite",
+    "story",
+    "charts",
+    "cards",
+    "page",
+)
 """Scripts that show."""
 
 
@@ -61,6 +84,7 @@ def page() -> str:
         "version": escape(__version__),
         "tables": json.dumps(tables(), separators=(",", ":")),
         "maths": scripts(MATHS),
+        "worker": asset("worker.js"),
         "page": scripts(PAGE),
     }
     html = asset("page.html")

@@ -16,6 +16,9 @@ LOW, HIGH = 1e-4, 400.0
 """The range of variances. Beyond it a page takes the correlations at its end."""
 
 TERMS, DEGREE = 240, 56
+_GROWTH = {"tanh": (0.0, -0.5), "silu": (1.0, 0.0), "softplus": (1.0, 0.0)}
+"""Exponents of V(q) and E[φ'²] for large q, where tanh is a step, and the others are ramps."""
+
 _REACH, _NODES = 42.0, 6401  # Hermite functions of 240 terms end at 31, and tanh(20z) has poles at 0.08i
 _TABLES = {"tanh": nn.Tanh(), "silu": nn.SiLU(), "softplus": nn.Softplus()}
 
@@ -54,6 +57,7 @@ def _table(name: str) -> dict[str, object]:
         "high": HIGH,
         "degree": DEGREE,
         "powers": powers,
+        "growth": _GROWTH[name],
         "vanishes": float(phi(torch.zeros(1))) == 0.0,
         "odd": all(n % 2 for n in powers),
         "values": base64.b64encode(series.T.astype("<f4").tobytes()).decode(),

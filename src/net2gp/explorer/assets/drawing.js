@@ -14,15 +14,20 @@ function prepare(canvas) {
   return { context, width, height };
 }
 
-// Maps from values to pixels of a frame with margins
-function frame(canvas, x, y, margins = { left: 36, right: 10, top: 10, bottom: 24 }) {
-  const { context, width, height } = prepare(canvas);
+// Maps from values to pixels, and back, inside of margins
+function mapping(width, height, x, y, margins) {
   const inner = { width: width - margins.left - margins.right, height: height - margins.top - margins.bottom };
   const toX = (v) => margins.left + ((v - x[0]) / (x[1] - x[0])) * inner.width;
   const toY = (v) => margins.top + ((y[1] - v) / (y[1] - y[0])) * inner.height;
   const fromX = (p) => x[0] + ((p - margins.left) / inner.width) * (x[1] - x[0]);
   const fromY = (p) => y[1] - ((p - margins.top) / inner.height) * (y[1] - y[0]);
-  return { context, width, height, margins, inner, toX, toY, fromX, fromY };
+  return { width, height, margins, inner, toX, toY, fromX, fromY };
+}
+
+// The same for a canvas, which is made empty
+function frame(canvas, x, y, margins) {
+  const { context, width, height } = prepare(canvas);
+  return { context, ...mapping(width, height, x, y, margins) };
 }
 
 function axes(f, xTicks, yTicks, format = String) {

@@ -48,8 +48,8 @@ function compute(state) {
   const posterior = N ? regress(gram.nngp, cross.nngp, grid.nngp, y, state.noise) : flat;
   const result = { net, x, y, gram, cross, grid, evidence: posterior.evidence, rate: N ? learningRate(gram) : 1 };
   if (state.mode === "training" && N) {
-    const law = flowLaw(gram, cross, grid.nngp, y, flowModes(gram, 0), state.steps * result.rate);
-    return { ...result, ...law, lines: [] };
+    const modes = flowModes(gram, 0), law = flowLaw(gram, cross, grid.nngp, y, modes, state.steps * result.rate);
+    return { ...result, ...law, modes, lines: [] };
   }
   const shown = state.mode === "posterior" ? posterior : flat;
   const exact = state.width === Infinity;

@@ -2,8 +2,8 @@
 
 const explorer = (() => {
   loadTables(JSON.parse(byId("tables").textContent));
-  const state = fromFragment(location.hash), listeners = [];
-  let waiting = false, result = null, networks = null, saving = 0;
+  const state = fromFragment(location.hash), later = [];
+  let waiting = false, result = null, saving = 0, finite = null;
 
   const refresh = makeControls(state, () => changed());
   const points = makePoints(byId("points"), plotFrame, state, () => changed());
@@ -13,19 +13,28 @@ const explorer = (() => {
     waiting = false;
     const begin = performance.now();
     result = compute(state);
-    const computed = performance.now();
+    if (finite) finite.ask(state, result);
+    const lines = finite && finite.lines(state, result), computed = performance.now();
     refresh();
     points.refresh();
-    drawPlot(state, result, state.width === Infinity ? null : networks);
+    drawPlot(state, result, lines);
+    tellStory(state, result, lines);
     drawMatrix(state, gridGram(result.net)[state.kernel]);
+    drawPhase(state);
     byId("clock").hidden = state.mode !== "training";
     byId("evidence-value").textContent = state.points.length ? result.evidence.toFixed(2) : "–";
-    for (const listener of listeners) listener(state, result);
     const times = { computing: computed - begin, frame: performance.now() - begin };
     explorer.times = times;
     byId("speed").textContent = `Last frame: ${times.computing.toFixed(1)} ms computing, ${times.frame.toFixed(1)} ms in all.`;
     clearTimeout(saving);
-    saving = setTimeout(() => history.replaceState(null, "", `#${toFragment(state)}`), 250);
+    saving = setTimeout(settle, 200);
+  }
+
+  // What need not follow every frame
+  function settle() {
+    const fragment = `#${toFragment(state)}`;
+    if (location.hash !== fragment) history.replaceState(null, "", fragment);
+    for (const follow of later) follow(state, result);
   }
 
   function changed() {
@@ -37,6 +46,20 @@ const explorer = (() => {
     Object.assign(state, values);
     changed();
   };
+
+  // Numbers move to their new values within half a second, unless less motion is wanted
+  function glide(values) {
+    const { activation, depth, ...numbers } = values, first = { ...state }, begin = performance.now();
+    const still = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+    if (activation) Object.assign(state, { activation, depth });
+    const step = () => {
+      const share = still ? 1 : Math.min((performance.now() - begin) / 450, 1), ease = share * share * (3 - 2 * share);
+      for (const [name, end] of Object.entries(numbers)) state[name] = share === 1 ? end : first[name] + ease * (end - first[name]);
+      changed();
+      if (share < 1) requestAnimationFrame(step);
+    };
+    step();
+  }
 
   function bind() {
     fillSelect(byId("preset"), [["", "…"], ...Object.entries(PRESETS).map(([name, [label]]) => [name, label])]);
@@ -51,13 +74,15 @@ const explorer = (() => {
     byId("controls").addEventListener("submit", (event) => event.preventDefault());
   }
 
-  return {
-    state, set, changed, bind, draw, times: null,
-    listen: (listener) => listeners.push(listener),
-    show: (lines) => { networks = lines; changed(); },
-    get result() { return result; },
-  };
+  function start() {
+    bind();
+    finite = makeFinite(explorer);
+    makePlayer(explorer);
+    later.push(...makeCharts(explorer));
+    draw();
+  }
+
+  return { state, set, changed, glide, draw, start, times: null, later, get result() { return result; }, get finite() { return finite; } };
 })();
 
-explorer.bind();
-explorer.draw();
+explorer.start();

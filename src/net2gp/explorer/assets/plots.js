@@ -1,8 +1,8 @@
 // The main plot and the kernel matrix.
 
-function plotFrame() {
-  return frame(byId("plot"), X_RANGE, Y_RANGE, { left: 30, right: 8, top: 8, bottom: 24 });
-}
+const PLOT_MARGINS = { left: 30, right: 8, top: 8, bottom: 24 };
+
+const plotFrame = () => mapping(byId("plot").clientWidth, byId("plot").clientHeight, X_RANGE, Y_RANGE, PLOT_MARGINS);
 
 const LINE_NAMES = {
   prior: ["random functions", "random networks"],
@@ -20,17 +20,9 @@ function drawLegend(state) {
 }
 
 function drawPlot(state, result, networks) {
-  const f = plotFrame();
+  const f = frame(byId("plot"), X_RANGE, Y_RANGE, PLOT_MARGINS);
   axes(f, [-3, -2, -1, 0, 1, 2, 3], [-2, -1, 0, 1, 2]);
   drawLaw(f, GRID, result, networks ? networks.lines : result.lines);
-  if (networks && networks.deviations) {
-    clipped(f, () => networks.lines.forEach((mean, i) => {
-      for (const sign of [-2, 2]) {
-        const edge = mean.map((m, n) => m + sign * networks.deviations[i][n]);
-        line(f, GRID, edge, color("draw"), 0.8, [3, 4]);
-      }
-    }));
-  }
   drawLegend(state);
   const widest = Math.sqrt(Math.max(...result.variance));
   byId("plot").setAttribute("aria-label",

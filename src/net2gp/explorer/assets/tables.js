@@ -10,7 +10,7 @@ function decodeFloats(text) {
 
 function makeTable(raw) {
   const rows = decodeFloats(raw.values), degree = raw.degree;
-  return { ...raw, rows, degree, smallest: raw.low, low: Math.log(raw.low), high: Math.log(raw.high), cache: new Map() };
+  return { ...raw, rows, degree, smallest: raw.low, largest: raw.high, low: Math.log(raw.low), high: Math.log(raw.high), cache: new Map() };
 }
 
 function chebyshevBasis(table, q, basis) {
@@ -25,21 +25,32 @@ const TINY = 1e-100; // stands for a variance of zero, by which slopes are divid
 
 const BASIS = new Float64Array(128);
 
+// A row of the table at the variance whose basis was computed last
+function tableRow(table, row) {
+  let sum = 0;
+  for (let n = 0, i = row * table.degree; n < table.degree; n++, i++) sum += table.rows[i] * BASIS[n];
+  return sum;
+}
+
+// E[φ²] and E[φ'²]. Below the table φ is the line φ(0) + φ'(0) u; above it they are powers of q
+function tableMoments(table, q, out) {
+  const count = table.powers.length, over = Math.max(q / table.largest, 1);
+  chebyshevBasis(table, q, BASIS);
+  out[0] = Math.exp(tableRow(table, count)) * over ** table.growth[0];
+  out[1] = Math.exp(tableRow(table, count + 1)) * over ** table.growth[1];
+  if (table.vanishes) out[0] *= Math.min(q / table.smallest, 1);
+}
+
+const MOMENTS = new Float64Array(2);
+
 // {variance, slope, coefficients, rest, exponent} at one variance, remembered since points share them
 function tableAt(table, q) {
   let found = table.cache.get(q);
   if (found) return found;
   if (table.cache.size > 4000) table.cache.clear();
-  chebyshevBasis(table, q, BASIS);
-  const count = table.powers.length, sums = new Float64Array(count + 2);
-  for (let r = 0, i = 0; r < count + 2; r++) {
-    let sum = 0;
-    for (let n = 0; n < table.degree; n++) sum += table.rows[i++] * BASIS[n];
-    sums[r] = sum;
-  }
-  // below the table φ is a line to 1e-4: φ(0) + φ'(0) u
-  const shrink = table.vanishes ? Math.min(q / table.smallest, 1) : 1;
-  const variance = Math.exp(sums[count]) * shrink, slope = Math.exp(sums[count + 1]);
+  tableMoments(table, q, MOMENTS);
+  const [variance, slope] = MOMENTS, count = table.powers.length, sums = new Float64Array(count);
+  for (let r = 0; r < count; r++) sums[r] = tableRow(table, r);
   let kept = 0, weighted = 0;
   for (let r = 0; r < count; r++) {
     kept += sums[r] ** 2;
@@ -84,9 +95,7 @@ function tableDual(table) {
 
 function tableVariance(table) {
   return (q, out) => {
-    const found = tableAt(table, Math.max(q, TINY));
-    out[0] = found.variance;
-    out[1] = found.slope;
+    tableMoments(table, Math.max(q, TINY), out);
   };
 }
 
