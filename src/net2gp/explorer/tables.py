@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from net2gp.limits import activation_of
 
-LOW, HIGH = 1e-4, 400.0
+LOW, HIGH = 1e-6, 400.0
 """The range of variances. Beyond it a page takes the correlations at its end."""
 
-TERMS, DEGREE = 240, 56
+TERMS, DEGREE = 240, 64
 _GROWTH = {"tanh": (0.0, -0.5), "silu": (1.0, 0.0), "softplus": (1.0, 0.0)}
 """Exponents of V(q) and E[φ'²] for large q, where tanh is a step, and the others are ramps."""
 

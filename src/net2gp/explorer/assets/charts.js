@@ -13,7 +13,7 @@ function axisTitle(f, text) {
 
 function drawWidths(rows, width) {
   const canvas = byId("widths"), f = frame(canvas, [Math.log(3.4), Math.log(1200)], [Math.log(0.004), Math.log(3)], MARGINS);
-  axes(f, WIDTHS.slice(0, -1).map(Math.log), [0.01, 0.1, 1].map(Math.log), (v) => shortNumber(round(Math.exp(v), 3)));
+  axes(f, WIDTHS.slice(0, -1).map(Math.log), [0.01, 0.1, 1].map(Math.log), (v) => String(round(Math.exp(v), 4)));
   axisTitle(f, "width");
   const styles = [["kernel", color("draw"), [], "kernel"], ["mean", color("band"), [6, 3], "posterior mean"]];
   clipped(f, () => styles.forEach(([name, style, dash]) => {
@@ -111,7 +111,7 @@ function phaseNote({ activation, weightVar, biasVar, norm, skip }) {
 
 function drawDepths(state, rows) {
   const finite = rows.filter((row) => Number.isFinite(row.evidence)), canvas = byId("depths");
-  const values = finite.map((row) => row.evidence), top = Math.max(...values, -1), low = Math.max(Math.min(...values, top - 4), top - 60);
+  const values = finite.map((row) => row.evidence), top = finite.length ? Math.max(...values) : 0, low = Math.max(Math.min(...values, top - 4), top - 60);
   const pad = (top - low) * 0.12, f = frame(canvas, [0.6, 8.4], [low - pad, top + pad], MARGINS);
   const middle = Math.round((top + low) / 2);
   axes(f, [1, 2, 3, 4, 5, 6, 7, 8], [Math.round(low), middle, Math.round(top)]);

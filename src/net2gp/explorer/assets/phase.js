@@ -85,9 +85,10 @@ function criticalWeight(activation, b) {
     const { value, slope } = moments(activation, q);
     return q - value / slope - b;
   };
+  const zero = ACTIVATIONS[activation].exact ? 1e-9 : 1e-5;
   let before = null;
   for (let i = 0; i <= 90; i++) {
-    const q = 10 ** (-9 + i / 5), off = ratio(q), sign = Math.abs(off) <= 1e-9 * q ? 0 : Math.sign(off);
+    const q = 10 ** (-9 + i / 5), off = ratio(q), sign = Math.abs(off) <= zero * q ? 0 : Math.sign(off);
     if (i === 0 && sign === 0) return 1 / moments(activation, SMALLEST_Q).slope;
     if (before && before.sign * sign < 0) {
       const root = rootBetween(ratio, before.q, q), { slope } = moments(activation, root), h = 1e-4 * root;
