@@ -40,6 +40,7 @@ function makeCharts(explorer) {
     if (row) depths.set(row.depth, row);
     drawLower();
   });
+  drawLower();
   bindPhase(explorer);
   bindChoice(explorer);
   const follow = (now, { net, x, y }) => {

@@ -79,6 +79,8 @@ const PHASE_MARGINS = { ...MARGINS, left: 34 };
 const phaseFrameOf = (canvas) => mapping(canvas.clientWidth, canvas.clientHeight, PHASE_W, PHASE_B, PHASE_MARGINS);
 
 function drawPhase(state) {
+  const { activation, weightVar, biasVar, norm, skip } = state;
+  if (!outdated(byId("phase"), [activation, weightVar, biasVar, norm, skip].join())) return;
   const { values, line: critical } = phaseValues(state.activation), f = frame(byId("phase"), PHASE_W, PHASE_B, PHASE_MARGINS);
   heatmap(f, values, ...PHASE_SIZE, (v) => 0.5 + v / 2.4, true);
   axes(f, [1, 2, 3, 4, 5, 6], [0, 1, 2]);

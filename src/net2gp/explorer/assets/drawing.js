@@ -1,6 +1,27 @@
 // Canvases in the pixels of the screen, and what is drawn on them.
 
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const PALETTE = { theme: "" };
+
+// The color that the style sheet has for a name, read once for each theme
+function color(name) {
+  const { theme } = document.documentElement.dataset;
+  if (PALETTE.theme !== theme) {
+    for (const key of Object.keys(PALETTE)) delete PALETTE[key];
+    PALETTE.theme = theme;
+  }
+  PALETTE[name] ||= getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  return PALETTE[name];
+}
+
+const DRAWN_KEYS = new Map();
+
+// Whether a canvas has to be drawn again: its size, the theme or what it shows has changed
+function outdated(canvas, shown) {
+  const key = [canvas.clientWidth, canvas.clientHeight, devicePixelRatio, document.documentElement.dataset.theme, shown].join();
+  if (DRAWN_KEYS.get(canvas.id) === key) return false;
+  DRAWN_KEYS.set(canvas.id, key);
+  return true;
+}
 
 function prepare(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas, ratio = window.devicePixelRatio || 1;

@@ -8,11 +8,12 @@ const PAIR = new Float64Array(2);
 
 // For each point, the variance that enters each block, and K(x, x) and Θ(x, x) at the output
 function diagonals(net, points) {
-  const { variance } = ACTIVATIONS[net.activation], size = points.length, w = net.weightVar, b = net.biasVar;
-  const layers = [], out = new Float64Array(2);
+  const { variance, prepare } = ACTIVATIONS[net.activation], size = points.length, w = net.weightVar, b = net.biasVar;
+  const layers = [], prepared = [], out = new Float64Array(2);
   let k = Float64Array.from(points, (x) => w * x * x + b), t = k.slice();
   for (let l = 0; l < net.depth; l++) {
     layers.push(k);
+    if (prepare) prepared.push(Array.from(k, (q) => prepare(net.norm ? q / (q + NORM_EPS) : q)));
     const nextK = new Float64Array(size), nextT = new Float64Array(size);
     const skips = net.skip && l < net.depth - 1;
     for (let i = 0; i < size; i++) {
@@ -25,10 +26,10 @@ function diagonals(net, points) {
     k = nextK;
     t = nextT;
   }
-  return { points, layers, nngp: k, ntk: t };
+  return { points, layers, prepared, nngp: k, ntk: t };
 }
 
-function pair(net, dual, one, i, two, j) {
+function pair(net, { dual, preparedDual }, one, i, two, j) {
   const w = net.weightVar, b = net.biasVar;
   let k = w * one.points[i] * two.points[j] + b, t = k;
   for (let l = 0; l < net.depth; l++) {
@@ -39,7 +40,8 @@ function pair(net, dual, one, i, two, j) {
       p /= left;
       q /= right;
     }
-    dual(k * scale, p, q, PAIR);
+    if (preparedDual) preparedDual(k * scale, one.prepared[l][i], two.prepared[l][j], PAIR);
+    else dual(k * scale, p, q, PAIR);
     const value = w * PAIR[0] + b, tangent = value + w * PAIR[1] * t * scale;
     const skips = net.skip && l < net.depth - 1;
     k = value + (skips ? k : 0);
@@ -51,11 +53,11 @@ function pair(net, dual, one, i, two, j) {
 
 // {nngp, ntk} between all points of two sets of diagonals, row by row
 function crossKernels(net, one, two) {
-  const { dual } = ACTIVATIONS[net.activation], rows = one.points.length, columns = two.points.length;
+  const activation = ACTIVATIONS[net.activation], rows = one.points.length, columns = two.points.length;
   const nngp = new Float64Array(rows * columns), ntk = new Float64Array(rows * columns);
   for (let i = 0, at = 0; i < rows; i++) {
     for (let j = 0; j < columns; j++, at++) {
-      pair(net, dual, one, i, two, j);
+      pair(net, activation, one, i, two, j);
       nngp[at] = PAIR[0];
       ntk[at] = PAIR[1];
     }
@@ -65,13 +67,13 @@ function crossKernels(net, one, two) {
 
 // {nngp, ntk} of a set of points with itself, symmetric, with exact diagonals
 function gramKernels(net, one) {
-  const { dual } = ACTIVATIONS[net.activation], size = one.points.length;
+  const activation = ACTIVATIONS[net.activation], size = one.points.length;
   const nngp = new Float64Array(size * size), ntk = new Float64Array(size * size);
   for (let i = 0; i < size; i++) {
     nngp[i * size + i] = one.nngp[i];
     ntk[i * size + i] = one.ntk[i];
     for (let j = 0; j < i; j++) {
-      pair(net, dual, one, i, one, j);
+      pair(net, activation, one, i, one, j);
       nngp[i * size + j] = nngp[j * size + i] = PAIR[0];
       ntk[i * size + j] = ntk[j * size + i] = PAIR[1];
     }

@@ -80,13 +80,14 @@ function eigen(matrix, size) {
   const A = matrix.slice(), V = identity(size);
   let scale = 0;
   for (let i = 0; i < size * size; i++) scale = Math.max(scale, Math.abs(A[i]));
-  for (let sweep = 0; sweep < 30; sweep++) {
-    let largest = 0;
+  for (let sweep = 0, turned = true; turned && sweep < 30; sweep++) {
+    const small = Math.max(sweep < 2 ? 0.01 ** (sweep + 1) : 0, 1e-15) * scale;
+    turned = sweep < 2;
     for (let p = 0; p < size; p++) {
       for (let q = p + 1; q < size; q++) {
         const off = A[p * size + q];
-        largest = Math.max(largest, Math.abs(off));
-        if (Math.abs(off) < 1e-17 * scale) continue;
+        if (Math.abs(off) < small) continue;
+        turned = true;
         const half = (A[q * size + q] - A[p * size + p]) / (2 * off);
         const t = (half >= 0 ? 1 : -1) / (Math.abs(half) + Math.hypot(1, half));
         const c = 1 / Math.sqrt(1 + t * t), s = t * c;
@@ -94,7 +95,6 @@ function eigen(matrix, size) {
         turnRows(V, size, p, q, c, s);
       }
     }
-    if (largest < 1e-15 * scale) break;
   }
   return { values: Float64Array.from({ length: size }, (_, i) => A[i * size + i]), vectors: V };
 }

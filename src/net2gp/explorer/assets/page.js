@@ -19,7 +19,7 @@ const explorer = (() => {
     points.refresh();
     drawPlot(state, result, lines);
     tellStory(state, result, lines);
-    drawMatrix(state, gridGram(result.net)[state.kernel]);
+    drawMatrix(state, result.net);
     drawPhase(state);
     byId("clock").hidden = state.mode !== "training";
     byId("evidence-value").textContent = state.points.length ? result.evidence.toFixed(2) : "–";

@@ -53,7 +53,7 @@ const slopeAt = (activation, w, q) => w * moments(activation, clampQ(q)).slope;
 function correlationFixedPoint(activation, w, b, q) {
   const settled = q > 0 && q < Infinity, p = clampQ(q), bias = settled ? b : 0;
   const total = w * moments(activation, p).value + bias;
-  if ((slopeAt(activation, w, p) * p) / total <= 1 + 1e-9) return 1;
+  if ((slopeAt(activation, w, p) * p) / total <= 1 + (ACTIVATIONS[activation].exact ? 1e-9 : 1e-5)) return 1;
   let c = 0;
   for (let i = 0; i < 100; i++) {
     ACTIVATIONS[activation].dual(c * p, p, p, PHASE_OUT);

@@ -31,12 +31,16 @@ function drawPlot(state, result, networks) {
 }
 
 // Correlations on a grid: what a network takes for similar
-const MATRIX_STRIDE = 4;
+const PLACES = Float64Array.from({ length: 41 }, (_, i) => X_RANGE[0] + ((X_RANGE[1] - X_RANGE[0]) * i) / 40);
 
-function drawMatrix(state, gram) {
-  const canvas = byId("matrix"), size = (GRID.length - 1) / MATRIX_STRIDE + 1;
+const matrixKernel = (net, kernel) => gramKernels(net, diagonals(net, PLACES))[kernel];
+
+function drawMatrix(state, net) {
+  const canvas = byId("matrix");
+  if (!outdated(canvas, JSON.stringify([net, state.kernel]))) return;
+  const gram = matrixKernel(net, state.kernel), size = PLACES.length;
   const f = frame(canvas, X_RANGE, X_RANGE, { left: 22, right: 4, top: 4, bottom: 22 });
-  const at = (i, j) => gram[i * MATRIX_STRIDE * GRID.length + j * MATRIX_STRIDE];
+  const at = (i, j) => gram[i * size + j];
   const values = new Float64Array(size * size);
   let lowest = 1;
   for (let i = 0; i < size; i++) {

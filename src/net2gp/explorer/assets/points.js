@@ -5,10 +5,12 @@ function makePoints(holder, plot, state, changed) {
   let active = 0, dragged = null;
 
   const place = (button, i) => {
-    const f = plot();
-    button.style.transform = `translate(${f.toX(state.points[i][0])}px, ${f.toY(state.points[i][1])}px)`;
-    button.setAttribute("aria-label", `Point ${i + 1} of ${state.points.length}: x ${state.points[i][0]}, ` +
-      `y ${state.points[i][1]}. Arrow keys move it, Delete removes it, [ and ] go to other points.`);
+    const f = plot(), [x, y] = state.points[i], key = [x, y, f.width, f.height, i === active, state.points.length].join();
+    if (button.dataset.key === key) return;
+    button.dataset.key = key;
+    button.style.transform = `translate(${f.toX(x)}px, ${f.toY(y)}px)`;
+    button.setAttribute("aria-label", `Point ${i + 1} of ${state.points.length}: x ${x}, y ${y}. ` +
+      `Arrow keys move it, Delete removes it, [ and ] go to other points.`);
     button.tabIndex = i === active ? 0 : -1;
   };
 

@@ -8,9 +8,17 @@ function decodeFloats(text) {
   return new Float32Array(bytes.buffer);
 }
 
+// Where the powers begin to grow by two, and where 1 is among them
+function evenlySpaced(powers) {
+  let first = powers.length - 1;
+  while (first > 0 && powers[first] - powers[first - 1] === 2) first -= 1;
+  return { first, linear: powers.indexOf(1) };
+}
+
 function makeTable(raw) {
   const rows = decodeFloats(raw.values), degree = raw.degree;
-  return { ...raw, rows, degree, smallest: raw.low, largest: raw.high, low: Math.log(raw.low), high: Math.log(raw.high), cache: new Map() };
+  const powers = Float64Array.from(raw.powers), { first, linear } = evenlySpaced(raw.powers);
+  return { ...raw, rows, degree, powers, first, linear, smallest: raw.low, largest: raw.high, low: Math.log(raw.low), high: Math.log(raw.high), cache: new Map() };
 }
 
 function chebyshevBasis(table, q, basis) {
@@ -44,7 +52,8 @@ function tableMoments(table, q, out) {
 const MOMENTS = new Float64Array(2);
 
 // {variance, slope, coefficients, rest, exponent} at one variance, remembered since points share them
-function tableAt(table, q) {
+function tableAt(table, given) {
+  const q = Math.max(given, TINY);
   let found = table.cache.get(q);
   if (found) return found;
   if (table.cache.size > 4000) table.cache.clear();
@@ -56,30 +65,36 @@ function tableAt(table, q) {
     kept += sums[r] ** 2;
     weighted += table.powers[r] * sums[r] ** 2;
   }
+  let last = count - 1;
+  while (last > table.first && Math.abs(sums[last]) < 1e-9) last -= 1;
   const rest = Math.max(1 - kept, 0), missing = (slope * q) / variance - weighted;
-  const last = table.powers[count - 1], tail = rest > 1e-7 && missing > last * rest;
-  found = { variance, slope, coefficients: sums, rest: tail ? rest : 0, exponent: tail ? missing / rest : last };
+  const highest = table.powers[count - 1], tail = rest > 1e-7 && missing > highest * rest;
+  found = { q, variance, slope, coefficients: sums, count: last + 1, rest: tail ? rest : 0,
+    exponent: tail ? missing / rest : highest };
   table.cache.set(q, found);
   return found;
 }
 
 function tableDual(table) {
-  return (k, p, q, out) => {
-    const one = tableAt(table, p = Math.max(p, TINY)), two = tableAt(table, q = Math.max(q, TINY));
-    const scale = Math.sqrt(p * q), rho = Math.min(Math.max(k / scale, -1), 1), powers = table.powers;
-    const square = rho * rho, limit = Math.abs(rho) < 0.999 ? 30 / -Math.log(Math.abs(rho) + 1e-300) : 1e9;
-    let value = 0, slope = 0, power = 1, reached = 0;
-    for (let r = 0; r < powers.length; r++) {
-      const n = powers[r];
-      if (n > limit + 2) break;
-      if (n === reached + 2) power *= square;
-      else if (n === reached + 1) power *= rho;
-      else if (n !== reached) power = rho ** n;
-      reached = n;
-      const term = one.coefficients[r] * two.coefficients[r];
-      value += term * power;
-      if (n > 0) slope += term * n * (rho === 0 ? (n === 1 ? 1 : 0) : power / rho);
+  return (k, one, two, out) => {
+    const scale = Math.sqrt(one.q * two.q), rho = Math.min(Math.max(k / scale, -1), 1), powers = table.powers;
+    const square = rho * rho, limit = Math.abs(rho) < 0.999 ? 2 - 30 / Math.log(Math.abs(rho) + 1e-300) : 1e9;
+    const a = one.coefficients, b = two.coefficients, end = Math.min(one.count, two.count), first = table.first;
+    let value = 0, weighted = 0;
+    for (let r = 0; r < first; r++) {
+      const term = a[r] * b[r] * rho ** powers[r];
+      value += term;
+      weighted += powers[r] * term;
     }
+    let power = rho ** powers[first];
+    for (let r = first; r < end && powers[r] < limit; r++) {
+      const term = a[r] * b[r] * power;
+      value += term;
+      weighted += powers[r] * term;
+      power *= square;
+    }
+    // at ρ = 0 only the linear term has a slope
+    let slope = rho === 0 ? a[table.linear] * b[table.linear] : weighted / rho;
     const rest = Math.sqrt(one.rest * two.rest);
     if (rest > 0 && rho !== 0) {
       const n = Math.sqrt(one.exponent * two.exponent), tail = rest * Math.abs(rho) ** n;
@@ -105,21 +120,26 @@ const TABLE_FUNCTIONS = {
   softplus: ["softplus", "nn.Softplus()", (u) => Math.max(u, 0) + Math.log1p(Math.exp(-Math.abs(u))), sigmoid],
 };
 
+// `prepare` looks up a variance once for all of its pairs, which `preparedDual` takes in its place
+function activationFrom(preparedDual, prepare, variance, rest) {
+  const dual = (k, p, q, out) => preparedDual(k, prepare(p), prepare(q), out);
+  return { ...rest, exact: false, preparedDual, prepare, dual, variance };
+}
+
 // σ(u) = (1 + tanh(u/2))/2, so it needs no table of its own
 function sigmoidFrom(tanh) {
   const shrink = (out) => { out[0] = (1 + out[0]) / 4; out[1] /= 16; };
-  return {
-    label: "sigmoid", code: "nn.Sigmoid()", apply: sigmoid, slope: (u) => sigmoid(u) * sigmoid(-u), exact: false,
-    dual: (k, p, q, out) => { tanh.dual(k / 4, p / 4, q / 4, out); shrink(out); },
-    variance: (q, out) => { tanh.variance(q / 4, out); shrink(out); },
-  };
+  const preparedDual = (k, one, two, out) => { tanh.preparedDual(k / 4, one, two, out); shrink(out); };
+  const variance = (q, out) => { tanh.variance(q / 4, out); shrink(out); };
+  return activationFrom(preparedDual, (q) => tanh.prepare(q / 4), variance,
+    { label: "sigmoid", code: "nn.Sigmoid()", apply: sigmoid, slope: (u) => sigmoid(u) * sigmoid(-u) });
 }
 
 function loadTables(raw) {
   for (const [name, [label, code, apply, slope]] of Object.entries(TABLE_FUNCTIONS)) {
     const table = makeTable(raw[name]);
-    ACTIVATIONS[name] = { label, code, apply, slope, exact: false, reach: raw[name].high,
-      dual: tableDual(table), variance: tableVariance(table) };
+    ACTIVATIONS[name] = activationFrom(tableDual(table), (q) => tableAt(table, q), tableVariance(table),
+      { label, code, apply, slope });
   }
   ACTIVATIONS.sigmoid = sigmoidFrom(ACTIVATIONS.tanh);
 }
