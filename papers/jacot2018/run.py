@@ -245,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--largest", type=int, default=2048, help="widths double from 64 to this")
     parser.add_argument("--seeds", type=int, default=24, help="networks of each width")
     parser.add_argument("--seed", type=int, default=0)
-    options = record.parse(parser, arguments, quick={"largest": 512, "seeds": 8})
+    options = record.parse(parser, arguments, quick={"largest": 1024, "seeds": 8})
     torch.manual_seed(options.seed)
     widths = [2**k for k in range(6, options.largest.bit_length())]
     measures = {}
