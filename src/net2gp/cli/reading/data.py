@@ -84,7 +84,7 @@ def read_data(path: Path, wanted: Wanted) -> Loaded:
     path = path.expanduser()
     if not path.exists():
         raise InputError(
-            f"there is no file or folder {path}. Pass data as .csv, .parquet, .npz (arrays x and y), .npy, or "
+            f"there is no file or folder {path}. Pass data as .csv, .parquet, .npz (arrays x, y), .npy, or "
             "a folder of pictures."
         )
     kind = "folder" if path.is_dir() else path.suffix.lower()
