@@ -21,6 +21,7 @@ is better beyond chance after all. A quick run has too few repetitions for such 
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from typing import Any
 
 from scipy.stats import t as student
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parent))
+import record
 
 Margins = Callable[[str, str], Tensor]
 """By measure and rival, the paired differences over the repetitions, positive where the claim is right."""
@@ -62,6 +66,12 @@ class Claim:
         if self.as_stated:
             return f"{'yes' if self.holds else 'no'}, an exception: {self.exception}"
         return "YES, though stated not to: drop the exception"
+
+    @property
+    def entry(self) -> record.Entry:
+        """The same for the file that --json writes."""
+        bound, note = ("exception", self.verdict) if self.exception else ("claim", "")
+        return record.Entry(self.name, None, self.found, None, self.as_stated, bound, note)
 
 
 def margin_and_limit(margin: Tensor, confidence: float = 0.95) -> tuple[float, float]:
@@ -130,6 +140,7 @@ def judge(claims: Iterable[Claim]) -> bool:
     print(f"\n{'claim':<{width}}{'found':>22}  holds?")
     for claim in found:
         print(f"{claim.name:<{width}}{claim.found:>22}  {claim.verdict}")
+    record.add(claim.entry for claim in found)
     wrong = sum(not claim.as_stated for claim in found)
     print(f"{len(found) - wrong} of {len(found)} came out as stated")
     return not wrong

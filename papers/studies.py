@@ -9,6 +9,7 @@ therefore serve three times: to draw, to train, and as `prior_var` of the tangen
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import chi2, norm
 from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parent))
+import record
 
 Factors = list[tuple[Tensor, Tensor]]
 """Of each Linear layer its inputs and the gradients of the output in its outputs: (S, N, ·) each."""
@@ -214,6 +218,14 @@ class Row:
         over = self.found - self.expected
         return (over if self.at_most else abs(over)) <= self.tolerance
 
+    @property
+    def entry(self) -> record.Entry:
+        """The same for the file that --json writes."""
+        bound, note = "at most" if self.at_most else "within", " ".join(self.note.split())
+        return record.Entry(
+            self.name, self.expected, self.found, self.tolerance, self.agrees, bound, note
+        )
+
 
 def expected_of(program: str) -> dict[str, Any]:
     """The expected.toml beside a program."""
@@ -230,6 +242,7 @@ def print_table(rows: Iterable[Row]) -> bool:
         print(
             f"{row.name:<60}{expected:>10}{row.found:>10.3f}{row.tolerance:>9.2g}  {row.note}{mark}"
         )
+    record.add(row.entry for row in rows)
     return all(row.agrees for row in rows)
 
 

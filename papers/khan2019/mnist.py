@@ -37,6 +37,7 @@ from net2gp.explain import aggregate, nearest, removal_effects, similarity, spli
 from net2gp.plots import COLORS, INK, Picture, plot_class_kernel, plot_class_means, plot_gallery
 
 sys.path.append(str(Path(__file__).parents[1]))
+import record
 from studies import Row, save
 
 ADAM, VOGN = "full_mnist_lenet_adaml2", "full_mnist_lenet_vogn"
@@ -116,6 +117,7 @@ def print_rows(rows: list[Row]) -> bool:
         mark = "" if one.agrees else "  <-- differs"
         numbers = f"{one.expected:>12.5g}{one.found:>12.5g}{one.tolerance:>10.1g}"
         print(f"{one.name:<52}{numbers}{mark}")
+    record.add(one.entry for one in rows)
     return all(one.agrees for one in rows)
 
 
@@ -158,6 +160,7 @@ def uncertainty(view: View, digits: Digits) -> tuple[n2g.Posterior, list[Row]]:
             n2g.Categorical(),
             prior_var=LAPLACE_PRIOR_VAR,
             structure=n2g.Diagonal(),
+            tuning=n2g.tuning.Evidence(),  # no link that is matched to the network: as in the paper
         )
     assert isinstance(posterior, n2g.Posterior)
     parts = split(posterior, digits.some[0])
@@ -274,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the table, write the figures; the exit status says whether the numbers agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figures")
-    options = parser.parse_args(arguments)
+    options = record.parse(parser, arguments, quick={})
     digits = Digits.read()
     adam, vogn, binary = (View.of(name, digits) for name in (ADAM, VOGN, BINARY))
     rows: list[Row] = []

@@ -21,6 +21,7 @@ from net2gp.errors import InputError
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
 import pages
+import record
 from claims import Claim
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -131,7 +132,8 @@ def with_files(topics: Sequence[Topic], *names: str) -> list[Topic]:
     except InputError as error:
         missing = [str(error)]
     if missing:
-        print(f"{', '.join(t.__name__ for t in topics)}: left out, without {', '.join(missing)}")
+        names = ", ".join(t.__name__ for t in topics)
+        record.leave_out(f"{names}: left out, without {', '.join(missing)}")
         return []
     return list(topics)
 

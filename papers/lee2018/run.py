@@ -43,7 +43,9 @@ from net2gp.metrics import accuracy
 from net2gp.plots import COLORS, INK
 
 sys.path += [str(folder) for folder in Path(__file__).parents[:2]]
+import record
 from lookup import LookupTanh
+from record import Entry
 from studies import Row, expected_of, panels, print_table, save
 
 JITTER = 1e-10
@@ -156,15 +158,29 @@ def classify(run: str) -> list[tuple[dict[str, Any], Result]]:
     return [(setting, regress(setting, train, test)) for setting in settings]
 
 
+def entries(setting: dict[str, Any], result: Result) -> Iterator[Entry]:
+    """The numbers of a run beside those of expected.toml."""
+    tolerance, numbers = expected_of(__file__)["tolerance"], result.numbers
+    if "paper" in setting:
+        found, name = numbers["accuracy"], f"{name_of(setting)}: accuracy of table 1"
+        yield Entry(
+            name, setting["paper"], found, None, True, "shown", "the paper's are other digits"
+        )
+    for key, found in numbers.items():
+        if key in setting:
+            allowed = tolerance[key] * (setting[key] if key == "q" else 1)
+            holds = abs(found - setting[key]) <= allowed
+            yield Entry(f"{name_of(setting)}: {key}", setting[key], found, allowed, holds)
+    least, found = tolerance["pearson_at_least"], numbers["pearson"]
+    yield Entry(f"{name_of(setting)}: pearson", least, found, 0.0, found >= least, "at least")
+
+
 def differences(setting: dict[str, Any], result: Result) -> Iterator[str]:
     """What is further from the reference than expected.toml allows, in words."""
-    tolerance, numbers = expected_of(__file__)["tolerance"], result.numbers
-    for key, found in numbers.items():
-        allowed = tolerance[key] * (setting.get(key, 1) if key == "q" else 1)
-        if key in setting and abs(found - setting[key]) > allowed:
-            yield f"{name_of(setting)}: {key} is {found:.6g}, expected {setting[key]:.6g} ± {allowed:g}"
-    if numbers["pearson"] < tolerance["pearson_at_least"]:
-        yield f"{name_of(setting)}: pearson is {numbers['pearson']:.4f}"
+    for one in entries(setting, result):
+        if not one.holds:
+            bound = "at least " if one.bound == "at least" else ""
+            yield f"{one.name} is {one.ours:.6g}, expected {bound}{one.paper:.6g} ± {one.allowed:g}"
 
 
 def print_run(setting: dict[str, Any], result: Result) -> None:
@@ -348,6 +364,15 @@ def check_maps(maps: list[PhaseMap]) -> Iterator[str]:
             yield f"{LABELS[shown.activation]}: best at {shown.ridge}, not {shown.reference_ridge}"
 
 
+def map_entries(maps: list[PhaseMap]) -> Iterator[Entry]:
+    """The largest difference of each map from the reference."""
+    tolerance = expected_of(__file__)["tolerance"]["phase"]
+    for one in maps:
+        allowed, wrong = tolerance[one.activation], list(check_maps([one]))
+        name = f"{LABELS[one.activation]} at depth 50: largest difference of a cell"
+        yield Entry(name, 0.0, one.gap, allowed, not wrong, "at most", "; ".join(wrong))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables, write the figures; the exit status says whether the numbers agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -359,7 +384,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=["100", "1k", "5k", "phase"],
         help="numbers of training digits, and the phase diagram",
     )
-    options = parser.parse_args(arguments)
+    options = record.parse(parser, arguments, quick={"runs": ["100", "1k"]})
     wrong: list[str] = []
     runs = [run for run in options.runs if run in SIZES]
     if runs:
@@ -368,6 +393,7 @@ def main(arguments: list[str] | None = None) -> int:
         shown = classify(run)
         for setting, result in shown:
             print_run(setting, result)
+            record.add(entries(setting, result))
             wrong += differences(setting, result)
         tabled = [pair for pair in shown if "paper" in pair[0]]
         save(draw_uncertainty(tabled or shown), options.out, f"lee2018_uncertainty_{run}.png")
@@ -376,6 +402,7 @@ def main(arguments: list[str] | None = None) -> int:
         maps = [phase_map(name) for name in ("tanh", "lookup", "relu")]
         for one in maps:
             print_map(one)
+        record.add(map_entries(maps))
         wrong += check_maps(maps)
         save(draw_phase(maps), options.out, "lee2018_phase.png")
     print(*(wrong or ["all numbers agree"]), sep="\n")

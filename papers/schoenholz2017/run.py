@@ -11,6 +11,7 @@ Schoenholz, Gilmer, Ganguli & Sohl-Dickstein (2017), "Deep information propagati
 from __future__ import annotations
 
 import argparse
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from torch import nn
 
 from net2gp.limits import PhaseDiagram, critical_line, fixed_point, phase_diagram, slope
+
+sys.path.append(str(Path(__file__).parents[1]))
+import record
 
 ACTIVATIONS = {"tanh": nn.Tanh(), "relu": nn.ReLU()}
 INK = "#222222"
@@ -154,11 +158,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--size", type=int, default=60, help="points along each axis of the figure")
-    options = parser.parse_args(arguments)
+    options = record.parse(parser, arguments, quick={"size": 20})
     rows, tolerance = table(), expectations()["tolerance"]["relative"]
     print(f"{'':<42}{'expected':>14}{'found':>14}{'error':>10}")
     for row in rows:
         print(f"{row.name:<42}{row.expected:>14.8f}{row.found:>14.8f}{row.error:>10.1e}")
+    record.add(
+        record.Entry(r.name, r.expected, r.found, tolerance * r.expected, r.error <= tolerance)
+        for r in rows
+    )
     print(draw(options.out, options.size))
     return 0 if all(row.error <= tolerance for row in rows) else 1
 

@@ -1,0 +1,276 @@
+"""Reproductions run again: what programs write, what is read of it, and the page of all of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from net2gp.errors import InputError
+from net2gp.report import papers as papers_module
+from net2gp.report.atlas import atlas, atlas_page
+from net2gp.report.papers import PaperResult, list_papers, papers_folder, run_paper
+from net2gp.report.papers_command import paper as command
+
+ROOT = Path(__file__).resolve().parent.parent
+PAPERS = ROOT / "papers"
+
+PROGRAM = """
+import argparse, sys
+sys.path.insert(0, {papers!r})
+import record
+from record import Entry
+parser = argparse.ArgumentParser()
+parser.add_argument("--out")
+parser.add_argument("--count", type=int, default=100)
+options = record.parse(parser, quick={{"count": 3}})
+{body}
+"""
+
+GOOD = """
+record.topic("sums")
+record.add([Entry("count", 3, options.count, 97, True)])
+record.leave_out("the rest, which takes days")
+"""
+WRONG = """
+record.add([
+    Entry("a number", 2.0, 2.5, 0.1, False, note="half a unit too much"),
+    Entry("a bound", 1.0, 0.5, 0.0, True, "at most"),
+    Entry("beside it", 0.9, 0.8, None, True, "shown"),
+    Entry("a claim", None, "+0.1 ± 0.2", None, True, "claim"),
+    Entry("excused", None, "-1 ± 0.2", None, True, "exception", "no, an exception: known"),
+    Entry("no number", 1.0, float("nan"), 0.1, False),
+])
+sys.exit(1)
+"""
+CRASH = 'record.add([Entry("first", 1.0, 1.0, 0.0, True)])\nraise OSError("no such digits")'
+SILENT = "import os; print('killed', flush=True); os._exit(9)"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of four reproductions: as expected, not as expected, stopped, and ended without a word."""
+    place = tmp_path / "clone" / "papers"
+    place.mkdir(parents=True)
+    index = ""
+    for name, body in {"good": GOOD, "wrong": WRONG, "crash": CRASH, "silent": SILENT}.items():
+        text = PROGRAM.format(papers=str(PAPERS), body=body)
+        if name == "silent":
+            text = body
+        (place / f"{name}.py").write_text(text, encoding="utf-8")
+        index += f'[{name}]\nprogram = "{name}.py"\ntitle = "On {name} & <b>"\n'
+        index += 'source = "A book."\nquick = "Three of them."\n'
+    (place / "papers.toml").write_text(index, encoding="utf-8")
+    return place
+
+
+@pytest.fixture
+def record():
+    sys.path.insert(0, str(PAPERS))
+    try:
+        module = importlib.import_module("record")
+        before = vars(module.RECORDER).copy()
+        hook = sys.excepthook
+        yield module
+        vars(module.RECORDER).update(before)
+        sys.excepthook = hook
+    finally:
+        sys.path.remove(str(PAPERS))
+
+
+def test_the_index_names_every_program_of_the_repository_and_says_where_numbers_are_from():
+    entries = list_papers()
+    assert all(entry.program.is_file() and entry.title and entry.source for entry in entries)
+    programs = {entry.program for entry in entries}
+    pages = {entry.program.parent for entry in entries if entry.program.name == "page.py"}
+    for path in PAPERS.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        own = 'if __name__ == "__main__"' in text and path.parent not in pages
+        chosen_by_hand = path.name == "widths.py"  # a search over schedules: it reproduces nothing
+        if own and not chosen_by_hand:
+            assert path in programs, path
+
+
+def test_every_program_reads_its_options_through_the_recorder():
+    for entry in list_papers():
+        text = entry.program.read_text(encoding="utf-8")
+        assert "parse_args(" not in text, entry.name
+        assert "record.parse(" in text or "PAGE.main(" in text or "run_studies(" in text, entry.name
+
+
+def test_rows_come_back_as_they_were_written_and_the_recorder_knows_their_bounds(folder):
+    result = run_paper("wrong", folder=folder)
+    rows = {row.name: row for row in result.rows}
+    assert [row.verdict for row in result.rows] == [
+        "NO", "yes", "not judged", "yes", "excepted", "NO"
+    ]  # fmt: skip
+    assert rows["a number"].difference == pytest.approx(0.5)
+    assert rows["a number"].cells() == ("2", "2.5", "+0.5", "0.1", "NO")
+    assert rows["a bound"].cells()[0] == "≤ 1"
+    assert rows["no number"].ours == "nan"
+    assert rows["no number"].difference is None
+    assert (result.agrees, result.outcome) == (False, "3 of 5 as expected")
+    text = str(result)
+    assert "half a unit too much" in text
+    assert "no, an exception: known" in text
+
+
+def test_a_quick_run_passes_quick_and_a_full_run_does_not(folder):
+    quick, full = (run_paper("good", quick=flag, folder=folder) for flag in (True, False))
+    assert (quick.rows[0].ours, full.rows[0].ours) == (3, 100)
+    assert quick.command == "python papers/good.py --quick"
+    assert full.command == "python papers/good.py"
+    assert quick.agrees
+    assert quick.rows[0].topic == "sums"
+    assert quick.left_out == ("the rest, which takes days",)
+    assert "Not computed: the rest, which takes days" in str(quick)
+
+
+def test_a_program_that_stops_is_a_result_with_its_reason(folder, tmp_path):
+    crashed = run_paper("crash", folder=folder, out=tmp_path / "out")
+    assert not crashed.agrees
+    assert crashed.outcome == "stopped, after 1 of 1 as expected: OSError: no such digits"
+    assert "Traceback" in (tmp_path / "out" / "crash.log").read_text(encoding="utf-8")
+    silent = run_paper("silent", folder=folder)
+    assert silent.outcome == "failed: exit status 9: killed"
+
+
+def test_an_unknown_name_or_folder_says_what_there_is(folder, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"no reproduction 'bad'\. There are: good, wrong, crash"):
+        run_paper("bad", folder=folder)
+    with pytest.raises(InputError, match=r"no papers\.toml in it\. Pass the folder `papers`"):
+        list_papers(tmp_path)
+    monkeypatch.setattr(
+        papers_module.net2gp, "__file__", str(tmp_path / "site" / "n" / "__init__.py")
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="not of the installed package"):
+        papers_folder()
+    monkeypatch.chdir(folder)
+    assert papers_folder() == folder
+
+
+def shown(page: str) -> list[str]:
+    return [unescape(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page)]
+
+
+def test_the_atlas_has_every_number_that_was_found_and_says_what_did_not_run(folder, tmp_path):
+    target = tmp_path / "atlas.html"
+    results = atlas(target, names=["good", "wrong"], folder=folder)
+    page = target.read_text(encoding="utf-8")
+    cells = shown(page)
+    for result in results:
+        for row in result.rows:
+            assert all(cell in cells for cell in row.cells())
+        assert result.date in cells
+        assert f"<code>{result.command}</code>, revision {result.revision}" in page
+    assert cells.count("not run") == 2
+    assert "2 of 4 reproductions ran; 2 did not." in page
+    assert "Of 6 numbers and claims, 4 came out as expected." in page
+    assert "A quick run: Three of them." in page
+    assert "Not computed: the rest, which takes days." in page
+    assert "On good &amp; &lt;b&gt;" in page
+    assert not re.search(r"(?:src|href)=[\"'](?!data:)", page)
+    assert "<script" not in page
+
+
+def test_an_interrupted_atlas_keeps_what_has_run(folder, tmp_path, monkeypatch):
+    module = importlib.import_module("net2gp.report.atlas")
+
+    def stopping(name, **options):
+        if name == "wrong":
+            raise KeyboardInterrupt
+        return run_paper(name, **options)
+
+    monkeypatch.setattr(module, "run_paper", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        atlas(tmp_path / "atlas.html", folder=folder)
+    assert "1 of 4 reproductions ran" in (tmp_path / "atlas.html").read_text(encoding="utf-8")
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(folder, tmp_path):
+    with pytest.raises(InputError, match="cannot write"):
+        atlas(tmp_path / "none" / "atlas.html", folder=folder)
+
+
+def test_without_results_the_page_quotes_no_number(folder):
+    page = atlas_page(list_papers(folder), [])
+    assert "0 of 4 reproductions ran; 4 did not." in page
+    assert page.count("<section>") == 1
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_prints_tables_and_ends_with_1_unless_all_came_out_as_expected(
+    folder, tmp_path
+):
+    good = run("good", "--papers", folder)
+    assert good.exit_code == 0
+    assert "1 of 1 as expected" in good.stdout
+    wrong = run("wrong", "--papers", folder, "--json")
+    assert wrong.exit_code == 1
+    (found,) = json.loads(wrong.stdout)
+    assert found["rows"][0]["difference"] == 0.5
+    assert found["agrees"] is False
+    every = run("--all", "--papers", folder, "--out", tmp_path / "page.html")
+    assert every.exit_code == 1
+    assert "crash: stopped, after 1 of 1" in every.stdout
+    assert (tmp_path / "page.html").is_file()
+
+
+def test_the_command_refuses_in_a_sentence(folder):
+    unknown = run("nothing", "--papers", folder)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "net2gp: there is no reproduction 'nothing'" in unknown.stderr
+    assert run("good", "--all", "--papers", folder).exit_code == 2
+    listed = run("--papers", folder)
+    assert listed.exit_code == 0
+    assert "good    On good" in listed.stdout
+
+
+def test_options_that_are_given_win_over_those_of_a_quick_run(record):
+    def parsed(*arguments):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--count", type=int, default=100)
+        parser.add_argument("--size", type=int, default=7)
+        return record.parse(parser, list(arguments), quick={"count": 3})
+
+    assert parsed().count == 100
+    assert (parsed("--quick").count, parsed("--quick").size) == (3, 7)
+    assert parsed("--quick", "--count", "5").count == 5
+
+
+def test_tables_and_claims_write_what_they_print(record, tmp_path, capsys):
+    studies, claims = (importlib.import_module(name) for name in ("studies", "claims"))
+    record.parse(argparse.ArgumentParser(), ["--json", str(tmp_path / "found.json")])
+    rows = [studies.Row("a", 1.0, 1.05, 0.1, "±  0.01"), studies.Row("b", 1, 3, 0, at_most=True)]
+    assert not studies.print_table(rows)
+    excused = claims.Claim("c", "-1", False, "known")
+    assert claims.judge([claims.at_most("d", 1, 2), excused])
+    written = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["holds"] for row in written] == [True, False, True, True]
+    assert [row["bound"] for row in written] == ["within", "at most", "claim", "exception"]
+    assert (written[0]["ours"], written[0]["note"]) == (1.05, "± 0.01")
+    assert "known" in written[3]["note"]
+    assert "found" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_reproduction_of_the_repository_runs_again():
+    result = run_paper("schoenholz2017")
+    assert isinstance(result, PaperResult)
+    assert result.agrees
+    assert len(result.rows) == 18
