@@ -61,7 +61,7 @@ class Estimator(BaseEstimator):
 
 
 class Regressor(RegressorMixin, Estimator):
-    """A regressor whose `_fit` finds the posterior of targets, measured from `_center` in units of `_spread`."""
+    """A regressor whose `_fit` finds the posterior of targets from `_center`, in units of `_spread`."""
 
     _flat: bool
     _center: Array | float = 0.0
@@ -241,7 +241,8 @@ class Classifier(ClassifierMixin, Estimator):
         Returns:
             Labels, (M,).
         """
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
 
     def posterior_law(self, X: Any) -> Any:
         """Return the law of the labels as the posterior gives it.

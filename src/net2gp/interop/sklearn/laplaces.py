@@ -81,8 +81,7 @@ class LaplaceRegressor(OfNetwork, Regressor):
         trained = self.network is None
         self.linearized_ = self._trained(X, y, weights) if trained else self._linearization()
         data, likelihood = (self._tensor(X), self._tensor(y)), Gaussian(self.noise_var)
-        posterior, likelihood = _approximated(self, data, likelihood, w)
-        self._keep(posterior, likelihood, w)
+        self._keep(*_approximated(self, data, likelihood, w))
 
     def _trained(self, X: Array, y: Array, weights: Array | None) -> Linearized:
         first, counts = distinct(np.hstack([X, y]), weights)
@@ -152,8 +151,7 @@ class LaplaceClassifier(OfNetwork, Classifier):
         self.linearized_ = self._trained(X, labels, weights) if trained else self._linearization()
         x, y = self._tensor(X), torch.from_numpy(labels).long().to(self._example().device)
         likelihood = likelihood_of(self.linearized_(x[:1]).shape[1], len(self.classes_))
-        posterior, likelihood = _approximated(self, (x, y), likelihood, w)
-        self._keep(posterior, likelihood, w)
+        self._keep(*_approximated(self, (x, y), likelihood, w))
 
     def _trained(self, X: Array, labels: Array, weights: Array | None) -> Linearized:
         first, counts = distinct(np.column_stack([X, labels]), weights)
@@ -173,8 +171,8 @@ def _approximated(
     data: tuple[Tensor, Tensor],
     likelihood: Likelihood,
     weights: Tensor | None,
-) -> tuple[Posterior, Likelihood]:
-    """The posterior, and the likelihood of a point of weight 1.
+) -> tuple[Posterior, Likelihood, Tensor | None]:
+    """The posterior, the likelihood of a point of weight 1, and the weights that the posterior's has.
 
     Points with whole-number weights are repeated. With other weights, prior, noise and link are chosen at the
     nearest whole numbers, and the covariance at this choice is the exact one.
@@ -183,15 +181,14 @@ def _approximated(
     settings = {"structure": estimator.structure, "tuning": estimator.tuning}
     if weights is None:
         found = laplace(network, data, likelihood, prior_var=prior_var, **settings)
-        return found, found.likelihood
+        return found, found.likelihood, None
     many = repeated(data, weights)
     found = laplace(network, many, likelihood, prior_var=prior_var, **settings)
-    likelihood = found.likelihood
-    own = weighted(likelihood, weights)
     if torch.equal(copies(weights).double(), weights):
-        return replace(found, likelihood=own), likelihood
+        return found, found.likelihood, None
+    own = weighted(found.likelihood, weights)
     exact = laplace(network, data, own, prior_var=found.prior_var, structure=found.structure)
     processes = found.process, exact.process
     assert all(isinstance(process, AroundNetwork) for process in processes)
     process = replace(found.process, covariance=exact.process.covariance)
-    return replace(exact, process=process), likelihood
+    return replace(exact, process=process), found.likelihood, weights
