@@ -84,20 +84,28 @@ def test_what_scikit_learn_asks_of_an_estimator(estimator, check):
         check(estimator)
 
 
-def table(count=30, columns=3, seed=0):
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(count, columns))
-    return X, 3 + 2 * np.sin(X[:, 0]) + X[:, 1] ** 2 + 0.3 * rng.normal(size=count)
+def measured(X):
+    noise = np.random.default_rng(1).normal(size=len(X))
+    return 3 + 2 * np.sin(X[:, 0]) + X[:, 1] ** 2 + 0.3 * noise
 
 
-def labeled(count=30, seed=0):
-    X, y = table(count, seed=seed)
-    return X, np.array(["few", "some", "many"])[np.digitize(y, [3.0, 5.0])]
+def levels(y):
+    return np.array(["few", "some", "many"])[np.digitize(y, [3.0, 5.0])]
 
 
-def regression_network(columns=3, outputs=1):
+def table(count=30):
+    X = np.random.default_rng(0).normal(size=(count, 3))
+    return X, measured(X)
+
+
+def labeled(count=30):
+    X, y = table(count)
+    return X, levels(y)
+
+
+def perceptron(outputs=1):
     torch.manual_seed(0)
-    layers = nn.Linear(columns, 8), nn.Tanh(), nn.Linear(8, outputs)
+    layers = nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs)
     return nn.Sequential(*layers).double()
 
 
@@ -185,16 +193,14 @@ FIXED = [
     NNGPRegressor(scale=1.3, noise_var=0.2),
     NNGPRegressor(scale=1.3, noise_var=0.2, normalize_y=False),
     NTKRegressor(scale=0.4, noise_var=0.1),
-    LinearizedRegressor(regression_network(), noise_var=0.2, prior_var=0.7),
-    LinearizedRegressor(regression_network(), noise_var=0.2, prior_var=0.7, zero_mean=True),
-    LaplaceRegressor(regression_network(), noise_var=0.2, prior_var=0.7),
-    LaplaceRegressor(
-        regression_network(), noise_var=0.2, prior_var=0.7, structure=n2g.FunctionSpace()
-    ),
-    LaplaceRegressor(regression_network(), noise_var=0.2, prior_var=0.7, structure=n2g.Kron()),
+    LinearizedRegressor(perceptron(), noise_var=0.2, prior_var=0.7),
+    LinearizedRegressor(perceptron(), noise_var=0.2, prior_var=0.7, zero_mean=True),
+    LaplaceRegressor(perceptron(), noise_var=0.2, prior_var=0.7),
+    LaplaceRegressor(perceptron(), noise_var=0.2, prior_var=0.7, structure=n2g.FunctionSpace()),
+    LaplaceRegressor(perceptron(), noise_var=0.2, prior_var=0.7, structure=n2g.Kron()),
     NNGPClassifier(scale=1.3),
-    LinearizedClassifier(regression_network(outputs=3), prior_var=0.7),
-    LaplaceClassifier(regression_network(outputs=3), prior_var=0.7),
+    LinearizedClassifier(perceptron(outputs=3), prior_var=0.7),
+    LaplaceClassifier(perceptron(outputs=3), prior_var=0.7),
 ]
 
 
@@ -246,10 +252,10 @@ def test_two_halves_of_a_point_are_the_point(estimator):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
 def test_weights_count_points_for_the_choice_of_hyper_parameters_as_well(estimator):
-    X, y = data_for(estimator, 40)
     # three measurements of each input, since the same number twice is evidence of no noise
-    X = np.tile(X, (3, 1))
-    y = np.hstack([y, data_for(estimator, 80)[1][40:], data_for(estimator, 120)[1][80:]])
+    X = np.tile(table(40)[0], (3, 1))
+    y = measured(X)
+    y = y if hasattr(estimator, "sample_y") else levels(y)
     w = (1 + np.arange(len(y))) % 4
     one = clone(estimator)
     one = one.set_params(random_state=0) if "random_state" in one.get_params() else one
@@ -262,6 +268,13 @@ def test_fractions_of_points_choose_the_same_hyper_parameters(model):
     X, y = table()
     two = model().fit(np.vstack([X, X]), np.hstack([y, y]), sample_weight=np.full(60, 0.5))
     assert_same(two, model().fit(X, y), X, 1e-6)
+
+
+def test_the_same_number_twice_is_evidence_of_less_noise():
+    X, y = table(60)
+    for model in (NNGPRegressor, LinearizedRegressor):
+        once, twice = (model().fit(X, y, sample_weight=np.full(60, w)) for w in (1.0, 2.0))
+        assert twice.likelihood_.noise_var < 0.8 * once.likelihood_.noise_var
 
 
 def test_the_evidence_of_weighted_points_is_the_integral_of_powers():
@@ -378,8 +391,8 @@ def test_labels_of_any_type_come_back(estimator):
 def test_a_network_of_one_logit_classifies_two_classes():
     X, y = labeled(60)
     for model in (
-        LinearizedClassifier(regression_network(), prior_var=1.0),
-        LaplaceClassifier(regression_network(), prior_var=1.0),
+        LinearizedClassifier(perceptron(), prior_var=1.0),
+        LaplaceClassifier(perceptron(), prior_var=1.0),
     ):
         probs = model.fit(X, y == "few").predict_proba(X)
         assert probs.shape == (60, 2)
@@ -390,7 +403,7 @@ def test_a_network_of_one_logit_classifies_two_classes():
 def test_outputs_have_the_classes_that_are_given():
     X, y = labeled(60)
     order = ["some", "few", "many", "none"]
-    network = regression_network(outputs=4)
+    network = perceptron(outputs=4)
     model = LaplaceClassifier(network, prior_var=1.0, classes=order).fit(X, y)
     assert model.classes_.tolist() == order
     best = network(torch.from_numpy(X)).argmax(1).numpy()
@@ -406,8 +419,8 @@ def test_outputs_have_the_classes_that_are_given():
 @pytest.mark.parametrize(
     "model",
     [
-        LinearizedRegressor(regression_network().float(), prior_var=1.0, noise_var=0.1),
-        LaplaceRegressor(regression_network().float(), prior_var=1.0, noise_var=0.1),
+        LinearizedRegressor(perceptron().float(), prior_var=1.0, noise_var=0.1),
+        LaplaceRegressor(perceptron().float(), prior_var=1.0, noise_var=0.1),
     ],
     ids=name,
 )
@@ -421,7 +434,7 @@ def test_predictions_have_the_precision_of_the_network(model):
 @pytest.mark.parametrize("model", [LinearizedRegressor, LaplaceRegressor])
 def test_the_network_of_the_user_stays_as_it_is(model):
     X, y = table()
-    network = nn.Sequential(regression_network(), nn.Dropout(0.5)).train()
+    network = nn.Sequential(perceptron(), nn.Dropout(0.5)).train()
     before = copy.deepcopy(network.state_dict())
     found = model(network, prior_var=1.0, noise_var=0.1).fit(X, y)
     assert network.training
@@ -435,7 +448,7 @@ def test_the_network_of_the_user_stays_as_it_is(model):
 
 def test_parameters_are_chosen_by_a_linearization():
     X, y = table()
-    head = n2g.linearize(regression_network(), only="2.*")
+    head = n2g.linearize(perceptron(), only="2.*")
     for model in (LinearizedRegressor(head), LaplaceRegressor(head)):
         assert model.fit(X, y).posterior_.linearized.num_params == 9
 
@@ -517,7 +530,7 @@ def test_prior_variances_are_searched_for_a_network_of_the_user():
     X, y = labeled(60)
     grid = {"prior_var": [0.1, 1.0], "structure": [n2g.Diagonal(), n2g.Kron()]}
     search = GridSearchCV(
-        LaplaceClassifier(regression_network(outputs=3)), grid, cv=2, scoring="neg_log_loss"
+        LaplaceClassifier(perceptron(outputs=3)), grid, cv=2, scoring="neg_log_loss"
     )
     assert np.isfinite(search.fit(X, y).best_score_)
 
@@ -570,7 +583,7 @@ def skorch_net(kind, module, **settings):
 def test_a_skorch_regression_gets_error_bars():
     X, y = table(80)
     X, y = X.astype(np.float32), y.astype(np.float32)[:, None]
-    net = skorch_net("NeuralNetRegressor", regression_network().float()).fit(X, y)
+    net = skorch_net("NeuralNetRegressor", perceptron().float()).fit(X, y)
     model = LaplaceRegressor.from_skorch(net, noise_var=0.1).fit(X, y)
     mean, std = model.predict(X, return_std=True)
     np.testing.assert_allclose(mean, net.predict(X), rtol=1e-5, atol=1e-5)
@@ -582,7 +595,7 @@ def test_a_skorch_regression_gets_error_bars():
 def test_a_skorch_classifier_keeps_its_predictions_and_labels(kind):
     X, y = labeled(90)
     X = X.astype(np.float32)
-    module, settings = regression_network(outputs=3).float(), {}
+    module, settings = perceptron(outputs=3).float(), {}
     if kind == "probabilities":
         module.append(nn.Softmax(dim=-1))
     else:
@@ -599,7 +612,7 @@ def test_a_skorch_classifier_keeps_its_predictions_and_labels(kind):
 
 
 def test_a_net_that_is_not_fitted_is_refused():
-    net = skorch_net("NeuralNetRegressor", regression_network())
+    net = skorch_net("NeuralNetRegressor", perceptron())
     with pytest.raises(
         InputError, match=r"from_skorch needs a fitted skorch net.*net\.fit\(X, y\)"
     ):
@@ -608,6 +621,6 @@ def test_a_net_that_is_not_fitted_is_refused():
 
 def test_warnings_of_the_library_reach_the_user():
     X, y = table()
-    network = regression_network()
+    network = perceptron()
     with pytest.warns(Net2GPWarning, match="not at a stationary point"):
         LaplaceRegressor(network, noise_var=0.1, prior_var=1.0).fit(X, y + 50)

@@ -226,7 +226,7 @@ class Classifier(ClassifierMixin, Estimator):
         Returns:
             Probabilities in the order of `classes_`, (M, C).
         """
-        law = self.posterior_law(X)
+        law: Any = self.posterior_.predict(self._points(X), likelihood=self.likelihood_)
         probs = law.probs.detach().double().cpu().numpy()
         if probs.shape[1] == 1:
             probs = np.hstack([1 - probs, probs])
@@ -243,18 +243,6 @@ class Classifier(ClassifierMixin, Estimator):
         """
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
-
-    def posterior_law(self, X: Any) -> Any:
-        """Return the law of the labels as the posterior gives it.
-
-        Args:
-            X: M points, (M, D).
-
-        Returns:
-            A `torch.distributions.Categorical`, or a Bernoulli law for networks with one logit.
-        """
-        x = self._points(X)
-        return self.posterior_.predict(x, likelihood=self.likelihood_)
 
 
 def checked_weights(sample_weight: Any, count: int) -> tuple[Array, Array | None]:

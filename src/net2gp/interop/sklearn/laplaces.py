@@ -65,7 +65,7 @@ class LaplaceRegressor(OfNetwork, Regressor):
         prior_var: PriorVar | None = None,
         structure: Structure | None = None,
         tuning: Tuning | None = None,
-        alpha: float = 0.1,
+        alpha: float = 1.0,
         random_state: Any = None,
     ) -> None:
         self.network = network
