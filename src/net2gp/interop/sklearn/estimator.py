@@ -226,7 +226,8 @@ class Classifier(ClassifierMixin, Estimator):
         Returns:
             Probabilities in the order of `classes_`, (M, C).
         """
-        law: Any = self.posterior_.predict(self._points(X), likelihood=self.likelihood_)
+        x = self._points(X)
+        law: Any = self.posterior_.predict(x, likelihood=self.likelihood_)
         probs = law.probs.detach().double().cpu().numpy()
         if probs.shape[1] == 1:
             probs = np.hstack([1 - probs, probs])

@@ -178,17 +178,18 @@ def _approximated(
     nearest whole numbers, and the covariance at this choice is the exact one.
     """
     network, prior_var = estimator.linearized_, estimator.prior_var
-    settings = {"structure": estimator.structure, "tuning": estimator.tuning}
-    if weights is None:
-        found = laplace(network, data, likelihood, prior_var=prior_var, **settings)
-        return found, found.likelihood, None
-    many = repeated(data, weights)
-    found = laplace(network, many, likelihood, prior_var=prior_var, **settings)
-    if torch.equal(copies(weights).double(), weights):
+    found = laplace(
+        network,
+        data if weights is None else repeated(data, weights),
+        likelihood,
+        prior_var=prior_var,
+        structure=estimator.structure,
+        tuning=estimator.tuning,
+    )
+    if weights is None or torch.equal(copies(weights).double(), weights):
         return found, found.likelihood, None
     own = weighted(found.likelihood, weights)
     exact = laplace(network, data, own, prior_var=found.prior_var, structure=found.structure)
-    processes = found.process, exact.process
-    assert all(isinstance(process, AroundNetwork) for process in processes)
-    process = replace(found.process, covariance=exact.process.covariance)
+    assert isinstance(found.process, AroundNetwork)
+    process = replace(found.process, covariance=exact.covariance)
     return replace(exact, process=process), found.likelihood, weights

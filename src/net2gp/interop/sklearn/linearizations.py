@@ -17,6 +17,7 @@ from net2gp.linear import Linearized, linearize
 from net2gp.linear.linearized import PriorVar
 from net2gp.methods import adapt
 from net2gp.posteriors import Posterior, condition
+from net2gp.types import Kernel, Likelihood
 
 
 class LinearizedRegressor(OfNetwork, Regressor):
@@ -70,25 +71,28 @@ class LinearizedRegressor(OfNetwork, Regressor):
         )
         data = (self._tensor(X), self._tensor(y))
         if w is None:
-            posterior = self._adapted(data)
-            self._keep(posterior, posterior.likelihood, None)
+            adapted = self._adapted(data)
+            self._keep(adapted, adapted.likelihood, None)
             return
-        found, likelihood, own = None, Gaussian(self.noise_var), data[1]
-        if self.noise_var is None or self.prior_var is None:
+        own, likelihood = data[1], Gaussian(self.noise_var)
+        if self.noise_var is not None and self.prior_var is not None:
+            kernel: Kernel = self.linearized_.kernel(self.prior_var)
+        else:
             many = repeated(data, w)
             found = self._adapted(many)
-            likelihood = found.likelihood
-            if not torch.equal(found.y, many[1]):  # the network has learned these targets already
+            kernel, likelihood = found.kernel, found.likelihood
+            if not torch.equal(
+                found.data[1], many[1]
+            ):  # the network has learned these targets already
                 own = self.linearized_(data[0])
-        kernel = self.linearized_.kernel(self.prior_var) if found is None else found.kernel
-        mean = None if self.zero_mean else self.linearized_
-        posterior, of_y = (
-            condition(kernel, (data[0], y), weighted(likelihood, w), mean=mean)
-            for y in (own, data[1])
-        )
-        self._keep(replace(posterior, evidence=of_y.evidence), likelihood, w)
+        mean, noise = None if self.zero_mean else self.linearized_, weighted(likelihood, w)
+        posterior = condition(kernel, data, noise, mean=mean)
+        if own is not data[1]:
+            around = condition(kernel, (data[0], own), noise, mean=mean)
+            posterior = replace(around, evidence=posterior.evidence)
+        self._keep(posterior, likelihood, w)
 
-    def _adapted(self, data: tuple[Tensor, Tensor]) -> Posterior:
+    def _adapted(self, data: tuple[Tensor, Tensor]) -> Posterior[Gaussian]:
         """What `adapt` makes of points of weight 1."""
         noise, prior_var = Gaussian(self.noise_var), self.prior_var
         return adapt(self.linearized_, data, noise, prior_var=prior_var, zero_mean=self.zero_mean)
@@ -148,22 +152,23 @@ class LinearizedClassifier(OfNetwork, Classifier):
         w = None if weights is None else torch.from_numpy(weights)
         self.linearized_ = self._baseline(X, w) if self.network is None else self._linearization()
         x, y = self._tensor(X), torch.from_numpy(labels).long().to(self._example().device)
-        likelihood = likelihood_of(self.linearized_(x[:1]).shape[1], len(self.classes_))
-        mean = None if self.zero_mean else self.linearized_
-        if w is None or self.prior_var is None:
-            posterior = adapt(
-                self.linearized_,
-                (x, y) if w is None else repeated((x, y), w),
-                likelihood,
-                prior_var=self.prior_var,
-                zero_mean=self.zero_mean,
-            )
-            kernel = posterior.kernel
+        outputs = self.linearized_(x[:1]).shape[1]
+        likelihood: Likelihood = likelihood_of(outputs, len(self.classes_))
+        if w is None:
+            self._keep(self._adapted((x, y), likelihood), likelihood, None)
+            return
+        if self.prior_var is None:
+            kernel = self._adapted(repeated((x, y), w), likelihood).kernel
         else:
             kernel = self.linearized_.kernel(self.prior_var)
-        if w is not None:
-            posterior = condition(kernel, (x, y), weighted(likelihood, w), mean=mean)
+        mean = None if self.zero_mean else self.linearized_
+        posterior = condition(kernel, (x, y), weighted(likelihood, w), mean=mean)
         self._keep(posterior, likelihood, w)
+
+    def _adapted(self, data: tuple[Tensor, Tensor], likelihood: Likelihood) -> Posterior:
+        """What `adapt` makes of points of weight 1."""
+        prior_var, zero_mean = self.prior_var, self.zero_mean
+        return adapt(self.linearized_, data, likelihood, prior_var=prior_var, zero_mean=zero_mean)
 
     def _baseline(self, X: Array, weights: Tensor | None) -> Linearized:
         """A perceptron with random weights."""

@@ -34,8 +34,8 @@ class Perceptron(nn.Module):
     ) -> None:
         super().__init__()
         mean, deviation = moments(x, weights)
-        for name, value in (("a", mean), ("b", deviation), ("center", center), ("spread", spread)):
-            self.register_buffer(name, value)
+        self.a, self.b = nn.Buffer(mean), nn.Buffer(deviation)
+        self.center, self.spread = nn.Buffer(center), nn.Buffer(spread)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             first, last = nn.Linear(x.shape[1], WIDTH), nn.Linear(WIDTH, len(center))

@@ -166,7 +166,8 @@ class NNGPRegressor(_WidthRegressor):
     """Regression with the Gaussian process that a network is at initialization, at infinite width.
 
     f ~ GP(0, scale · K) and y = f + ε with ε ~ N(0, noise_var), where K is the kernel of `net2gp.nngp`. What
-    is left open of `scale` and `noise_var` maximizes the evidence. Cost: one eigendecomposition, N³, if
+    is left open of `scale` and `noise_var` maximizes the evidence, with the weak prior on the noise that
+    `net2gp.adapt` has. Cost: one eigendecomposition, N³, if
     something is open, and one Cholesky factor. Standard deviations are those of targets, noise included, as
     those of `sklearn.gaussian_process.GaussianProcessRegressor` with a `WhiteKernel`.
 
@@ -294,7 +295,7 @@ def _tuned_scale(
         )
     if len(y) * classes > NEWTON_ROWS:
         some = fixed_choice(len(y), max(2, NEWTON_ROWS // classes))
-        x, y, counts = rows(x, some), y[some], counts[some]
+        x, y, counts = x[some], y[some], counts[some]
     basis = contrast_basis(classes)
     seen = weighted(Contrasts(likelihood, basis), counts)
     K = kernel.precise()(x).detach()
