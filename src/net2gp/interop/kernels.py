@@ -83,14 +83,17 @@ class Stretched(BaseKernel):
 
 
 def with_variances(
-    kernel: LimitKernel, *, weight_var: Variances, bias_var: Variances
+    kernel: LimitKernel,
+    *,
+    weight_var: Variances | None = None,
+    bias_var: Variances | None = None,
 ) -> LimitKernel:
     """Return the limit of the same network for other variances, without tracing it again.
 
     Args:
         kernel: `nngp(network)` or `ntk(network)`.
         weight_var: The variance of weights times their fan-in, which may require a gradient; or a mapping
-            from names of layers to it.
+            from names of layers to it. None keeps the present ones.
         bias_var: The variance of biases, likewise.
 
     Returns:
@@ -106,5 +109,7 @@ def with_variances(
     """
     old = kernel.limit.prior
     kinds: Mapping[str, str] = old.parameterizations
-    prior = replace(prior_of(list(kinds), weight_var, bias_var, kinds), dtype=old.dtype)
+    weights = old.weight_vars if weight_var is None else weight_var
+    biases = old.bias_vars if bias_var is None else bias_var
+    prior = replace(prior_of(list(kinds), weights, biases, kinds), dtype=old.dtype)
     return replace(kernel, limit=replace(kernel.limit, prior=prior))

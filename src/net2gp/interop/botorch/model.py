@@ -14,7 +14,6 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import GPyTorchPosterior
 from botorch.posteriors import Posterior as BotorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from torch import Tensor
 
 from net2gp.errors import InputError, NotAvailable
@@ -90,7 +89,7 @@ class PosteriorModel(Model, FantasizeMixin):
         if train_X is None and isinstance(fitted.x, Tensor):
             train_X = fitted.x.flatten(1)
         self._train_X = train_X
-        self.likelihood = _likelihood_of(fitted)
+        self.likelihood = None  # FantasizeMixin asks whether it is one of fixed noise
         self.eval()
 
     @property
@@ -205,7 +204,6 @@ class PosteriorModel(Model, FantasizeMixin):
         variances = self._noise_of(True if noise is None else noise).to(Y)
         if self._can_grow(points, Y):
             result.fitted = self._grown(points, Y, variances)
-            result.likelihood = _likelihood_of(result.fitted)
         elif self.fantasies is None:
             result.fantasies = Fantasies(points, Y, variances)
         else:
@@ -319,14 +317,14 @@ class PosteriorModel(Model, FantasizeMixin):
         """Variances that broadcast to (*b, q, C)."""
         if isinstance(asked, Tensor):
             return asked
-        if self.likelihood is None:
+        noise = _noise_of_data(self.fitted)
+        if noise is None:
             raise InputError(
                 "observations have Gaussian noise here, but the likelihood of this posterior is "
                 f"{type(self.fitted.likelihood).__name__}. Leave observation_noise out, or pass the "
                 "variances as a tensor."
             )
-        noise = self.likelihood.noise
-        return noise.mT.mean(-2, keepdim=True) if noise.dim() > 1 else noise.reshape(1, -1)
+        return noise
 
     def _can_grow(self, points: Tensor, Y: Tensor) -> bool:
         plain = points.dim() == 2 and Y.dim() == 2 and self.fantasies is None
@@ -355,15 +353,10 @@ def _shape_of(fitted: Posterior) -> tuple[int, ...]:
     return tuple(fitted.x.shape[1:])
 
 
-def _likelihood_of(fitted: Posterior) -> Likelihood | None:
-    """GPyTorch's likelihood of the same noise, which BoTorch looks at when it makes fantasies."""
+def _noise_of_data(fitted: Posterior) -> Tensor | None:
+    """The noise variance of each output, averaged over the data: (1, C), or None without Gaussian noise."""
     if not has_gaussian_noise(fitted.likelihood):
         return None
-    tied = getattr(fitted.likelihood, "tied_points", None)
-    zeros = torch.zeros(tied or 1, fitted.num_outputs, dtype=torch.float64)
-    noise = fitted.likelihood.noise_variance(zeros).detach()
-    if tied or noise.shape[1] > 1:
-        return FixedNoiseGaussianLikelihood(noise.mT if noise.shape[1] > 1 else noise[:, 0])
-    result = GaussianLikelihood(noise_constraint=None).double()
-    result.noise = noise.reshape(1)
-    return result.requires_grad_(False)
+    points = getattr(fitted.likelihood, "tied_points", None) or 1
+    zeros = torch.zeros(points, fitted.num_outputs, dtype=torch.float64)
+    return fitted.likelihood.noise_variance(zeros).detach().mean(0, keepdim=True)
