@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -70,9 +71,7 @@ PROBLEMS = {
     ),
 }
 
-RELU = nn.Sequential(
-    nn.Linear(50, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
-)
+RELU = nn.Sequential(nn.Linear(50, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 NETWORKS: dict[str, nn.Module | None] = {"Branin": None, "Hartmann-6": None, "network-50": RELU}
 """The network whose limit is the surrogate; None is the default of `NetworkGP`."""
 
@@ -95,7 +94,7 @@ class Ensemble(EnsembleModel):
         sizes = [X.shape[1], 64, 64, 1]
         self.weights = [
             (torch.randn(5, a, b, generator=generator).double() / math.sqrt(a)).requires_grad_()
-            for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+            for a, b in itertools.pairwise(sizes)
         ]
         self.biases = [torch.zeros(5, 1, b).double().requires_grad_() for b in sizes[1:]]
         optimizer = torch.optim.AdamW([*self.weights, *self.biases], lr=1e-2, weight_decay=1e-3)
@@ -127,9 +126,7 @@ class Ensemble(EnsembleModel):
         return flat.reshape(5, *X.shape[:-1], 1).movedim(0, -3)
 
 
-def fitted(
-    name: str, problem: str, X: Tensor, Y: Tensor, before: Model | None, seed: int
-) -> Model:
+def fitted(name: str, problem: str, X: Tensor, Y: Tensor, before: Model | None, seed: int) -> Model:
     """The surrogate of that name; ours starts where the last fit ended."""
     bounds = PROBLEMS[problem].bounds
     if name == "ensemble":

@@ -39,7 +39,7 @@ class Exact(gpytorch.models.ExactGP):
 
 def exact(kernel, x, y, noise=0.05):
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=None).double()
-    likelihood.noise = noise
+    likelihood.noise = torch.tensor(noise, dtype=double)
     return Exact(x, y, likelihood, kernel)
 
 

@@ -76,7 +76,7 @@ class NetworkKernel(GPyTorchKernel):
                     "something else: NetworkKernel(lambda width: RBF(width), width=1.0)."
                 )
             check_positive(value, name)
-            start = torch.as_tensor(value, dtype=torch.get_default_dtype()).detach()
+            start = torch.as_tensor(value, dtype=torch.float64).detach()
             raw = nn.Parameter(torch.zeros(batch_shape + start.shape))
             self.register_parameter(f"raw_{name}", raw)
             self.register_constraint(f"raw_{name}", Positive())

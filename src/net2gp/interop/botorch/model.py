@@ -146,8 +146,7 @@ class PosteriorModel(Model, FantasizeMixin):
         """
         self.eval()
         points = self.transform_inputs(X)
-        with torch.no_grad() if not points.requires_grad else torch.enable_grad():
-            mean, covariance = self._law(points)
+        mean, covariance = self._law(points)
         if observation_noise is not False:
             noise = self._noise_of(observation_noise).to(mean)
             batch = torch.broadcast_shapes(mean.shape[:-1], noise.shape[:-2])
