@@ -26,6 +26,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor, nn
 
 from net2gp.interop.botorch import NetworkGP
+from net2gp.limits.modules import Erf
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ PROBLEMS = {
     ),
 }
 
-RELU = nn.Sequential(nn.Linear(50, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
-NETWORKS: dict[str, nn.Module | None] = {"Branin": None, "Hartmann-6": None, "network-50": RELU}
+ERF = nn.Sequential(nn.Linear(50, 64), Erf(), nn.Linear(64, 64), Erf(), nn.Linear(64, 1))
+NETWORKS: dict[str, nn.Module | None] = {"Branin": None, "Hartmann-6": None, "network-50": ERF}
 """The network whose limit is the surrogate; None is the default of `NetworkGP`."""
 
 

@@ -98,15 +98,14 @@ def most_probable(
         return float(value.detach()), gradient.numpy()
 
     given = dict(start or {})
+    medians = {name: torch.tensor(prior.median) for name, prior in priors.items()}
     first = [
-        given.get(name, torch.full(prior.shape, prior.median, dtype=torch.float64))
-        .log()
-        .reshape(-1)
+        given.get(name, medians[name]).double().log().expand(prior.shape).reshape(-1)
         for name, prior in priors.items()
     ]
     options = {"maxiter": max_iterations, "ftol": 1e-8, "gtol": 1e-4}
     with torch.inference_mode(False), torch.enable_grad():
-        begin = torch.cat(first).double().numpy().clip(low, high)
+        begin = torch.cat(first).numpy().clip(low, high)
         found = minimize(
             objective, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options
         )

@@ -29,6 +29,9 @@ LENGTHSCALE = LogNormal(0.4, 1.0)
 WEIGHTS, BIASES = LogNormal(1.0, 1.0), LogNormal(0.3, 1.0)
 """The priors of the variances of weights (or of the whole kernel) and biases."""
 
+POINTS_PER_INPUT = 2
+"""How many points there must be for each input before it has a length scale of its own."""
+
 NOISE = LogNormal(math.exp(-4.0), 1.0, lower=1e-4)
 """The prior of the noise variance of standardized outcomes, which is BoTorch's too."""
 
@@ -36,11 +39,12 @@ NOISE = LogNormal(math.exp(-4.0), 1.0, lower=1e-4)
 class NetworkGP(PosteriorModel):
     """A network at infinite width, fitted to data: a surrogate for Bayesian optimization.
 
-    Inputs are scaled to a cube of side 1 around zero and outcomes are standardized. The hyper-parameters θ
-    maximize log p(y | θ) + log p(log θ): the variances of weights and biases (or the scale of a kernel that has
-    none), the noise, and one length scale per input (one for all of points that are no rows of numbers), each
-    log-normal under the prior. Cost: N³/3 and a
-    kernel matrix for each of about 30 evaluations.
+    Inputs are scaled to a cube of side 1 around zero, and outcomes are standardized. The hyper-parameters θ
+    maximize log p(y | θ) + log p(log θ): the variances of weights and biases (or the scale of a kernel that
+    has none), the noise, and length scales, all log-normal under the prior. Each input has a length scale of
+    its own if there are two points for each input; with fewer, all inputs share one, as too little is known
+    of them (and so do the entries of images). Cost: N³/3 and a kernel matrix for each of about 30
+    evaluations.
 
     By default the network is Linear → sines → Linear → GELU → Linear. A layer of sines with random phases
     makes the prior the same everywhere (stationary), and the second layer lets it combine what the first one
@@ -90,7 +94,9 @@ class NetworkGP(PosteriorModel):
         y, variances = standardize(train_Y, train_Yvar)
         shape = (d,) if input_shape is None else tuple(input_shape)
         points = box(train_X).detach().reshape(-1, *shape)
-        family = family_of(default_network(d) if kernel is None else kernel, shape)
+        known = len(shape) == 1 and len(train_X) >= POINTS_PER_INPUT * d
+        network = default_network(d) if kernel is None else kernel
+        family = family_of(network, d if known else None)
         priors = dict(family.priors)
         if variances is None:
             priors["noise_var"] = NOISE
@@ -128,12 +134,12 @@ def default_network(d: int) -> nn.Module:
     return nn.Sequential(nn.Linear(d, 64), Rbf(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
 
 
-def family_of(kernel: Kernel | nn.Module, shape: tuple[int, ...]) -> Family:
-    """Return the kernels that are searched, for points of a shape.
+def family_of(kernel: Kernel | nn.Module, num_scales: int | None) -> Family:
+    """Return the kernels that are searched.
 
     Args:
         kernel: A network or a kernel.
-        shape: The shape of a point.
+        num_scales: How many length scales there are. None is one for all inputs.
 
     Returns:
         The kernels with stretched inputs and variances of their own.
@@ -148,7 +154,7 @@ def family_of(kernel: Kernel | nn.Module, shape: tuple[int, ...]) -> Family:
             f"kernel must be a network or a kernel, but is {type(kernel).__name__}. Pass for example "
             "NetworkGP(x, y, torch.nn.Sequential(...)), or leave it out."
         )
-    scales = replace(LENGTHSCALE, count=shape[0] if len(shape) == 1 else None)
+    scales = replace(LENGTHSCALE, count=num_scales)
     if isinstance(kernel, LimitKernel):
         return Family(
             lambda lengthscale, **values: Stretched(with_variances(kernel, **values), lengthscale),
