@@ -9,21 +9,22 @@ acquisition function: the logarithm of expected improvement (LogEI), its noisy M
 knowledge gradient with four fantasies (qKG), or a drawn function (Thompson). Everything outside of the
 surrogate is BoTorch's: 64 raw candidates, 3 restarts, 40 iterations.
 
-Surrogates: `NetworkGP` with its default network on the first two functions and with the limit of an erf network
-of two hidden layers on the third; BoTorch's `SingleTaskGP` with its default kernel, on inputs in the unit cube;
-and an ensemble of five tanh networks as BoTorch's `EnsembleModel`, which has no fantasies and so no qKG. The
-default of `NetworkGP` and the network for 50 inputs were chosen by predictions and runs of LogEI on these
-functions with other seeds, so the choice has seen them.
+Surrogates: `NetworkGP` with its default network on the first two functions and with the limit of an erf
+network of two hidden layers on the third; BoTorch's `SingleTaskGP` with its default kernel, on inputs in
+the unit cube; and an ensemble of five tanh networks as BoTorch's `EnsembleModel`, which has no fantasies
+and so no qKG. The default of `NetworkGP` and the network for 50 inputs were chosen by predictions and runs
+of LogEI on these functions with other seeds, so the choice has seen them.
 
 Claims, on the best value found (papers/claims.py says what the words mean; differences are paired by seed):
 
 - on Branin and Hartmann, no worse than SingleTaskGP with each of the four acquisition functions;
-- on the network of 50 inputs, better than SingleTaskGP and than the ensemble with each of them. The second half
-  is a goal more than an expectation: where it does not hold, the table says so.
+- on the network of 50 inputs, better than SingleTaskGP and than the ensemble with each of them. The second
+  half is a goal more than an expectation: where it does not hold, the table says so.
 
-The exit status is 1 if a claim does not hold, or if a run is missing. What each run found is kept in `--cells`,
-one file each, so that a run which was stopped goes on. A quick run has two seeds of a few steps of Branin and
-asserts only what so few can. Writes `results/bayesian_optimization.md`; `--report` writes what there is.
+The exit status is 1 if a claim does not hold, or if a run is missing. What each run found is kept in
+`--cells`, one file each, so that a run which was stopped goes on. A quick run has two seeds of a few steps
+of Branin and asserts only what so few can. Writes `results/bayesian_optimization.md`; `--report` writes
+what there is.
 """
 
 from __future__ import annotations
@@ -167,13 +168,13 @@ def write(options: argparse.Namespace, judged: list[Claim], missing: int) -> Non
         "",
         f"{made_by()} One core of {processor()}; {versions}.",
         "",
-        "The best value found, mean ± standard error over seeds (larger is better). The program says what the",
-        "functions, surrogates and claims are. CPU seconds were measured beside other programs on the machine.",
+        "The best value found, mean ± standard error over seeds (larger is better). The program says what",
+        "functions, surrogates and claims are. CPU seconds were measured beside other programs.",
     ]
     if missing:
         lines += [
             "",
-            f"**{missing} runs are missing**, since the run was stopped. Claims are about seeds that both have.",
+            f"**{missing} runs are missing**: it was stopped. Claims are about seeds that both have.",
         ]
     for problem in options.problems:
         task = PROBLEMS[problem]

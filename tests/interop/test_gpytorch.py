@@ -64,9 +64,7 @@ def test_an_exact_process_predicts_what_condition_predicts(kind):
         law = model(new)
         ours = n2g.condition(kernel.kernel_at(), (x, y[:, None]), n2g.Gaussian(0.05)).joint(new)
     torch.testing.assert_close(law.mean, ours.mean, rtol=0, atol=1e-8)
-    torch.testing.assert_close(
-        law.covariance_matrix, ours.covariance_matrix, rtol=0, atol=1e-8
-    )
+    torch.testing.assert_close(law.covariance_matrix, ours.covariance_matrix, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["nngp", "ntk", "scaled"])
@@ -190,7 +188,9 @@ def test_coupled_outputs_are_rows_beside_each_other():
 def test_sums_with_kernels_of_gpytorch():
     x = points(4)
     total = limit_kernel(n2g.nngp) + gpytorch.kernels.RBFKernel().double()
-    apart = limit_kernel(n2g.nngp)(x).to_dense() + gpytorch.kernels.RBFKernel().double()(x).to_dense()
+    apart = (
+        limit_kernel(n2g.nngp)(x).to_dense() + gpytorch.kernels.RBFKernel().double()(x).to_dense()
+    )
     torch.testing.assert_close(total(x).to_dense(), apart)
 
 

@@ -108,7 +108,7 @@ class NetworkKernel(GPyTorchKernel):
         last_dim_is_batch: bool = False,
         **params: Any,
     ) -> Tensor:
-        """Compute k(x1, x2), (*b, N, M), or its diagonal, (*b, N); rows per point are C if outputs are coupled.
+        """Compute k(x1, x2), (*b, N, M), or its diagonal, (*b, N); a point has C rows if outputs are coupled.
 
         Args:
             x1: Points: (*b, N, d).
@@ -172,8 +172,8 @@ class NetworkKernel(GPyTorchKernel):
         shape = x.shape[-1:] if self.input_shape is None else torch.Size(self.input_shape)
         if x.shape[-1] != prod(shape):
             raise InputError(
-                f"x must have {prod(shape)} columns, which are read as points of shape {tuple(shape)}, but is "
-                f"{describe(x)}."
+                f"x must have {prod(shape)} columns, which are read as points of shape {tuple(shape)}, but "
+                f"is {describe(x)}."
             )
         return x.expand(*batch, *x.shape[-2:]).reshape(*batch, x.shape[-2], *shape)
 
@@ -184,8 +184,9 @@ def _builder(kernel: Kernel, initial: Mapping[str, object]) -> Builder:
     unknown = set(initial) - own - {"output_var"}
     if unknown:
         raise InputError(
-            f"{type(kernel).__name__} has the hyper-parameters {', '.join(sorted(own | {'output_var'}))}, not "
-            f"{', '.join(sorted(unknown))}. Pass a function for others: NetworkKernel(lambda {min(unknown)}: …)."
+            f"{type(kernel).__name__} has the hyper-parameters {', '.join(sorted(own | {'output_var'}))}, "
+            f"not {', '.join(sorted(unknown))}. Pass a function for others: "
+            f"NetworkKernel(lambda {min(unknown)}: …)."
         )
 
     def build(output_var: Tensor | None = None, **variances: Tensor) -> Kernel:

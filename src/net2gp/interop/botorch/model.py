@@ -76,7 +76,7 @@ class PosteriorModel(Model, FantasizeMixin):
         if not is_gaussian(fitted.process):
             raise InputError(
                 "this posterior is a mixture or an ensemble, so f(x) is not Gaussian. Pass its networks to "
-                "botorch.models.ensemble.EnsembleModel, or condition a kernel: PosteriorModel(condition(...))."
+                "botorch.models.ensemble.EnsembleModel, or condition a kernel, PosteriorModel(condition(…))."
             )
         self.fitted = fitted
         self.fantasies: Fantasies | None = None
@@ -192,7 +192,8 @@ class PosteriorModel(Model, FantasizeMixin):
             )
         if Y.shape[-2:] != (X.shape[-2], self.num_outputs):
             raise InputError(
-                f"Y must end in ({X.shape[-2]}, {self.num_outputs}), points and outputs, but is {describe(Y)}."
+                f"Y must end in ({X.shape[-2]}, {self.num_outputs}), points and outputs, but is "
+                f"{describe(Y)}."
             )
         self.eval()
         points = self.transform_inputs(X)
@@ -263,10 +264,10 @@ class PosteriorModel(Model, FantasizeMixin):
         return points.to(dtype).reshape(points.shape[:-1] + self.input_shape)
 
     def _set_transformed_inputs(self) -> None:
-        """Nothing to do: the posterior was found with transformed inputs, and train_inputs stay as they are."""
+        """Do nothing: the posterior was found with transformed inputs, and train_inputs stay as they are."""
 
     def _revert_to_original_inputs(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _law(self, points: Tensor) -> tuple[Tensor, Tensor]:
         law = self._joint if self.fantasies is None else self._given_fantasies
