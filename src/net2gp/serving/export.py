@@ -137,7 +137,9 @@ def _target(path: str | os.PathLike, format: str | None) -> tuple[Path, str]:
             f"{path.with_suffix('.pt2').name}, or format='pt2'."
         )
     if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent} to write to. Create it, or pass another path.")
+        raise InputError(
+            f"there is no folder {path.parent} to write to. Create it, or pass another path."
+        )
     if path.is_dir():
         raise InputError(f"{path} is a folder. Pass a file in it: {path / 'program.pt2'}.")
     return path, chosen
@@ -158,9 +160,7 @@ def _check(
         raise InputError(f"levels lie between 0 and 1, but are {levels}. Pass levels=(0.05, 0.95).")
 
 
-def _law(
-    posterior: Posterior[Any], x: Inputs, draws: int | None, seed: int, novelty: bool
-) -> Law:
+def _law(posterior: Posterior[Any], x: Inputs, draws: int | None, seed: int, novelty: bool) -> Law:
     """The law of f that has a program for this kind of posterior."""
     process = posterior.process
     if draws is not None:

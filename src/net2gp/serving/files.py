@@ -64,9 +64,10 @@ def write_pt2(
     with _quiet():
         exported = exported_program(program, inputs)
         exported.example_inputs = None
-        with written(path) as partial:
-            body = json.dumps(facts, indent=1)
-            torch.export.save(exported, str(partial), extra_files={FACTS: body})
+        whole = io.BytesIO()
+        torch.export.save(exported, whole, extra_files={FACTS: json.dumps(facts, indent=1)})
+    with written(path) as partial:
+        partial.write_bytes(whole.getbuffer())
 
 
 def exported_program(

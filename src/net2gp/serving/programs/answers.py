@@ -91,7 +91,10 @@ def _mixture_quantiles(
 def _classes(likelihood: Categorical | Bernoulli, law: Moments) -> Answers:
     mean, blocks = law.mean.double(), law.blocks
     variance = blocks.diagonal(dim1=1, dim2=2).clamp(min=0)
-    wide, most = blocks, likelihood.link.novelty_var if hasattr(likelihood.link, "novelty_var") else 0.0
+    wide, most = (
+        blocks,
+        likelihood.link.novelty_var if hasattr(likelihood.link, "novelty_var") else 0.0,
+    )
     if most and law.excess is not None:
         eye = torch.eye(mean.shape[1], dtype=torch.float64, device=mean.device)
         wide = blocks + (most * law.excess)[:, None, None] * eye

@@ -13,16 +13,14 @@ from net2gp.errors import NotAvailable
 from net2gp.inputs import rows
 from net2gp.linear.curvatures.head import weights_of
 from net2gp.linear.forward.evaluation import LOCK, evaluating
-from net2gp.linear.forward.factors import Factor, Outer, scaled
+from net2gp.linear.forward.factors import Factor, scaled
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.precision import rechosen
 from net2gp.posteriors.recipes.around_network import AroundNetwork
 from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
-from net2gp.posteriors.weights.diagonal import DiagonalCovariance, LowRankPlusDiagonal
-from net2gp.posteriors.weights.full import FullCovariance
 from net2gp.posteriors.weights.function_space import ConditionedCovariance
-from net2gp.posteriors.weights.kron import KronCovariance
 from net2gp.posteriors.weights.last_layer import LastLayerDiagonal, LastLayerFull, LastLayerKron
+from net2gp.posteriors.weights.low_rank import Subtracted
 from net2gp.serving.programs.gradients import (
     blocks,
     check_network,
@@ -31,7 +29,7 @@ from net2gp.serving.programs.gradients import (
 )
 from net2gp.serving.programs.moments import Law, Moments
 from net2gp.serving.programs.novelty import Compared, compared
-from net2gp.serving.programs.tangents import weight_blocks
+from net2gp.serving.programs.tangents import Cover, difference, weight_blocks
 from net2gp.types import Inputs
 
 HEADS = (LastLayerFull, LastLayerDiagonal, LastLayerKron)
@@ -83,7 +81,9 @@ def around_network(process: AroundNetwork, x: Inputs, *, novelty: bool) -> Law:
     carries = [one.carries for one in noted.values() if one.carries]
     if isinstance(covariance, ConditionedCovariance):
         carries.append("a root of the covariance of the weights, of the size of the training rows")
-    return Law(moments, C, type(covariance).__name__, "; ".join(dict.fromkeys(carries)) or "nothing")
+    return Law(
+        moments, C, type(covariance).__name__, "; ".join(dict.fromkeys(carries)) or "nothing"
+    )
 
 
 def _excess(process: AroundNetwork, shares: dict[str, Tensor]) -> Tensor | None:
@@ -198,19 +198,16 @@ def _check_head(linearized: Linearized, head: nn.Module, x: Inputs) -> None:
         )
 
 
-Cover = Callable[[dict[str, Factor], Tensor | None], Tensor]
-"""From gradients and features to the covariances of the outputs, (B, C, C), in float64."""
-
-
 def _covariance(covariance: Covariance, linearized: Linearized) -> Cover:
     if isinstance(covariance, HEADS):
         head = _head_blocks(covariance)
         return lambda found, phi: head(phi)  # type: ignore[arg-type]
     if isinstance(covariance, ConditionedCovariance):
         return weight_blocks(covariance.process, linearized)
-    known = (KronCovariance, DiagonalCovariance, LowRankPlusDiagonal, FullCovariance)
-    generic = type(covariance).rooted is not Covariance.rooted
-    if not isinstance(covariance, known) and not generic:
+    if isinstance(covariance, Subtracted):
+        prior = linearized.unflatten(covariance.prior.double())
+        return difference(prior, covariance.U.double() * covariance.shrink.double().sqrt())
+    if type(covariance).rooted is Covariance.rooted:
         raise NotAvailable(
             f"a covariance of the kind {type(covariance).__name__} cannot be exported exactly. Use one of "
             f"{EXPORTED}, or pass draws=32, which serves draws of the weights."
@@ -247,9 +244,3 @@ def _head_blocks(covariance: Covariance) -> Callable[[Tensor], Tensor]:
         return (Q * weights[:, None, :]) @ Q.mT
 
     return kron
-
-
-def outer_inputs(factor: Factor) -> Tensor:
-    """The inputs of a weight that is used at one place, (B, I)."""
-    assert isinstance(factor, Outer)
-    return factor.a[:, 0, 0]

@@ -30,10 +30,14 @@ def drawn_networks(posterior: Posterior[Any], num_draws: int, seed: int) -> Law:
     weights = posterior.sample_weights(num_draws, generator=generator)
     linearized = next(iter(linearizations_of(posterior.process)), None)
     if linearized is None:
-        raise NotAvailable("draws=... needs a posterior over the weights of a network, as laplace gives it.")
+        raise NotAvailable(
+            "draws=... needs a posterior over the weights of a network, as laplace gives it."
+        )
     check_network(linearized)
     C = posterior.num_outputs
-    networks = [_at(linearized, {n: value[s] for n, value in weights.items()}) for s in range(num_draws)]
+    networks = [
+        _at(linearized, {n: value[s] for n, value in weights.items()}) for s in range(num_draws)
+    ]
 
     def moments(x: Inputs) -> Moments:
         with evaluating(linearized.network):

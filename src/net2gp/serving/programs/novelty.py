@@ -10,13 +10,11 @@ from torch import Tensor
 
 from net2gp.errors import NotAvailable
 from net2gp.inputs import chunks, num_rows
-from net2gp.linear.curvatures.head import weights_of
 from net2gp.linear.forward.factors import Factor, Outer
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.precision import rechosen
 from net2gp.posteriors.recipes.seen import Seen, SeenFeatures, SeenPoints
 from net2gp.serving.programs.gradients import direct, outputs_and_gradients
-from net2gp.types import Params
 
 MOST_NUMBERS = 2**27
 """Numbers that the gradients of the training points may have: half a gigabyte in a file."""
@@ -99,7 +97,9 @@ def _known(seen: SeenPoints, linearized: Linearized, num_outputs: int) -> dict[s
         with torch.no_grad():
             _, found = outputs_and_gradients(linearized, some, num_outputs)
             parts.append({name: _sides(factor) for name, factor in found.items()})
-        numbers = sum(value.numel() for sides in parts[0].values() for value in sides if value is not None)
+        numbers = sum(
+            value.numel() for sides in parts[0].values() for value in sides if value is not None
+        )
         if numbers * num_rows(seen.x) / num_rows(some) > MOST_NUMBERS:
             raise NotAvailable(
                 "novelty of this network needs its gradients at the training points, which are more than "
@@ -111,7 +111,9 @@ def _known(seen: SeenPoints, linearized: Linearized, num_outputs: int) -> dict[s
 
 def _joined(parts: list[Sides]) -> Sides:
     first = torch.cat([one for one, _ in parts])
-    return first, None if parts[0][1] is None else torch.cat([two for _, two in parts if two is not None])
+    return first, None if parts[0][1] is None else torch.cat(
+        [two for _, two in parts if two is not None]
+    )
 
 
 def _sides(factor: Factor) -> Sides:
@@ -134,9 +136,3 @@ def _traces(known: dict[str, Sides], found: dict[str, Factor]) -> tuple[Tensor, 
     assert isinstance(cross, Tensor)
     assert isinstance(own, Tensor)
     return cross, own
-
-
-def head_shape(params: Params) -> tuple[int, int]:
-    """The numbers of outputs and of inputs of a last layer; a bias counts as an input."""
-    C, D = weights_of(params).shape
-    return C, D

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NotAvailable
-from net2gp.linear.forward.factors import Factor, scaled
+from net2gp.linear.forward.factors import Factor, in_dtype, scaled
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
 from net2gp.posteriors.conditioning.conditioned import Conditioned
@@ -23,7 +23,7 @@ from net2gp.serving.programs.gradients import (
     outputs_and_gradients,
 )
 from net2gp.serving.programs.moments import Law, Moments
-from net2gp.types import Inputs
+from net2gp.types import Inputs, Params
 
 MOST_NUMBERS = 2**26
 """Numbers of a matrix of weights that a program may hold: half a gigabyte in float64."""
@@ -49,7 +49,9 @@ def tangent_process(process: Conditioned | Whitened) -> Law:
             "mean=linearized or without a mean."
         )
     if process.weights is None:
-        raise NotAvailable("the mean of this posterior is not known in terms of weights. Pass draws=32.")
+        raise NotAvailable(
+            "the mean of this posterior is not known in terms of weights. Pass draws=32."
+        )
     deviations = prior_vector(kernel.prior_var, linearized.params).double().sqrt()
     weights = deviations[:, None] * process.weights.double()
     cover = weight_blocks(process, linearized)
@@ -65,34 +67,39 @@ def tangent_process(process: Conditioned | Whitened) -> Law:
     return Law(moments, C, "tangent kernel", carries)
 
 
-def weight_blocks(
-    process: Conditioned | Whitened, linearized: Linearized
-) -> Callable[[dict[str, Factor], Tensor | None], Tensor]:
+Cover = Callable[[dict[str, Factor], Tensor | None], Tensor]
+"""From gradients and last-layer features to the covariances of the outputs, (B, C, C), in float64."""
+
+
+def weight_blocks(process: Conditioned | Whitened, linearized: Linearized) -> Cover:
     """Return the function from gradients J to J V Jᵀ − (J W)(J W)ᵀ, or (J W)(J W)ᵀ in weight space."""
     kernel = process.kernel
     assert isinstance(kernel, TangentKernel)
-    prior = {name: value.double() for name, value in kernel.prior_var.items()}
     deviations = prior_vector(kernel.prior_var, linearized.params).double().sqrt()[:, None]
-    whole = isinstance(process, Whitened)
     W = deviations * _whitened_root(process, kernel, len(deviations))
+    if isinstance(process, Whitened):
+        return lambda found, phi: (side := _products(found, W)) @ side.mT
+    return difference(kernel.prior_var, W)
+
+
+def difference(prior_var: Params, W: Tensor) -> Cover:
+    """Return the function from gradients J to J V Jᵀ − (J W)(J W)ᵀ, in float64, since the two may cancel.
+
+    Args:
+        prior_var: The diagonal of V, by parameter.
+        W: (P, r).
+    """
+    prior = {name: value.double() for name, value in prior_var.items()}
 
     def cover(found: dict[str, Factor], phi: Tensor | None) -> Tensor:
         side = _products(found, W)
-        explained = side @ side.mT
-        if whole:
-            return explained
         parts = [
-            blocks(scaled(factor, prior[name].to(direct_like(factor)))).double()
-            for name, factor in found.items()
+            blocks(scaled(in_dtype(found[name], torch.float64), value))
+            for name, value in prior.items()
         ]
-        return torch.stack(parts).sum(0) - explained
+        return torch.stack(parts).sum(0) - side @ side.mT
 
     return cover
-
-
-def direct_like(factor: Factor) -> Tensor:
-    """A tensor of the dtype and device of a factor."""
-    return factor.J if hasattr(factor, "J") else factor.g
 
 
 def _whitened_root(
