@@ -2,7 +2,8 @@
 
     python docs/check_links.py site
 
-Prints the links that lead nowhere; the exit status is 1 if there are any. Links to other sites are not followed.
+Prints the links that lead nowhere; the exit status is 1 if there are any. Links to other sites are
+not followed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Page(HTMLParser):
     """The links of a page, and the names that a link can end with."""
 
     def __init__(self, path: Path) -> None:
+        """Read a page."""
         super().__init__()
         self.links: list[str] = []
         self.anchors = {"", "top"}

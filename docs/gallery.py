@@ -1,4 +1,4 @@
-"""For the docs build: runs the examples, makes a page of each, and tells the API page which of them use what."""
+"""For the docs build: runs the examples, makes a page of each, and says on the API page which use what."""
 
 from __future__ import annotations
 

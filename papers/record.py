@@ -3,8 +3,9 @@
     NET2GP_DATA=... python papers/record.py schoenholz2017/run.py
     NET2GP_DATA=... python papers/record.py maddox2021/rotations.py --quick
 
-Writes papers/results/FOLDER_PROGRAM.md with the command, revision, seconds, exit status and the whole output. Whatever
-stands behind the name of the program is passed on to it. The exit status is that of the program.
+Writes papers/results/FOLDER_PROGRAM.md with the command, revision, seconds, exit status and the whole
+output. Whatever stands behind the name of the program is passed on to it. The exit status is that of the
+program.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ def record(name: str, options: list[str]) -> int:
         done = subprocess.run(
             [sys.executable, str(program), "--out", folder, *options],
             env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             encoding="utf-8",
             check=False,
         )
@@ -54,7 +54,9 @@ def record(name: str, options: list[str]) -> int:
     verdict = "as stated" if done.returncode == 0 else f"not all as stated (exit {done.returncode})"
     text = (
         f"# {title(program)}\n\nMade by `{command}` at revision {revision()}, in {seconds:.0f} seconds "
-        f"on a shared CPU. What came is {verdict}.\n\n```text\n" + "\n".join(lines).strip() + "\n```\n"
+        f"on a shared CPU. What came is {verdict}.\n\n```text\n"
+        + "\n".join(lines).strip()
+        + "\n```\n"
     )
     if done.returncode and done.stderr:
         text += f"\nIt ended with\n\n```text\n{done.stderr.strip().splitlines()[-1]}\n```\n"

@@ -122,6 +122,16 @@ def test_every_paper_with_reference_numbers_has_a_recorded_run():
     assert papers <= recorded
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_every_cell_of_the_comparison_with_other_libraries_has_its_source(page):
+    text = (ROOT / page).read_text("utf-8")
+    start = text.index("| | net2gp | neural-tangents |")
+    rows = text[start:].split("\n\n")[0].splitlines()[2:]
+    cells = [cell for row in rows for cell in row.strip("|").split(" | ")[1:]]
+    assert len(cells) >= 16
+    assert [cell for cell in cells if not re.search(r"\]\(.+\)", cell)] == []
+
+
 def test_the_menu_leads_to_pages():
     import yaml
 
@@ -138,5 +148,3 @@ def test_the_menu_leads_to_pages():
     copied = {"CONTRIBUTING.md", "CHANGELOG.md"}
     missing = [p for p in found if p not in copied and not (ROOT / "docs" / p).exists()]
     assert missing == []
-
-

@@ -158,6 +158,7 @@ def uncertainty(view: View, digits: Digits) -> tuple[n2g.Posterior, list[Row]]:
             n2g.Categorical(),
             prior_var=LAPLACE_PRIOR_VAR,
             structure=n2g.Diagonal(),
+            tuning=n2g.tuning.Evidence(),  # the link as it is: no variance for novel inputs
         )
     assert isinstance(posterior, n2g.Posterior)
     parts = split(posterior, digits.some[0])
