@@ -46,6 +46,8 @@ def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
     name = page.file.src_uri
     markdown = markdown.replace(RUNS, runs()) if name == "reproductions.md" else markdown
     inside = (ROOT / "docs" / name).exists()
+    if not inside and not (ROOT / name).exists():
+        return markdown  # made by the build, as those of the gallery: its links are right
     folder = posixpath.dirname(f"docs/{name}" if inside else name)
 
     def moved(match: re.Match[str]) -> str:

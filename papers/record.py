@@ -39,7 +39,7 @@ def record(name: str, options: list[str]) -> int:
     """Run a program and write the page of its output; its exit status."""
     program = ROOT / "papers" / name
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
-    start = perf_counter()
+    start, at = perf_counter(), revision()
     with TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, str(program), "--out", folder, *options],
@@ -53,7 +53,7 @@ def record(name: str, options: list[str]) -> int:
     command = " ".join([f"python papers/{name}", "--out figures", *options])
     verdict = "as stated" if done.returncode == 0 else f"not all as stated (exit {done.returncode})"
     text = (
-        f"# {title(program)}\n\nMade by `{command}` at revision {revision()}, in {seconds:.0f} seconds "
+        f"# {title(program)}\n\nMade by `{command}` at revision {at}, in {seconds:.0f} seconds "
         f"on a shared CPU. What came is {verdict}.\n\n```text\n"
         + "\n".join(lines).strip()
         + "\n```\n"
