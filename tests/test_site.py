@@ -1,6 +1,8 @@
 """The site: links between its pages, what its tables quote, and the pages that its build makes."""
 
+import os
 import re
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -148,3 +150,18 @@ def test_the_menu_leads_to_pages():
     copied = {"CONTRIBUTING.md", "CHANGELOG.md"}
     missing = [p for p in found if p not in copied and not (ROOT / "docs" / p).exists()]
     assert missing == []
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_warnings_and_without_broken_links(tmp_path):
+    pytest.importorskip("mkdocs")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    build = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        [sys.executable, *build], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert program("docs/check_links.py").broken(tmp_path / "site") == []
+    api = (tmp_path / "site" / "api.html").read_text("utf-8")
+    assert re.search(r"Examples that use <code>laplace</code>:</strong> <a", api)
+    assert len(list((tmp_path / "site" / "examples").glob("*.png"))) >= 22
