@@ -23,10 +23,21 @@ TEXTS |= {
     str(page.relative_to(ROOT)): "\n".join(text for _, text in blocks(page)) for page in PAGES
 }
 
-ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "types")
+ROOMS = (
+    "citations",
+    "conformal",
+    "explorer",
+    "kernels",
+    "linalg",
+    "linear",
+    "memory",
+    "report",
+    "serving",
+    "types",
+)
 """Namespaces that are reached from net2gp without being names of its front door."""
 
-DOORS = ("interop.sklearn",)
+DOORS = ("interop.botorch", "interop.gpytorch", "interop.sklearn")
 """Namespaces that are imported by their whole name, since they need another library."""
 
 INNER = {"limits": ("modules",)}

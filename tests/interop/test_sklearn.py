@@ -32,6 +32,7 @@ from net2gp.interop.sklearn import (
     NNGPRegressor,
     NTKRegressor,
 )
+from net2gp.interop.sklearn.softmax import softmax_mode
 from net2gp.interop.sklearn.weighting import copies
 
 pytestmark = pytest.mark.filterwarnings("ignore::net2gp.errors.Net2GPWarning")
@@ -181,6 +182,20 @@ def test_open_hyper_parameters_have_the_largest_evidence_with_the_prior_on_the_n
         assert objective(noise, scale * factor) < best
     fixed = model(noise_var=0.05).fit(X, y)
     assert fixed.likelihood_.noise_var == 0.05
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 200.0])
+@pytest.mark.parametrize("weights", [None, np.linspace(0.3, 3.0, 40)])
+def test_class_by_class_the_evidence_is_that_of_all_logits_together(scale, weights):
+    X, y = labeled(40)
+    model = NNGPClassifier(n2g.RBF(), scale=scale).fit(X, y, sample_weight=weights)
+    K = scale * n2g.RBF()(torch.from_numpy(X))
+    codes = torch.from_numpy((y[:, None] == model.classes_).astype(float))
+    w = torch.ones(40, dtype=torch.float64) if weights is None else torch.from_numpy(weights)
+    mode = softmax_mode(K, codes, w, torch.zeros_like(codes))
+    assert mode.evidence == pytest.approx(model.log_marginal_likelihood_value_, rel=1e-9)
+    mean = model.posterior_.mean(torch.from_numpy(X))
+    torch.testing.assert_close(K @ mode.alpha, mean, rtol=1e-6, atol=1e-6)
 
 
 def test_the_evidence_of_a_classifier_is_largest_at_its_scale():

@@ -104,7 +104,7 @@ def adapt_classes(
     targets = codes.to(kernel.diag(x).dtype)
     problem = replace(make_problem(kernel, (x, targets), Gaussian(1.0), None), y=codes)
     fixed = decompose(problem)
-    contrasts = codes @ contrast_basis(classes).to(codes)
+    contrasts = codes @ _contrasts(classes).to(codes)
     offset = torch.zeros_like(contrasts)
     seen = share_spectrum(fixed, replace(problem, y=contrasts, offset=offset))
     noise, scale = _tune(seen)
@@ -146,17 +146,11 @@ def _check_labels(x: Inputs, y: Tensor, num_classes: int | None) -> int:
     return classes
 
 
-def contrast_basis(classes: int) -> Tensor:
-    """Return Helmert's orthonormal basis of the vectors that sum to zero.
+def _contrasts(classes: int) -> Tensor:
+    """Helmert's orthonormal basis of the vectors that sum to zero: (C, C − 1).
 
-    Column k compares class k with the mean of the classes before it. Codes sum to zero, so they have C − 1
-    coordinates; the evidence of all C columns would count a direction that is zero by construction.
-
-    Args:
-        classes: The number of classes C.
-
-    Returns:
-        The basis, (C, C − 1).
+    Column k compares class k with the mean of the classes before it. The codes sum to zero, so they have C −
+    1 coordinates; the evidence of all C columns would count a direction that is zero by construction.
     """
     k = torch.arange(1, classes, dtype=torch.float64)
     basis = (torch.arange(classes)[:, None] < k).double()

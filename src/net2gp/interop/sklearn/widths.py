@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from net2gp.errors import InputError, check_positive, trying
+from net2gp.errors import InputError, check_positive
 from net2gp.inputs import describe, num_rows, rows
 from net2gp.interop.sklearn.estimator import Array, Classifier, Regressor
 from net2gp.interop.sklearn.perceptron import moments
+from net2gp.interop.sklearn.softmax import softmax_mode
 from net2gp.interop.sklearn.weighting import weighted
 from net2gp.likelihoods import Categorical, Gaussian
 from net2gp.limits import nngp, ntk
 from net2gp.limits.prior import Variances
 from net2gp.linalg.chance import fixed_choice
-from net2gp.methods.few_shot import contrast_basis
 from net2gp.posteriors import condition
 from net2gp.posteriors.conditioning.gaussian import as_rows
-from net2gp.posteriors.conditioning.inference import infer
 from net2gp.posteriors.conditioning.problem import make_problem
-from net2gp.posteriors.conditioning.solvers import Laplace
-from net2gp.posteriors.conditioning.systems import DenseSystem
 from net2gp.posteriors.spectrum import Spectrum
 from net2gp.posteriors.tune import tune_spectra
 from net2gp.types import Kernel
@@ -34,9 +31,9 @@ from net2gp.types import Kernel
 WEIGHT_VAR, BIAS_VAR = 2.0, 0.1
 """The variances of the default network."""
 
-TUNING_ROWS, NEWTON_ROWS = 6000, 2000
-"""Rows that hyper-parameters are tuned on, by one eigendecomposition or by Newton's method: all, or a fixed
-random choice where there are more."""
+TUNING_ROWS, NEWTON_COST = 6000, 2e9
+"""Rows that hyper-parameters are tuned on by an eigendecomposition, and the largest C·N³ of a Newton step for
+classes: all points, or a fixed random choice where there are more."""
 
 LEVELS = 10.0 ** np.arange(-3, 5)
 """Average prior variances of a logit that are tried, before Brent's method between the best ones."""
@@ -229,8 +226,9 @@ class NNGPClassifier(Classifier):
     """Classification with the Gaussian process that a network is at infinite width.
 
     One f ~ GP(0, scale · K) for each class and p(y = c | f) = softmax(f)_c, by Laplace's approximation. An
-    open `scale` maximizes its evidence. Cost: some Newton steps of (N·C)³/3 for each of about 20 scales; with
-    more than 2000 rows N·C the scale is chosen on some of the points.
+    open `scale` maximizes its evidence. Cost: some Newton steps of C·N³ for each of about 20 scales, with up
+    to 1000 points (600 for ten classes, a fixed random choice where there are more), and then some of
+    (N·C)³/3.
 
     Args:
         network: A module, whose hidden widths are ignored; or a kernel of the library, which is used as it
@@ -271,80 +269,42 @@ class NNGPClassifier(Classifier):
         own = weighted(likelihood, w)
         scale = self.scale
         if scale is None:
-            scale = _tuned_scale(kernel, (x, y), likelihood, w)
+            codes = one_hot(y, len(self.classes_)).double()
+            scale = _tuned_scale(kernel, x, codes, w)
         check_positive(scale, "scale", single=True)
         self._keep(condition(kernel.scaled(scale), (x, y), own), likelihood, w)
 
 
-def _tuned_scale(
-    kernel: Kernel, data: tuple[Tensor, Tensor], likelihood: Categorical, weights: Tensor | None
-) -> float:
-    """The scale of the largest Laplace evidence: the best of a grid, and Brent's method around it.
-
-    Independent outputs of one kernel are so in every orthonormal basis, and softmax does not see their sum.
-    So the evidence is that of the C − 1 coordinates of f beside it.
-    """
-    x, y = data
-    problem = make_problem(kernel, data, likelihood, None)
-    classes = problem.num_outputs
-    counts = torch.ones(len(y), dtype=torch.float64) if weights is None else weights
+def _tuned_scale(kernel: Kernel, x: Tensor, codes: Tensor, weights: Tensor | None) -> float:
+    """The scale of the largest Laplace evidence: the best of a grid, and Brent's method around it."""
     if kernel.outputs(x) is not None:
         raise InputError(
             "the kernel couples its outputs, as that of a network that keeps positions. Pass scale=1.0, or "
             "a network with a vector of logits for each point."
         )
-    if len(y) * classes > NEWTON_ROWS:
-        some = fixed_choice(len(y), max(2, NEWTON_ROWS // classes))
-        x, y, counts = x[some], y[some], counts[some]
-    basis = contrast_basis(classes)
-    seen = weighted(Contrasts(likelihood, basis), counts)
+    counts = torch.ones(len(x), dtype=torch.float64) if weights is None else weights
+    most = int((NEWTON_COST / codes.shape[1]) ** (1 / 3))
+    if len(x) > most:
+        some = fixed_choice(len(x), most)
+        x, codes, counts = x[some], codes[some], counts[some]
     K = kernel.precise()(x).detach()
     level = float((counts @ K.diagonal()) / counts.sum())
     if not level > 0:
         raise InputError(
             "the kernel is zero at the data. Pass a bias_var, or inputs that are not zero."
         )
-    K = torch.kron(K, torch.eye(classes - 1, dtype=K.dtype))
-    zero, start = K.new_zeros(len(y), classes - 1), None
+    mean = torch.zeros_like(codes)  # scale · α, which stays nearly the same from scale to scale
 
     def loss(log_scale: float) -> float:
-        nonlocal start
-        found = infer(DenseSystem(K * np.exp(log_scale)), seen, zero, y, Laplace(), start)
-        start = found.state.f
-        return -float(found.evidence)
+        nonlocal mean
+        scale = float(np.exp(log_scale))
+        mode = softmax_mode(scale * K, codes, counts, mean / scale)
+        mean = scale * mode.alpha
+        return -mode.evidence
 
-    with torch.no_grad(), trying():
-        grid = np.log(LEVELS / level)
-        values = [loss(point) for point in grid]
-        best = int(np.argmin(values))
-        ends = (grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)])
-        found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 0.02})
+    grid = np.log(LEVELS / level)
+    values = [loss(point) for point in grid]
+    best = int(np.argmin(values))
+    ends = (grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)])
+    found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 0.02})
     return float(np.exp(found.x if found.fun <= values[best] else grid[best]))
-
-
-@dataclass(frozen=True, eq=False)
-class Contrasts:
-    """A likelihood as a function of the coordinates g of f = g Bᵀ in an orthonormal basis B: (C, C − 1)."""
-
-    likelihood: Categorical
-    basis: Tensor
-
-    def check(self, g: Tensor, y: Tensor) -> None:
-        """Raise what is wrong with the targets."""
-        self.likelihood.check(g @ self.basis.mT, y)
-
-    def log_prob(self, g: Tensor, y: Tensor) -> Tensor:
-        """Compute log p(y_n | f_n): (N,)."""
-        return self.likelihood.log_prob(g @ self.basis.mT, y)
-
-    def residual(self, g: Tensor, y: Tensor) -> Tensor:
-        """Compute Bᵀ ∇_f log p: (N, C − 1)."""
-        return self.likelihood.residual(g @ self.basis.mT, y) @ self.basis
-
-    def curvature(self, g: Tensor) -> Tensor:
-        """Compute Bᵀ Λ B: (N, C − 1, C − 1)."""
-        return self.basis.mT @ self.likelihood.curvature(g @ self.basis.mT) @ self.basis
-
-    def predict(self, f: Any) -> Any:
-        """Predict from f itself."""
-        return self.likelihood.predict(f)
