@@ -37,8 +37,14 @@ ROOMS = (
 )
 """Namespaces that are reached from net2gp without being names of its front door."""
 
-DOORS = ("interop.botorch", "interop.gpytorch", "interop.sklearn")
-"""Namespaces that are imported by their whole name, since they need another library."""
+DOORS = (
+    "interop.botorch",
+    "interop.exported",
+    "interop.gpytorch",
+    "interop.kernels",
+    "interop.sklearn",
+)
+"""Namespaces that are imported by their whole name, most of which need another library."""
 
 INNER = {"limits": ("modules",)}
 """Namespaces within namespaces."""

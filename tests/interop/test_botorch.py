@@ -297,8 +297,9 @@ def test_coupled_outputs_keep_their_covariance():
 
 def test_drawn_functions_have_the_law_of_the_posterior():
     # a network of any width has the covariance of its limit, so that few units suffice here
-    for kernel, count in ((tangent(), 150), (limit(), 60)):
-        model, x = ours(kernel=kernel), NEW[0]
+    sources = ((ours(kernel=tangent()), 150), (ours(), 60), (SOURCES["full"](), 150))
+    for model, count in sources:
+        x = NEW[0]
         generator = torch.Generator().manual_seed(0)
         draws = [model.draw_function(width=32, generator=generator) for _ in range(count)]
         values = torch.stack([draw(x)[:, 0] for draw in draws])

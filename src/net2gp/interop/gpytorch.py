@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from gpytorch.constraints import Positive
@@ -68,7 +68,9 @@ class NetworkKernel(GPyTorchKernel):
         super().__init__(batch_shape=batch_shape)
         object.__setattr__(self, "_names", ())
         self.input_shape = input_shape
-        self.builder = _builder(kernel, initial) if is_kernel(kernel) else kernel
+        self.builder = cast(
+            Builder, _builder(cast(Kernel, kernel), initial) if is_kernel(kernel) else kernel
+        )
         for name, value in initial.items():
             if hasattr(GPyTorchKernel, name):
                 raise InputError(

@@ -15,6 +15,8 @@ from net2gp.limits.prior import Variances, prior_of
 from net2gp.tags import savable
 from net2gp.types import Inputs, Kernel
 
+__all__ = ["Stretched", "with_variances"]
+
 
 @savable("interop.Stretched")
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,13 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.models.model import FantasizeMixin, Model
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.posteriors import GPyTorchPosterior
-from botorch.posteriors import Posterior as BotorchPosterior
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from botorch.posteriors.posterior import Posterior as BotorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal
 from torch import Tensor
 
 from net2gp.errors import InputError, NotAvailable
-from net2gp.inputs import describe
+from net2gp.inputs import describe, num_rows
 from net2gp.interop.botorch.draws import DrawnFunction, drawn_function
 from net2gp.interop.botorch.fantasies import Fantasies
 from net2gp.likelihoods import Gaussian
@@ -112,7 +112,12 @@ class PosteriorModel(Model, FantasizeMixin):
     @property
     def train_targets(self) -> Tensor:
         """The targets after the transform: (*batch_shape, N), or (*batch_shape, C, N) for C > 1 outputs."""
-        y = self.fitted.data[1].reshape(-1, self.fitted.num_outputs)
+        x, y = self.fitted.data
+        if y.numel() != num_rows(x) * self.fitted.num_outputs:
+            raise NotAvailable(
+                "the targets are labels, not values of the outputs. Use model.fitted.y."
+            )
+        y = y.reshape(-1, self.fitted.num_outputs)
         if self.fantasies is not None:
             new, batch = self.fantasies.y, self.batch_shape
             y = torch.cat(
@@ -121,7 +126,7 @@ class PosteriorModel(Model, FantasizeMixin):
         y = y if self.outputs is None else y[..., list(self.outputs)]
         return y[..., 0] if y.shape[-1] == 1 else y.mT
 
-    def posterior(
+    def posterior(  # type: ignore[override]
         self,
         X: Tensor,
         output_indices: list[int] | None = None,

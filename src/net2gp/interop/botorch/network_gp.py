@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -32,8 +31,8 @@ WEIGHTS, BIASES = LogNormal(1.0, 1.0), LogNormal(0.3, 1.0)
 POINTS_PER_INPUT = 2
 """How many points there must be for each input before it has a length scale of its own."""
 
-NOISE = LogNormal(math.exp(-4.0), 1.0, lower=1e-4)
-"""The prior of the noise variance of standardized outcomes, which is BoTorch's too."""
+NOISE = LogNormal(1e-3, 1.5, lower=1e-6)
+"""The prior of the noise variance of standardized outcomes."""
 
 
 class NetworkGP(PosteriorModel):
