@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,25 +39,25 @@ class Estimator(BaseEstimator):
         return torch.empty(0, dtype=torch.float64)
 
     def _tensor(self, X: Array) -> Tensor:
+        """A copy, since arrays may be read-only."""
         example = self._example()
-        return torch.tensor(
-            X, dtype=example.dtype, device=example.device
-        )  # a copy: X may be read-only
+        return torch.tensor(X, dtype=example.dtype, device=example.device)
+
+    def _counts(self, weights: Array | None) -> Tensor | None:
+        """Weights where the inputs are."""
+        return None if weights is None else torch.from_numpy(weights).to(self._example().device)
 
     def _points(self, X: Any) -> Tensor:
         """New points as `fit` has seen them."""
         check_is_fitted(self)
         return self._tensor(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _keep(
-        self, posterior: Posterior, likelihood: Likelihood, weights: Tensor | None
-    ) -> Estimator:
-        """What fit has found."""
+    def _keep(self, posterior: Posterior, likelihood: Likelihood, weights: Tensor | None) -> None:
+        """Keep what fit has found."""
         self.posterior_, self.likelihood_ = posterior, likelihood
         evidence = float("nan") if posterior.evidence is None else float(posterior.evidence)
         missing = left_over(likelihood, weights, posterior.num_outputs)
         self.log_marginal_likelihood_value_ = evidence + missing
-        return self
 
 
 class Regressor(RegressorMixin, Estimator):
@@ -72,7 +72,7 @@ class Regressor(RegressorMixin, Estimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Find the posterior.
 
         Args:
@@ -127,7 +127,7 @@ class Regressor(RegressorMixin, Estimator):
         if not return_std:
             return self._shaped(self._rescaled(self.posterior_.mean(x)))
         law = self.posterior_.predict(x, likelihood=self.likelihood_)
-        stddev = law.variance.sqrt().cpu().numpy() * self._spread
+        stddev = law.variance.detach().sqrt().cpu().numpy() * self._spread
         return self._shaped(self._rescaled(law.mean)), self._shaped(stddev)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
@@ -153,11 +153,11 @@ class Regressor(RegressorMixin, Estimator):
         What `predict` has beyond f is independent between points: noise, and what novel points gain.
         """
         law = self.posterior_.predict(x, likelihood=self.likelihood_)
-        of_f = self.posterior_.joint(x).covariance_matrix.detach().double()
-        of_f.diagonal().copy_(law.variance.double().reshape(-1))
+        of_f = self.posterior_.joint(x).covariance_matrix.detach().double().cpu().numpy().copy()
+        np.fill_diagonal(of_f, law.variance.detach().cpu().numpy().reshape(-1))
         shape = tuple(law.mean.shape)
         spread = np.broadcast_to(self._spread, shape[1:])
-        covariance = of_f.cpu().numpy().reshape(*shape, *shape) * spread[:, None, None] * spread
+        covariance = of_f.reshape(*shape, *shape) * spread[:, None, None] * spread
         return self._rescaled(law.mean), covariance
 
     def _rescaled(self, mean: Tensor) -> Array:
@@ -172,7 +172,7 @@ class Classifier(ClassifierMixin, Estimator):
 
     classes_: Array
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Find the posterior.
 
         Args:

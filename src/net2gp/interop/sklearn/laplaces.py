@@ -77,11 +77,10 @@ class LaplaceRegressor(OfNetwork, Regressor):
         self.random_state = random_state
 
     def _fit(self, X: Array, y: Array, weights: Array | None) -> None:
-        w = None if weights is None else torch.from_numpy(weights)
         trained = self.network is None
         self.linearized_ = self._trained(X, y, weights) if trained else self._linearization()
         data, likelihood = (self._tensor(X), self._tensor(y)), Gaussian(self.noise_var)
-        self._keep(*_approximated(self, data, likelihood, w))
+        self._keep(*_approximated(self, data, likelihood, self._counts(weights)))
 
     def _trained(self, X: Array, y: Array, weights: Array | None) -> Linearized:
         first, counts = distinct(np.hstack([X, y]), weights)
@@ -146,12 +145,11 @@ class LaplaceClassifier(OfNetwork, Classifier):
         self.random_state = random_state
 
     def _fit(self, X: Array, labels: Array, weights: Array | None) -> None:
-        w = None if weights is None else torch.from_numpy(weights)
         trained = self.network is None
         self.linearized_ = self._trained(X, labels, weights) if trained else self._linearization()
         x, y = self._tensor(X), torch.from_numpy(labels).long().to(self._example().device)
         likelihood = likelihood_of(self.linearized_(x[:1]).shape[1], len(self.classes_))
-        self._keep(*_approximated(self, (x, y), likelihood, w))
+        self._keep(*_approximated(self, (x, y), likelihood, self._counts(weights)))
 
     def _trained(self, X: Array, labels: Array, weights: Array | None) -> Linearized:
         first, counts = distinct(np.column_stack([X, labels]), weights)

@@ -65,11 +65,9 @@ class LinearizedRegressor(OfNetwork, Regressor):
         self.random_state = random_state
 
     def _fit(self, X: Array, y: Array, weights: Array | None) -> None:
-        w = None if weights is None else torch.from_numpy(weights)
-        self.linearized_ = (
-            self._baseline(X, y, w) if self.network is None else self._linearization()
-        )
-        data = (self._tensor(X), self._tensor(y))
+        baseline = self.network is None
+        self.linearized_ = self._baseline(X, y, weights) if baseline else self._linearization()
+        data, w = (self._tensor(X), self._tensor(y)), self._counts(weights)
         if w is None:
             adapted = self._adapted(data)
             self._keep(adapted, adapted.likelihood, None)
@@ -97,10 +95,11 @@ class LinearizedRegressor(OfNetwork, Regressor):
         noise, prior_var = Gaussian(self.noise_var), self.prior_var
         return adapt(self.linearized_, data, noise, prior_var=prior_var, zero_mean=self.zero_mean)
 
-    def _baseline(self, X: Array, y: Array, weights: Tensor | None) -> Linearized:
+    def _baseline(self, X: Array, y: Array, weights: Array | None) -> Linearized:
         """A perceptron with random weights."""
-        x, (center, spread) = torch.from_numpy(X), moments(torch.from_numpy(y), weights)
-        return linearize(Perceptron(x, center, spread, self._seed(), weights))
+        counts = None if weights is None else torch.from_numpy(weights)
+        x, (center, spread) = torch.from_numpy(X), moments(torch.from_numpy(y), counts)
+        return linearize(Perceptron(x, center, spread, self._seed(), counts))
 
 
 class LinearizedClassifier(OfNetwork, Classifier):
@@ -149,8 +148,9 @@ class LinearizedClassifier(OfNetwork, Classifier):
         self.random_state = random_state
 
     def _fit(self, X: Array, labels: Array, weights: Array | None) -> None:
-        w = None if weights is None else torch.from_numpy(weights)
-        self.linearized_ = self._baseline(X, w) if self.network is None else self._linearization()
+        baseline = self.network is None
+        self.linearized_ = self._baseline(X, weights) if baseline else self._linearization()
+        w = self._counts(weights)
         x, y = self._tensor(X), torch.from_numpy(labels).long().to(self._example().device)
         outputs = self.linearized_(x[:1]).shape[1]
         likelihood: Likelihood = likelihood_of(outputs, len(self.classes_))
@@ -170,8 +170,8 @@ class LinearizedClassifier(OfNetwork, Classifier):
         prior_var, zero_mean = self.prior_var, self.zero_mean
         return adapt(self.linearized_, data, likelihood, prior_var=prior_var, zero_mean=zero_mean)
 
-    def _baseline(self, X: Array, weights: Tensor | None) -> Linearized:
+    def _baseline(self, X: Array, weights: Array | None) -> Linearized:
         """A perceptron with random weights."""
-        x = torch.from_numpy(X)
+        x, counts = torch.from_numpy(X), None if weights is None else torch.from_numpy(weights)
         zero = x.new_zeros(len(self.classes_))
-        return linearize(Perceptron(x, zero, zero + 1, self._seed(), weights))
+        return linearize(Perceptron(x, zero, zero + 1, self._seed(), counts))

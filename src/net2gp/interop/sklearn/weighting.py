@@ -145,9 +145,8 @@ def left_over(likelihood: Likelihood, weights: Tensor | None, num_outputs: int) 
     if weights is None or not has_gaussian_noise(likelihood) or tied_points(likelihood) is not None:
         return 0.0
     noise = torch.as_tensor(likelihood.noise_var, dtype=torch.float64).expand(num_outputs)
-    logs = (2 * math.pi * noise).log().sum()
-    own = 0.5 * num_outputs * weights.log().sum()
-    return float(0.5 * (len(weights) - weights.sum()) * logs - own)
+    logs, own = float((2 * math.pi * noise).log().sum()), float(weights.log().sum())
+    return 0.5 * (len(weights) - float(weights.sum())) * logs - 0.5 * num_outputs * own
 
 
 def copies(weights: Tensor) -> Tensor:

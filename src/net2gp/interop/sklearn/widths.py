@@ -110,7 +110,7 @@ class _WidthRegressor(Regressor):
 
     def _fit(self, X: Array, y: Array, weights: Array | None) -> None:
         x, columns = self._tensor(X), torch.from_numpy(y)
-        w = None if weights is None else torch.from_numpy(weights)
+        w = self._counts(weights)
         self._center, self._spread = 0.0, 1.0
         if self.normalize_y:
             center, spread = moments(columns, w)
@@ -263,7 +263,7 @@ class NNGPClassifier(Classifier):
 
     def _fit(self, X: Array, labels: Array, weights: Array | None) -> None:
         x, y = self._tensor(X), torch.from_numpy(labels).long()
-        w = None if weights is None else torch.from_numpy(weights)
+        w = self._counts(weights)
         kernel = kernel_of(nngp, self.network, self.weight_var, self.bias_var, x.shape[1])
         likelihood = Categorical()
         own = weighted(likelihood, w)
