@@ -144,7 +144,7 @@ def linked(match: re.Match[str]) -> str:
     using = users().get(id(resolve(match[1])), [])
     if not using:
         return match[0]
-    links = [f"[{example.title.split(':')[0]}](examples/{example.name}.md)" for example in using]
+    links = [f"[{one.name.replace('_', ' ')}](examples/{one.name}.md)" for one in using]
     name = match[1].rsplit(".", 1)[-1]
     return f"{match[0]}\n**Examples that use `{name}`:** {' · '.join(links)}\n"
 

@@ -55,7 +55,7 @@ def record(name: str, options: list[str]) -> int:
     text = (
         f"# {title(program)}\n\nMade by `{command}` at revision {at}, in {seconds:.0f} seconds "
         f"on a shared CPU. What came is {verdict}.\n\n```text\n"
-        + "\n".join(lines).strip()
+        + "\n".join(lines).strip("\n")
         + "\n```\n"
     )
     if done.returncode and done.stderr:
