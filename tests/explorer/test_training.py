@@ -231,7 +231,7 @@ def test_a_click_into_the_phase_diagram_chooses_variances(open_page) -> None:
     tab.locator("#phase").scroll_into_view_if_needed()
     box = tab.locator("#phase").bounding_box()
     tab.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.4 * box["height"])
-    until(tab, "explorer.state.weightVar !== 2 && explorer.state.biasVar !== 0.2")
+    until(tab, "explorer.state.weightVar !== 2.7 && explorer.state.biasVar !== 1.4")
     tab.locator("#phase").focus()
     before = tab.evaluate("explorer.state.weightVar")
     tab.keyboard.press("ArrowRight")

@@ -23,6 +23,8 @@ MATHS = (
     "phase",
     "networks",
     "search",
+    "training",
+    "posteriors",
     "jobs",
 )
 """Scripts that compute, which the background workers of the page get as well."""
@@ -39,6 +41,8 @@ PAGE = (
     "story",
     "charts",
     "cards",
+    "eight",
+    "python",
     "page",
 )
 """Scripts that show."""

@@ -68,6 +68,13 @@ const explorer = (() => {
       event.target.value = "";
     });
     byId("add").addEventListener("click", points.add);
+    byId("link").addEventListener("click", () => {
+      settle();
+      navigator.clipboard.writeText(location.href).then(() => { byId("link").textContent = "Copied"; }, () => {
+        byId("link").textContent = "It is the address of this page";
+      });
+      setTimeout(() => { byId("link").textContent = "Copy a link"; }, 2000);
+    });
     byId("redraw").addEventListener("click", () => set({ seed: (state.seed % 999983) + 1 }));
     window.addEventListener("resize", changed);
     window.addEventListener("hashchange", () => set(fromFragment(location.hash)));
@@ -78,7 +85,8 @@ const explorer = (() => {
     bind();
     finite = makeFinite(explorer);
     makePlayer(explorer);
-    later.push(...makeCharts(explorer));
+    explorer.eight = makeEight(explorer);
+    later.push(...makeCharts(explorer), explorer.eight.follow, makePython(explorer));
     draw();
   }
 
