@@ -47,7 +47,7 @@ def test_the_usual_kernel_is_chosen_by_its_evidence(tab) -> None:
     found = eight(tab, "exactPosteriors")["rbf"]
 
     def build(variance: float, lengthscale: float) -> n2g.Posterior:
-        kernel = n2g.kernels.RBF(lengthscale=lengthscale, variance=variance)
+        kernel = n2g.kernels.RBF(lengthscale=lengthscale, output_var=variance)
         return n2g.condition(kernel, (X, Y), n2g.Gaussian(NOISE))
 
     chosen = build(found["variances"], found["lengthscale"])

@@ -87,6 +87,7 @@ const explorer = (() => {
     makePlayer(explorer);
     explorer.eight = makeEight(explorer);
     later.push(...makeCharts(explorer), explorer.eight.follow, makePython(explorer));
+    if (byId("own")) makeOwn(explorer);
     draw();
   }
 
