@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
-from explorer.conftest import until
-from explorer.same_network import net_of
-from explorer.test_training import NEW, X, Y, as_torch, flat, numbers, same_network
 
 import net2gp as n2g
+from explorer.browser import until
+from explorer.same_network import net_of
+from explorer.test_training import NEW, X, Y, as_torch, flat, numbers, same_network
 
 NET = net_of("tanh", 2)
 NOISE = 0.03
@@ -59,22 +59,30 @@ def test_the_usual_kernel_is_chosen_by_its_evidence(tab) -> None:
 
 def test_laplace_and_the_last_layer_around_one_network(tab) -> None:
     script = """([net, x, y, noise]) => {
-        const job = { net, x: Float64Array.from(x), y, noise }, network = makeNetwork(net, SMALL.network, makeNormals(2 * 31 + 7));
+        const job = { net, x: Float64Array.from(x), y, noise };
+        const network = makeNetwork(net, SMALL.network, makeNormals(2 * 31 + 7));
         const before = negativeLogJoint(network, job.x, y, noise, 1)(flatten(network)).value;
         for (const _ of mostLikely(network, job, 1)) continue;
         const { value } = negativeLogJoint(network, job.x, y, noise, 1)(flatten(network));
-        return { W: network.W.map((w) => Array.from(w)), b: network.b.map((v) => Array.from(v)), before, value };
+        const copy = (parts) => parts.map((part) => Array.from(part));
+        return { W: copy(network.W), b: copy(network.b), before, value };
     }"""
     trained = tab.evaluate(script, [NET, flat(X), flat(Y), NOISE])
     assert trained["value"] < trained["before"] / 3
     module = as_torch(NET, 24, trained["W"], trained["b"]).eval()
-    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
-    prior = {f"{name}.weight": NET["weightVar"] / layer.in_features for name, layer in linear.items()}
+    linear = {
+        name: layer for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)
+    }
+    prior = {
+        f"{name}.weight": NET["weightVar"] / layer.in_features for name, layer in linear.items()
+    }
     prior |= {f"{name}.bias": NET["biasVar"] for name in linear}
     found = eight(tab, "aroundOneNetwork")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", n2g.errors.NotStationary)
-        posterior = n2g.laplace(module, (X, Y), n2g.Gaussian(NOISE), structure=n2g.Full(), prior_var=prior)
+        posterior = n2g.laplace(
+            module, (X, Y), n2g.Gaussian(NOISE), structure=n2g.Full(), prior_var=prior
+        )
     agree(found["laplace"], posterior.marginal(NEW), 1e-5)
     last = list(linear)[-1]
     own = {name: value for name, value in prior.items() if name.startswith(f"{last}.")}
@@ -83,8 +91,12 @@ def test_laplace_and_the_last_layer_around_one_network(tab) -> None:
 
 
 def test_the_ensemble_fits_the_data_and_spreads_elsewhere(tab) -> None:
-    script = """([net, x, y]) => [...ensemble({ net, grid: Float64Array.from([...x, -3.5]), x: Float64Array.from(x), y,
-        noise: 0.03, seed: 2 })].filter(Boolean).map((law) => [Array.from(law.mean), Array.from(law.variance)])[0]"""
+    script = """([net, x, y]) => {
+        const grid = Float64Array.from([...x, -3.5]);
+        const job = { net, grid, x: Float64Array.from(x), y, noise: 0.03, seed: 2 };
+        const [law] = [...ensemble(job)].filter(Boolean);
+        return [Array.from(law.mean), Array.from(law.variance)];
+    }"""
     mean, variance = tab.evaluate(script, [NET, flat(X), flat(Y)])
     assert float((numbers(mean[:-1]) - Y[:, 0]).abs().max()) < 0.2
     assert variance[-1] > 5 * sum(variance[:-1]) / len(variance[:-1])
@@ -107,8 +119,11 @@ def test_the_chain_draws_from_a_known_law(tab) -> None:
 
 
 def test_a_chain_without_data_has_the_variance_of_the_prior(tab) -> None:
-    script = """([net, grid]) => [...chain({ net, grid: Float64Array.from(grid), x: new Float64Array(0), y: [],
-        noise: 0.1, seed: 5 })].filter(Boolean).map((law) => Array.from(law.variance))[0]"""
+    script = """([net, places]) => {
+        const grid = Float64Array.from(places);
+        const job = { net, grid, x: new Float64Array(0), y: [], noise: 0.1, seed: 5 };
+        return Array.from([...chain(job)].filter(Boolean)[0].variance);
+    }"""
     net = net_of("linear", 1)
     variance = numbers(tab.evaluate(script, [net, [-2.0, 0.0, 2.0]]))
     w, b = net["weightVar"], net["biasVar"]
@@ -118,6 +133,7 @@ def test_a_chain_without_data_has_the_variance_of_the_prior(tab) -> None:
 
 def test_all_eight_appear_on_the_page(open_page) -> None:
     tab = open_page("points=-1,0.5;1,-0.5&activation=relu&depth=1")
+    tab.locator("#eight").scroll_into_view_if_needed()
     until(tab, "explorer.eight.found.size === 8", seconds=60)
     names = tab.evaluate("[...explorer.eight.found.keys()].sort()")
     assert names == sorted(tab.evaluate("Object.keys(EIGHT)"))
@@ -136,8 +152,10 @@ SCREENS = [
 def test_the_python_of_a_screen_computes_what_it_shows(open_page, fragment) -> None:
     tab = open_page(fragment)
     until(tab, "document.getElementById('python').textContent !== ''")
-    code, mean, variance, evidence = tab.evaluate("""() => [document.getElementById("python").textContent,
+    code, mean, variance, evidence = (
+        tab.evaluate("""() => [document.getElementById("python").textContent,
         Array.from(explorer.result.mean), Array.from(explorer.result.variance), explorer.result.evidence]""")
+    )
     space: dict = {"__name__": "screen"}
     exec(compile(code, "screen", "exec"), space)
     law = space["law"]
@@ -155,4 +173,7 @@ def test_the_button_copies_the_code(open_page) -> None:
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.locator("#copy").click()
     until(tab, "document.getElementById('copy').textContent !== 'Copy as Python'")
-    assert tab.evaluate("document.getElementById('copy').textContent") in ("Copied", "Selected: press Ctrl+C")
+    assert tab.evaluate("document.getElementById('copy').textContent") in (
+        "Copied",
+        "Selected: press Ctrl+C",
+    )

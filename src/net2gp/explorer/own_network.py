@@ -141,7 +141,11 @@ def _fields(posterior: Posterior, places: Tensor, classes: bool) -> list[dict[st
     if classes:
         entropy = -(law.probs.clamp_min(1e-12).log() * law.probs).sum(-1)
         fields.append({"name": "entropy of the classes", "values": _packed(entropy)})
-    kinds = {"standard deviation": parts.total, "epistemic part": parts.epistemic, "aleatoric part": parts.aleatoric}
+    kinds = {
+        "standard deviation": parts.total,
+        "epistemic part": parts.epistemic,
+        "aleatoric part": parts.aleatoric,
+    }
     fields += [{"name": name, "values": _packed(_root(part))} for name, part in kinds.items()]
     return [*fields, {"name": "novelty", "values": _packed(novelty)}]
 
@@ -156,7 +160,7 @@ def _packed(values: Tensor) -> str:
 
 
 def _kernel(posterior: Posterior, x: Tensor, at: Tensor) -> dict[str, Any]:
-    """The prior covariance of the network at some points, in the order of the first axis, a mean over outputs."""
+    """The mean over outputs of the prior covariance at some points, in the order of the first axis."""
     order = at[_evenly(len(at), KERNEL_POINTS), 0].argsort(stable=True)
     x = x[order.to(x.device)]
     with torch.no_grad():

@@ -20,11 +20,18 @@ function ownField(own, name) {
 
 const gridAt = (own, axis, i) => own.ranges[axis][0] + ((own.ranges[axis][1] - own.ranges[axis][0]) * i) / (own.side - 1);
 
+// The band and the targets, but no more than the targets' own range on either side of them
+function lineRange(own, mean, std) {
+  const [least, most] = extent(own.targets), reach = most - least || 1;
+  const [low, high] = extent([...mean.map((v, i) => v - 2 * std[i]), ...mean.map((v, i) => v + 2 * std[i]), least, most]);
+  return [Math.max(low, least - reach), Math.min(high, most + reach)];
+}
+
 function drawOwnLine(own, canvas, name) {
   const xs = Array.from({ length: own.side }, (_, i) => gridAt(own, 0, i)), values = ownField(own, name);
   const isMean = name === "mean", std = isMean ? ownField(own, "standard deviation") : null;
-  const edges = isMean ? [...values.map((v, i) => v - 2 * std[i]), ...values.map((v, i) => v + 2 * std[i]), ...own.targets] : [...values, 0];
-  const [low, high] = extent(edges), pad = (high - low || 1) * 0.05, range = [low - pad, high + pad];
+  const [low, high] = isMean ? lineRange(own, values, std) : extent([...values, 0]), pad = (high - low || 1) * 0.05;
+  const range = [low - pad, high + pad];
   const f = frame(canvas, own.ranges[0], range, OWN_MARGINS);
   axes(f, niceTicks(own.ranges[0]), niceTicks(range), shortNumber);
   axisTitle(f, own.axes[0]);
@@ -38,11 +45,12 @@ function drawOwnLine(own, canvas, name) {
 function drawOwnPlane(own, canvas, name) {
   const f = frame(canvas, own.ranges[0], own.ranges[1], OWN_MARGINS), values = ownField(own, name), [low, high] = extent(values);
   heatmap(f, values, own.side, own.side, (v) => (v - low) / (high - low || 1), true);
-  axes({ ...f, inner: { ...f.inner } }, niceTicks(own.ranges[0]), niceTicks(own.ranges[1]), shortNumber);
+  axes(f, niceTicks(own.ranges[0]), niceTicks(own.ranges[1]), shortNumber);
   axisTitle(f, `${own.axes[0]} →    ${own.axes[1]} ↑`);
-  const [least, most] = extent(own.targets);
+  const [least, most] = extent(own.targets), shown = name.match(/^probability of class (\d+)$/);
+  const shade = (target) => (shown ? Number(target === Number(shown[1])) : (target - least) / (most - least || 1));
   clipped(f, () => own.points.forEach(([x, y], n) => {
-    const [r, g, b] = scaleColor((own.targets[n] - least) / (most - least || 1));
+    const [r, g, b] = scaleColor(shade(own.targets[n]));
     f.context.beginPath();
     f.context.arc(f.toX(x), f.toY(y), 4.5, 0, TWO_PI);
     f.context.fillStyle = `rgb(${r} ${g} ${b})`;
@@ -113,7 +121,7 @@ function makeOwn(explorer) {
     go((at || own.ranges.map(() => (own.side - 1) / 2)).map((i, a) => i + step[a]));
   });
   select.addEventListener("change", draw);
-  explorer.later.push(draw);
+  explorer.follow(draw);
   draw();
   explorer.own = own;
 }
