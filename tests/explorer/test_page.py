@@ -73,6 +73,9 @@ def test_the_keyboard_moves_changes_and_removes_points(open_page) -> None:
     tab.locator("#add").click()
     settled(tab)
     assert tab.evaluate("explorer.state.points") == [[0, 0]]
+    tab.locator("#remove").click()
+    settled(tab)
+    assert tab.evaluate("explorer.state.points") == []
 
 
 def test_a_double_click_adds_and_removes(open_page) -> None:
@@ -126,6 +129,15 @@ def test_the_address_keeps_what_is_shown(open_page) -> None:
     state, fragment = tab.evaluate("[explorer.state, location.hash.slice(1)]")
     again = open_page(fragment)
     assert again.evaluate("explorer.state") == state
+
+
+def test_a_network_beyond_its_table_says_so(open_page) -> None:
+    inside, beyond = (
+        open_page("activation=tanh&weightVar=2"),
+        open_page("activation=tanh&weightVar=6"),
+    )
+    assert "approximate" not in inside.locator("#story").text_content()
+    assert "table of tanh ends at variances of 40" in beyond.locator("#story").text_content()
 
 
 def test_a_damaged_address_shows_what_is_left_of_it(open_page) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical as CategoricalLaw
 
 from net2gp.errors import InputError
 from net2gp.inputs import gather
@@ -101,46 +102,52 @@ def own_network(network: nn.Module, data: Data, likelihood: Likelihood | None) -
         "shares": list(through.shares),
         "ranges": ranges,
         "side": SIDE if len(ranges) == 2 else LINE,
-        "fields": _fields(posterior, through.places(grid, x), classes=not y.is_floating_point()),
+        "fields": _fields(posterior, through.places(grid, x)),
         "points": [[round(float(v), 4) for v in at[n]] for n in shown],
         "targets": [round(float(v), 4) for v in y.reshape(len(y), -1)[shown, 0]],
-        "classes": not y.is_floating_point(),
         "kernel": _kernel(posterior, x[_evenly(len(x), KERNEL_POINTS)], at),
         "about": _about(posterior, network, len(x)),
     }
 
 
-def _widened(values: Tensor) -> list[float]:
+def _widened(values: Tensor) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     margin = MARGIN * (high - low) or 1.0
-    return [low - margin, high + margin]
+    return low - margin, high + margin
 
 
-def _grid(ranges: list[list[float]]) -> Tensor:
+def _grid(ranges: list[tuple[float, float]]) -> Tensor:
     """Coordinates of all places, those of the first axis varying fastest and the second one falling."""
     if len(ranges) == 1:
-        return torch.linspace(*ranges[0], LINE, dtype=torch.float64)[:, None]
-    across, up = (torch.linspace(*one, SIDE, dtype=torch.float64) for one in ranges)
+        return _between(ranges[0], LINE)[:, None]
+    across, up = (_between(one, SIDE) for one in ranges)
     return torch.stack([across.repeat(SIDE), up.flip(0).repeat_interleave(SIDE)], 1)
+
+
+def _between(ends: tuple[float, float], count: int) -> Tensor:
+    return torch.linspace(ends[0], ends[1], count, dtype=torch.float64)
 
 
 def _evenly(count: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
 
 
-def _fields(posterior: Posterior, places: Tensor, classes: bool) -> list[dict[str, Any]]:
+def _fields(posterior: Posterior, places: Tensor) -> list[dict[str, Any]]:
     with torch.no_grad():
-        parts, novelty = posterior.split(places), posterior.novelty(places)
-        law = posterior.predict(places)
-        mean = law.probs if classes else law.mean
-    mean = mean.reshape(len(places), -1)[:, :SHOWN_OUTPUTS]
-    label = "probability of class {}" if classes else "mean of output {}"
-    single = mean.shape[1] == 1
-    names = ["mean"] if single and not classes else [label.format(c) for c in range(mean.shape[1])]
-    fields = [{"name": name, "values": _packed(mean[:, c])} for c, name in enumerate(names)]
-    if classes:
-        entropy = -(law.probs.clamp_min(1e-12).log() * law.probs).sum(-1)
-        fields.append({"name": "entropy of the classes", "values": _packed(entropy)})
+        parts, novelty, law = (
+            posterior.split(places),
+            posterior.novelty(places),
+            posterior.predict(places),
+        )
+    if isinstance(law, CategoricalLaw):
+        columns, label = law.probs, "probability of class {}"
+    else:
+        columns = law.mean.reshape(len(places), -1)
+        label = "mean" if columns.shape[1] == 1 else "mean of output {}"
+    shown = columns[:, :SHOWN_OUTPUTS].unbind(1)
+    fields = [{"name": label.format(c), "values": _packed(one)} for c, one in enumerate(shown)]
+    if isinstance(law, CategoricalLaw):
+        fields.append({"name": "entropy of the classes", "values": _packed(law.entropy())})
     kinds = {
         "standard deviation": parts.total,
         "epistemic part": parts.epistemic,

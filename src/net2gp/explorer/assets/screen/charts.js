@@ -137,7 +137,8 @@ function drawDepths(state, rows) {
     f.context.fill();
   }
   const best = finite.reduce((a, b) => (b.evidence > a.evidence ? b : a), { depth: 0, evidence: -Infinity });
-  const note = finite.length ? `log p(y) by depth, with the other choices as they are: best at ${best.depth}, ${best.evidence.toFixed(1)}.` : "Without data there is no evidence.";
+  const note = finite.length ? `log p(y) by depth, with the other choices as they are: best at ${best.depth}, ${best.evidence.toFixed(1)}.`
+    : state.points.length ? "Computing …" : "Without data there is no evidence.";
   if (!byId("depths-note").dataset.busy) byId("depths-note").textContent = note;
   canvas.setAttribute("aria-label", `Evidence. ${note}`);
 }

@@ -84,6 +84,7 @@ const explorer = (() => {
       event.target.value = "";
     });
     byId("add").addEventListener("click", points.add);
+    byId("remove").addEventListener("click", points.removeActive);
     byId("link").addEventListener("click", () => {
       settle();
       navigator.clipboard.writeText(location.href).then(() => { byId("link").textContent = "Copied"; }, () => {
@@ -103,7 +104,7 @@ const explorer = (() => {
     makePlayer(explorer);
     explorer.eight = makeEight(explorer);
     follow(explorer.eight.follow, "eight");
-    follow(makeCharts(explorer), "widths");
+    follow(makeCharts(explorer), "cards");
     follow(makePython(explorer));
     if (byId("own")) makeOwn(explorer);
     draw();

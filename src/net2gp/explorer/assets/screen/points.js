@@ -93,5 +93,5 @@ function makePoints(holder, plot, state, changed) {
     holder.children[active].focus();
   };
 
-  return { refresh, add };
+  return { refresh, add, removeActive: () => { if (state.points.length) remove(active); } };
 }

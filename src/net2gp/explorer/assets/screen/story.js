@@ -31,8 +31,15 @@ function trainingStory(state, result, finite) {
     "away from where the theory of infinite width takes them from their own start.";
 }
 
+// Where a table is asked for more than it holds
+function tableNote({ net, grid }) {
+  const { reach, label } = ACTIVATIONS[net.activation];
+  if (!reach || net.norm || Math.max(...grid.layers.map((q) => Math.max(...q))) <= reach) return "";
+  return ` The table of ${label} ends at variances of ${reach}, which some inside of this network exceed: its numbers are approximate.`;
+}
+
 function tellStory(state, result, finite) {
   const tell = { prior: priorStory, posterior: posteriorStory, training: trainingStory }[state.mode];
-  const html = tell(state, result, finite);
+  const html = tell(state, result, finite) + tableNote(result);
   if (byId("story").innerHTML !== html) byId("story").innerHTML = html;
 }
