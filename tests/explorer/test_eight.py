@@ -143,12 +143,12 @@ SCREENS = [
     "mode=posterior&activation=tanh&depth=3&skip=1&norm=1&weightVar=1.5&noise=0.02",
     "mode=prior&activation=erf&depth=1&width=16",
     "mode=training&activation=gelu&steps=150&weightVar=2&biasVar=0.3",
-    "mode=training&activation=bump&steps=2000&width=32",
+    pytest.param("mode=training&activation=bump&steps=2000&width=32", marks=pytest.mark.slow),
     "mode=posterior&activation=silu&points=",
 ]
 
 
-@pytest.mark.parametrize("fragment", SCREENS, ids=lambda text: text.split("&depth")[0])
+@pytest.mark.parametrize("fragment", SCREENS)
 def test_the_python_of_a_screen_computes_what_it_shows(open_page, fragment) -> None:
     tab = open_page(fragment)
     until(tab, "document.getElementById('python').textContent !== ''")

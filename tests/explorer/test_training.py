@@ -214,6 +214,7 @@ def test_the_evidence_chooses_better_variances_which_net2gp_values_alike(open_pa
         assert float(near.log_marginal_likelihood()) <= after + 1e-3
 
 
+@pytest.mark.slow
 def test_all_networks_are_tried_and_the_best_one_is_shown(open_page) -> None:
     tab = open_page("points=-1,0.5;0.3,-0.2;1,-0.5&depth=5&noise=0.5")
     before = tab.evaluate("explorer.result.evidence")

@@ -75,7 +75,7 @@ def slice_through(x: Tensor) -> Slice:
     values, directions = torch.linalg.svd(flat - center, full_matrices=False)[1:]
     shares = values.square() / values.square().sum().clamp_min(1e-300)
     directions = directions[:2]
-    names = ("first principal component", "second principal component")
+    names = ("first component", "second component")
     return Slice(center, directions, tuple(round(float(s), 4) for s in shares[:2]), names)
 
 

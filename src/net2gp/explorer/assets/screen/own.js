@@ -77,7 +77,7 @@ function makeOwn(explorer) {
   let at = null, f = null;
   fillSelect(select, own.fields.map(({ name }) => [name, name]));
   const share = own.shares.reduce((a, b) => a + b);
-  const slice = own.axes[0].includes("principal") ? ` The plane holds ${percent(share)} of the variance of the inputs; all else is at its mean.` : "";
+  const slice = own.axes[0] === "first component" ? ` The plane of the first two principal components holds ${percent(share)} of the variance of the inputs; all else is at its mean.` : "";
   byId("own-about").textContent = `Computed by net2gp: ${own.about}.${slice}`;
 
   const say = () => {

@@ -16,6 +16,7 @@ const explorer = (() => {
     if (finite) finite.ask(state, result);
     const lines = finite && finite.lines(state, result), computed = performance.now();
     refresh();
+    chooseView(state, result);
     points.refresh();
     drawPlot(state, result, lines);
     tellStory(state, result, lines);
