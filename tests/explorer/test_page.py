@@ -135,13 +135,13 @@ def test_the_view_holds_a_wide_prior_and_points_stay_where_they_are(open_page) -
     tab = open_page("mode=prior&activation=relu&depth=3&weightVar=4&points=1,2")
     top = tab.evaluate("VIEW.y[1]")
     assert top > tab.evaluate("2 * Math.sqrt(Math.max(...explorer.result.variance))")
-    center = "(() => { const b = document.querySelector('.point').getBoundingClientRect(); return b.top + 22; })()"
-    before = tab.evaluate(center)
+    place = "document.querySelector('.point').getBoundingClientRect().top"
+    before = tab.evaluate(place)
     tab.locator("#mode [data-mode=posterior]").click()
     settled(tab)
     assert tab.evaluate("VIEW.y[1]") < top
     assert tab.evaluate("explorer.state.points") == [[1, 2]]
-    assert tab.evaluate(center) < before - 20
+    assert tab.evaluate(place) < before - 20
 
 
 def test_a_network_beyond_its_table_says_so(open_page) -> None:
