@@ -23,7 +23,7 @@ TEXTS |= {
     str(page.relative_to(ROOT)): "\n".join(text for _, text in blocks(page)) for page in PAGES
 }
 
-ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "types")
+ROOMS = ("conformal", "explorer", "kernels", "linalg", "linear", "memory", "types")
 """Namespaces that are reached from net2gp without being names of its front door."""
 
 INNER = {"limits": ("modules",)}
