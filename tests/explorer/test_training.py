@@ -264,6 +264,17 @@ def test_the_page_draws_and_trains_finite_networks(open_page) -> None:
     until(tab, "document.getElementById('story').textContent.includes('really trained')")
 
 
+def test_the_width_grows_until_it_is_stopped(open_page) -> None:
+    tab = open_page("activation=relu&depth=1")
+    tab.locator("#grow").click()
+    until(tab, "explorer.state.width === 4")
+    until(tab, "explorer.state.width === 8")
+    assert tab.locator("#grow").text_content() == "Stop"
+    tab.locator("#grow").click()
+    assert tab.locator("#grow").text_content() == "Let the width grow"
+    assert tab.evaluate("explorer.state.width") < math.inf
+
+
 def test_a_click_into_the_phase_diagram_chooses_variances(open_page) -> None:
     tab = open_page("activation=tanh")
     tab.locator("#phase").scroll_into_view_if_needed()

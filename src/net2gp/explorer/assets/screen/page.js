@@ -103,6 +103,7 @@ const explorer = (() => {
     bind();
     finite = makeFinite(explorer);
     makePlayer(explorer);
+    makeGrowth(explorer);
     explorer.eight = makeEight(explorer);
     follow(explorer.eight.follow, "eight");
     follow(makeCharts(explorer), "cards");
