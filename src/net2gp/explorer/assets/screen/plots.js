@@ -49,7 +49,7 @@ function drawMatrix(state, net) {
   const canvas = byId("matrix");
   if (!outdated(canvas, JSON.stringify([net, state.kernel]))) return;
   const gram = matrixKernel(net, state.kernel), size = PLACES.length;
-  const f = frame(canvas, X_RANGE, X_RANGE, { left: 22, right: 4, top: 4, bottom: 22 });
+  const f = frame(canvas, X_RANGE, X_RANGE, { left: 22, right: 8, top: 9, bottom: 22 });
   const at = (i, j) => gram[i * size + j];
   const values = new Float64Array(size * size);
   let lowest = 1;

@@ -16,7 +16,7 @@ function posteriorStory(state, result, finite) {
   const scale = Math.sqrt(Math.max(...result.grid.nngp)), gaps = finite.lines.map((mean) => rootMeanSquare(mean, result.mean));
   const gap = gaps.reduce((a, b) => a + b) / gaps.length;
   return `Each line is the mean of one random network of width ${state.width} whose readout is Bayesian. ` +
-    `They are <b>${percent(gap / scale)}</b> of the prior's standard deviation away from the limit.`;
+    `They are <b>${percent(gap / scale)}</b> of the prior's largest standard deviation away from the limit.`;
 }
 
 function trainingStory(state, result, finite) {
