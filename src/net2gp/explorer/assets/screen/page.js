@@ -16,6 +16,7 @@ const explorer = (() => {
     if (finite) finite.ask(state, result);
     const lines = finite && finite.lines(state, result), computed = performance.now();
     refresh();
+    chooseView(state, result);
     points.refresh();
     drawPlot(state, result, lines);
     tellStory(state, result, lines);
@@ -34,7 +35,23 @@ const explorer = (() => {
   function settle() {
     const fragment = `#${toFragment(state)}`;
     if (location.hash !== fragment) history.replaceState(null, "", fragment);
-    for (const follow of later) follow(state, result);
+    for (const { follow, holder } of later) if (!holder || visible.has(holder)) follow(state, result);
+  }
+
+  // Parts of the page below the window compute nothing until they are looked at
+  const visible = new Set();
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) visible.add(target);
+      else visible.delete(target);
+    }
+    if (entries.some(({ isIntersecting }) => isIntersecting)) changed();
+  }, { rootMargin: "120px" });
+
+  function follow(follower, id = null) {
+    const holder = id && byId(id);
+    if (holder) watcher.observe(holder);
+    later.push({ follow: follower, holder });
   }
 
   function changed() {
@@ -68,6 +85,14 @@ const explorer = (() => {
       event.target.value = "";
     });
     byId("add").addEventListener("click", points.add);
+    byId("remove").addEventListener("click", points.removeActive);
+    byId("link").addEventListener("click", () => {
+      settle();
+      navigator.clipboard.writeText(location.href).then(() => { byId("link").textContent = "Copied"; }, () => {
+        byId("link").textContent = "It is the address of this page";
+      });
+      setTimeout(() => { byId("link").textContent = "Copy a link"; }, 2000);
+    });
     byId("redraw").addEventListener("click", () => set({ seed: (state.seed % 999983) + 1 }));
     window.addEventListener("resize", changed);
     window.addEventListener("hashchange", () => set(fromFragment(location.hash)));
@@ -78,11 +103,16 @@ const explorer = (() => {
     bind();
     finite = makeFinite(explorer);
     makePlayer(explorer);
-    later.push(...makeCharts(explorer));
+    makeGrowth(explorer);
+    explorer.eight = makeEight(explorer);
+    follow(explorer.eight.follow, "eight");
+    follow(makeCharts(explorer), "cards");
+    follow(makePython(explorer));
+    if (byId("own")) makeOwn(explorer);
     draw();
   }
 
-  return { state, set, changed, glide, draw, start, times: null, later, get result() { return result; }, get finite() { return finite; } };
+  return { state, set, changed, glide, draw, start, follow, times: null, get result() { return result; }, get finite() { return finite; } };
 })();
 
 explorer.start();

@@ -5,7 +5,7 @@ function makePoints(holder, plot, state, changed) {
   let active = 0, dragged = null;
 
   const place = (button, i) => {
-    const f = plot(), [x, y] = state.points[i], key = [x, y, f.width, f.height, i === active, state.points.length].join();
+    const f = plot(), [x, y] = state.points[i], key = [f.toX(x), f.toY(y), x, y, i === active, state.points.length].join();
     if (button.dataset.key === key) return;
     button.dataset.key = key;
     button.style.transform = `translate(${f.toX(x)}px, ${f.toY(y)}px)`;
@@ -93,5 +93,5 @@ function makePoints(holder, plot, state, changed) {
     holder.children[active].focus();
   };
 
-  return { refresh, add };
+  return { refresh, add, removeActive: () => { if (state.points.length) remove(active); } };
 }

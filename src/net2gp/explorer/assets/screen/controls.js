@@ -75,7 +75,7 @@ function makeControls(state, changed) {
   const refreshers = [
     () => { activation.value = state.activation; },
     slider("depth", state, changed, same, same),
-    slider("width", state, changed, (i) => WIDTHS[i], (width) => WIDTHS.indexOf(width)),
+    slider("width", state, changed, (i) => WIDTHS[i], (width) => WIDTHS.indexOf(width), (width) => (width === Infinity ? "∞" : String(width))),
     slider("weightVar", state, changed, same, same),
     slider("biasVar", state, changed, same, same),
     slider("noise", state, changed, (log) => round(10 ** log, 3), Math.log10),

@@ -51,7 +51,7 @@ function relativeGap(a, b) {
 }
 
 // How far networks of each width are from the limit: their kernel, relative to its size, and their posterior mean,
-// relative to the prior's standard deviation; averages over `count` networks
+// relative to the prior's largest standard deviation; averages over `count` networks
 function* widthsJob({ net, seed, count, widths, x, y, noise }) {
   const places = Float64Array.from({ length: 25 }, (_, i) => -3 + i / 4), limit = diagonals(net, places);
   const data = diagonals(net, x), gram = gramKernels(net, limit).nngp, scale = Math.sqrt(Math.max(...limit.nngp));
@@ -96,4 +96,6 @@ function* trainJob({ net, width, seed, count, grid, x, y, rate, last }) {
   }
 }
 
-const JOBS = { wide: wideJob, widths: widthsJob, train: trainJob, choose: chooseJob, depths: depthsJob };
+const JOBS = {
+  wide: wideJob, widths: widthsJob, train: trainJob, choose: chooseJob, depths: depthsJob, eight: eightJob,
+};

@@ -2,7 +2,17 @@
 
 const PLOT_MARGINS = { left: 30, right: 8, top: 8, bottom: 24 };
 
-const plotFrame = () => mapping(byId("plot").clientWidth, byId("plot").clientHeight, X_RANGE, Y_RANGE, PLOT_MARGINS);
+const VIEW = { y: Y_RANGE };
+
+// A prior may be much wider than the data: the view then is 2, 4, 8, … times as high
+function chooseView(state, result) {
+  const reach = state.mode === "prior" ? 2.2 * Math.sqrt(Math.max(...result.variance)) : 0;
+  const zoom = 2 ** Math.ceil(Math.log2(Math.max(reach / Y_RANGE[1], 1)));
+  VIEW.y = Y_RANGE.map((end) => zoom * end);
+  byId("points").classList.toggle("unused", state.mode === "prior");
+}
+
+const plotFrame = () => mapping(byId("plot").clientWidth, byId("plot").clientHeight, X_RANGE, VIEW.y, PLOT_MARGINS);
 
 const LINE_NAMES = {
   prior: ["random functions", "random networks"],
@@ -20,8 +30,8 @@ function drawLegend(state) {
 }
 
 function drawPlot(state, result, networks) {
-  const f = frame(byId("plot"), X_RANGE, Y_RANGE, PLOT_MARGINS);
-  axes(f, [-3, -2, -1, 0, 1, 2, 3], [-2, -1, 0, 1, 2]);
+  const f = frame(byId("plot"), X_RANGE, VIEW.y, PLOT_MARGINS), zoom = VIEW.y[1] / Y_RANGE[1];
+  axes(f, [-3, -2, -1, 0, 1, 2, 3], [-2, -1, 0, 1, 2].map((tick) => tick * zoom));
   drawLaw(f, GRID, result, networks ? networks.lines : result.lines);
   drawLegend(state);
   const widest = Math.sqrt(Math.max(...result.variance));
@@ -39,7 +49,7 @@ function drawMatrix(state, net) {
   const canvas = byId("matrix");
   if (!outdated(canvas, JSON.stringify([net, state.kernel]))) return;
   const gram = matrixKernel(net, state.kernel), size = PLACES.length;
-  const f = frame(canvas, X_RANGE, X_RANGE, { left: 22, right: 4, top: 4, bottom: 22 });
+  const f = frame(canvas, X_RANGE, X_RANGE, { left: 22, right: 8, top: 9, bottom: 22 });
   const at = (i, j) => gram[i * size + j];
   const values = new Float64Array(size * size);
   let lowest = 1;

@@ -26,6 +26,31 @@ function makePlayer(explorer) {
   show();
 }
 
+// Width after width, each for as long as its networks take and a moment more
+function makeGrowth(explorer) {
+  const button = byId("grow");
+  let growing = 0;
+  const show = () => { button.textContent = growing ? "Stop" : "Let the width grow"; };
+  const stop = () => {
+    clearInterval(growing);
+    growing = 0;
+    show();
+  };
+  const next = () => {
+    if (explorer.finite.busy) return;
+    const at = WIDTHS.indexOf(explorer.state.width) + 1;
+    if (at < WIDTHS.length) explorer.set({ width: WIDTHS[at] });
+    else stop();
+  };
+  button.addEventListener("click", () => {
+    if (growing) return stop();
+    explorer.set({ width: WIDTHS[0] });
+    growing = setInterval(next, 900);
+    return show();
+  });
+  byId("width").addEventListener("input", stop);
+}
+
 function makeCharts(explorer) {
   const widths = new Map(), depths = new Map(), { state } = explorer;
   const drawLower = () => {
@@ -51,7 +76,7 @@ function makeCharts(explorer) {
     else depthsWorker.ask({ kind: "depths", ...common });
     drawLower();
   };
-  return [follow];
+  return follow;
 }
 
 function bindPhase(explorer) {

@@ -16,7 +16,7 @@ function posteriorStory(state, result, finite) {
   const scale = Math.sqrt(Math.max(...result.grid.nngp)), gaps = finite.lines.map((mean) => rootMeanSquare(mean, result.mean));
   const gap = gaps.reduce((a, b) => a + b) / gaps.length;
   return `Each line is the mean of one random network of width ${state.width} whose readout is Bayesian. ` +
-    `They are <b>${percent(gap / scale)}</b> of the prior's standard deviation away from the limit.`;
+    `They are <b>${percent(gap / scale)}</b> of the prior's largest standard deviation away from the limit.`;
 }
 
 function trainingStory(state, result, finite) {
@@ -31,8 +31,15 @@ function trainingStory(state, result, finite) {
     "away from where the theory of infinite width takes them from their own start.";
 }
 
+// Where a table is asked for more than it holds
+function tableNote({ net, grid }) {
+  const { reach, label } = ACTIVATIONS[net.activation];
+  if (!reach || net.norm || Math.max(...grid.layers.map((q) => Math.max(...q))) <= reach) return "";
+  return ` The table of ${label} ends at variances of ${reach}, which some inside of this network exceed: its numbers are approximate.`;
+}
+
 function tellStory(state, result, finite) {
   const tell = { prior: priorStory, posterior: posteriorStory, training: trainingStory }[state.mode];
-  const html = tell(state, result, finite);
+  const html = tell(state, result, finite) + tableNote(result);
   if (byId("story").innerHTML !== html) byId("story").innerHTML = html;
 }
