@@ -26,6 +26,14 @@ TEXTS |= {
 ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "types")
 """Namespaces that are reached from net2gp without being names of its front door."""
 
+DOORS = (
+    "interop.lightning",
+    "interop.mlflow",
+    "interop.shards",
+    "interop.torchmetrics",
+)
+"""Namespaces that are imported by their whole name, since they need another library."""
+
 INNER = {"limits": ("modules",)}
 """Namespaces within namespaces."""
 
@@ -34,7 +42,7 @@ def public() -> dict[str, set[str]]:
     """The public modules, each with the names that it offers."""
     top = {name for name in net2gp.__all__ if isinstance(getattr(net2gp, name), ModuleType)}
     found = {"net2gp": {*net2gp.__all__, *ROOMS}}
-    for name in (*sorted(top), *ROOMS):
+    for name in (*sorted(top), *ROOMS, *DOORS):
         module = importlib.import_module(f"net2gp.{name}")
         found[module.__name__] = {*getattr(module, "__all__", ()), *INNER.get(name, ())}
         for inner in INNER.get(name, ()):

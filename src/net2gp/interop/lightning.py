@@ -27,6 +27,8 @@ try:
 except ImportError as error:
     raise ImportError("the callback needs lightning: pip install 'net2gp[lightning]'.") from error
 
+__all__ = ["FitLaplace"]
+
 
 class FitLaplace(Callback):
     """Fit a Laplace posterior when training ends, log its evidence, and save it.

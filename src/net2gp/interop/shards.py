@@ -22,6 +22,8 @@ from net2gp.posteriors.weights.tasks.streamed import StreamedTask
 from net2gp.posteriors.weights.tasks.sums import Sums
 from net2gp.types import Data, Observed, Stream
 
+__all__ = ["laplace_of_shards"]
+
 SMALL_FULL = 1000
 """Parameters up to which the whole precision is the default."""
 

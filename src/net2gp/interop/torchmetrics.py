@@ -24,6 +24,14 @@ except ImportError as error:
         "these metrics need torchmetrics: pip install 'net2gp[torchmetrics]'."
     ) from error
 
+__all__ = [
+    "BrierScore",
+    "CalibrationError",
+    "Coverage",
+    "NegativeLogLikelihood",
+    "RiskCoverage",
+]
+
 Prediction = Distribution | Tensor
 
 
