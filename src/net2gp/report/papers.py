@@ -1,7 +1,7 @@
 """Reproductions run again: the programs in the folder `papers` of a checkout, and what they found.
 
 Each program computes numbers of a paper through the public interface of net2gp, holds them against expected
-ones, and writes both as JSON (papers/record.py says how). Here they run in processes of their own.
+ones, and writes both as JSON (papers/findings.py says how). Here they run in processes of their own.
 """
 
 from __future__ import annotations
