@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from net2gp.errors import InputError
 from net2gp.interop.shards import laplace_of_shards
-from net2gp.linear.linearized import Patterns, PriorVar
+from net2gp.linear.linearized import PriorVar
 from net2gp.methods.laplace_approximation.laplace import laplace
 from net2gp.methods.laplace_approximation.tuning import Evidence, Tuning
 from net2gp.posteriors.posterior import Posterior
@@ -35,7 +35,8 @@ class FitLaplace(Callback):
 
     The posterior is in `callback.posterior` afterwards. Its evidence goes to all loggers of the trainer as
     `log_evidence`. The data are those of the training loader, each point once and in order, whatever sampler
-    it has; transforms are applied as in training, so pass `data` without random ones.
+    it has; transforms are applied as in training, so pass `data` without random ones. Parameters vary if they
+    have `requires_grad`.
 
     With several processes (DDP) each takes its part of the data set and the sums of the curvature are added
     up (`laplace_of_shards`). Prior and noise are then chosen by the evidence, so `tuning=Evidence()` has to
@@ -52,7 +53,6 @@ class FitLaplace(Callback):
         structure: What of the covariance is kept, as for `laplace`.
         prior_var: The prior variance of the parameters. None leaves it open.
         tuning: How what is open is chosen, as for `laplace`.
-        only: Which parameters vary, by name patterns.
 
     >>> from net2gp.likelihoods import Categorical
     >>> FitLaplace(Categorical(), network="model").posterior is None
@@ -71,18 +71,13 @@ class FitLaplace(Callback):
         structure: Structure | None = None,
         prior_var: PriorVar | None = None,
         tuning: Tuning | None = None,
-        only: Patterns | None = None,
     ) -> None:
         self.likelihood = likelihood
         self.path = None if path is None else Path(path).expanduser()
         self.network = network
         self.data = data
         self.tuning = tuning
-        self.options: dict[str, Any] = {
-            "structure": structure,
-            "prior_var": prior_var,
-            "only": only,
-        }
+        self.options: dict[str, Any] = {"structure": structure, "prior_var": prior_var}
         self.posterior: Posterior | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -40,7 +40,8 @@ def atlas(
 
     Args:
         path: The HTML file to write.
-        quick: Whether to run the small versions. All of them take about an hour on two cores, full runs days.
+        quick: Whether to run the small versions, which take from seconds to some minutes each. Full runs
+            take minutes to days.
         names: Which reproductions. None runs all.
         folder: The folder `papers` of a checkout. None looks for it.
 
