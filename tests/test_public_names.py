@@ -27,12 +27,13 @@ ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "types")
 """Namespaces that are reached from net2gp without being names of its front door."""
 
 DOORS = (
+    "citations",
     "interop.lightning",
     "interop.mlflow",
     "interop.shards",
     "interop.torchmetrics",
 )
-"""Namespaces that are imported by their whole name, since they need another library."""
+"""Namespaces that are imported by their whole name; most of them need another library."""
 
 INNER = {"limits": ("modules",)}
 """Namespaces within namespaces."""
