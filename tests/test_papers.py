@@ -182,6 +182,8 @@ def test_the_atlas_has_every_number_that_was_found_and_says_what_did_not_run(fol
     assert "A quick run: Three of them." in page
     assert "Not computed: the rest, which takes days." in page
     assert "On good &amp; &lt;b&gt;" in page
+    assert "counts as better by its mean alone" in page
+    assert "note" in cells
     assert not re.search(r"(?:src|href)=[\"'](?!data:)", page)
     assert "<script" not in page
 

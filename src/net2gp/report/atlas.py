@@ -115,17 +115,29 @@ def _summary(paper: Paper, result: PaperResult | None) -> tuple[str, ...]:
 
 
 def _section(result: PaperResult) -> Section:
-    left_out = [f"Not computed: {what}." for what in result.left_out]
+    said = [f"Not computed: {what}." for what in result.left_out]
     if result.quick:
-        left_out.insert(0, f"A quick run: {result.paper.quick}")
+        said.insert(0, f"A quick run: {result.paper.quick}")
+        if any(row.bound in ("claim", "exception") for row in result.rows):
+            said.insert(1, "A comparison counts as better by its mean alone, without a test.")
     text = f"""Where the expected numbers are from: {result.paper.source}
 
-        {" ".join(left_out)}
+        {" ".join(said)}
 
         `{result.command}`, revision {result.revision}, {result.date} UTC, {result.seconds:.0f} s.
 
         {result.outcome[0].upper()}{result.outcome[1:]}."""
-    noted = any(row.note for row in result.rows)
-    rows = tuple((row.title, *row.cells(), *([row.note] if noted else [])) for row in result.rows)
-    table = Table(("", *HEAD, *(["note"] if noted else [])), rows) if rows else None
-    return Section(result.paper.title, text, (), table=table)
+    return Section(result.paper.title, text, (), table=_table(result) if result.rows else None)
+
+
+def _table(result: PaperResult) -> Table:
+    """The rows, without columns that are empty in all of them."""
+    lines = [(row.title, *row.cells(), row.note) for row in result.rows]
+    some = [any(cells) for cells in zip(*lines, strict=True)]
+    head = ("", *HEAD, "note")
+    return Table(
+        tuple(name for name, there in zip(head, some, strict=True) if there),
+        tuple(
+            tuple(cell for cell, there in zip(line, some, strict=True) if there) for line in lines
+        ),
+    )
