@@ -40,9 +40,10 @@ bench: $(STAMP) ## speed and memory, side by side with the peers; then caches an
 	$(BIN)/python benchmarks/laplace_torch.py
 	NET2GP_DATA=$${NET2GP_DATA:-$(realpath ../shared/data)} OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/solvers.py
 
-docs: $(STAMP) ## the documentation, into site/
+docs: $(STAMP) ## the documentation with its examples, into site/, and a check of its links
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]' --no-build-isolation
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/check_links.py site
 
 clean: ## remove everything that make created
 	rm -rf $(VENV) .venv-peers site demo_output build

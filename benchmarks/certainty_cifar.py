@@ -12,16 +12,16 @@ run has a small network of digits.
 
 On a machine that takes 64 MB at a time, `--pack .carry` writes the data in three parts. Send one part after
 the other (.carry/part0, .carry/part1, .carry/part2), then, at 600 seconds a command, with all of CIFAR-10 on
-one H200 (the minutes are estimates):
+one H200 (the minutes are rounded up):
 
     export PYTHONPATH=src
     run="python benchmarks/certainty_cifar.py --packed .carry --cells .carry-cells --output .carry-cells"
     $run --methods network temperature energy Mahalanobis "nearest neighbors" novelty laplace \
-        "laplace, held out"                                                                  3 minutes
-    $run --methods mixture                                                                   5 minutes
-    $run --methods "all parameters, held out" Kron --corrupted 200                           7 minutes
+        "laplace, held out"                                                                  1 minute
+    $run --methods mixture                                                                   4 minutes
+    $run --methods Kron "Kron, held out" "all parameters, held out" --corrupted 200          5 minutes
     $run --methods "laplace-torch, last layer" "laplace-torch, Kron" --corrupted 200 --peer .carry-peer
-                                                                                             7 minutes
+                                                                                             1 minute
     tar cf cells.tar -C .carry-cells .
 
 and here `--report --cells FOLDER` with these cells writes `results/certainty_cifar.md` and `.json`.
@@ -118,8 +118,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=4, help="networks of the mixture")
     parser.add_argument("--epochs", type=int, default=40, help="of each of them")
     parser.add_argument("--batch", type=int, default=512, help="images of a batch, likewise")
-    parser.add_argument("--draws", type=int, default=16, help="of the posterior of all parameters")
-    parser.add_argument("--tol", type=float, default=0.05, help="residual of these draws")
+    parser.add_argument("--draws", type=int, default=8, help="of the posterior of all parameters")
+    parser.add_argument("--tol", type=float, default=0.1, help="residual of these draws")
     parser.add_argument("--peer", type=Path, help="folder with laplace-torch")
     parser.add_argument("--pack", type=Path, help="write the data in parts, and stop")
     parser.add_argument("--packed", type=Path, help="folder with all parts")
@@ -205,19 +205,20 @@ def advance(problem: Problem, method: str, options: argparse.Namespace) -> None:
     """Run a method, and keep its scores."""
     print(method, flush=True)
     passes, device = Passes(problem.network), options.device
-    limits = {"num_samples": options.draws, "tol": options.tol, "max_iterations": 60, "rank": 100}
+    limits = {"num_samples": options.draws, "tol": options.tol, "max_iterations": 20, "rank": 100}
     settings = Settings(
         folder=options.cells,
         members=options.members,
         epochs=options.epochs,
         batch=options.batch,
-        sampled=limits | {"num_points": min(2000, len(problem.train[0])), "leave_out": 1e-3},
+        sampled=limits
+        | {"num_points": min(1000, len(problem.train[0])), "leave_out": 0.01, "num_probes": 0},
         peer=options.peer,
     )
     begun = seconds(device)
     try:
         predict = METHODS[method](problem, settings)
-    except ImportError as error:
+    except (ImportError, NotImplementedError) as error:  # a peer that is not here, or refuses
         print(f"  left out: {error}", flush=True)
         return
     fit, before = seconds(device) - begun, passes.count

@@ -241,11 +241,15 @@ def laplace_torch(problem: Problem, settings: Settings, weights: str, structure:
     posterior = Laplace(
         network, "classification", subset_of_weights=weights, hessian_structure=structure
     )
-    posterior.fit(DataLoader(TensorDataset(*problem.train), batch_size=100))
+    device = problem.train[0].device
+    with device:  # it makes some tensors on the default device
+        posterior.fit(DataLoader(TensorDataset(*problem.train), batch_size=100))
     size = BATCH if weights == "last_layer" else 50
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
-        probs = [posterior(part, pred_type="glm", link_approx="probit") for part in x.split(size)]
+        with device:
+            parts = x.split(size)
+            probs = [posterior(part, pred_type="glm", link_approx="probit") for part in parts]
         found = torch.cat(probs).detach().double().clamp(min=1e-300).log()
         return found, entropy(found)
 

@@ -122,7 +122,7 @@ def main() -> int:
         for kind, peak in best.items():
             kernel = linearized.kernel()
             kernel = kernel if kind == "float32" else kernel.within(1e-4)
-            took = seconds(lambda k=kernel: k(x), device, 1 if options.quick else 3)
+            took = seconds(lambda k=kernel: k(x), device, 1 if options.quick else options.repeats)
             wrong = error(kernel, x[:CHECKED])
             right &= wrong < LARGEST_ERROR[kind]
             share = operations / took / peak
@@ -162,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--points", type=int, default=3000)
     found.add_argument("--blocks", type=int, nargs="+", default=[3, 9], help="blocks in each stage")
+    found.add_argument("--repeats", type=int, default=3, help="timed calls of each (default 3)")
     found.add_argument("--quick", action="store_true", help="40 points, one block, any device")
     return found
 

@@ -55,7 +55,7 @@ def main(out: Path) -> None:
         + ", ".join(f"{v:.0f}" for v in spreads)
     )
 
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
     for axis, name in zip(axes, ("network", "Kron"), strict=True):
         bins = torch.linspace(0, 2.4, 40).tolist()
         for values, label in zip(entropies[name], ("digits", "turned digits"), strict=True):

@@ -460,7 +460,7 @@ def encoder_and_decoder_with_a_learned_start():
 def recurrent_over_packed_lengths():
     def forward(self, x):
         lengths = 1 + (x[:, 0, 0] > 0).long() * 2
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states = pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=3)[0]
         return self.head(states.sum(1))
 

@@ -46,6 +46,7 @@ ROOMS = (
         "deep",
         "bayes",
         "conformal",
+        "interop.sklearn",
     ),
     *(
         "metrics",

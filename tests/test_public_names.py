@@ -23,17 +23,33 @@ TEXTS |= {
     str(page.relative_to(ROOT)): "\n".join(text for _, text in blocks(page)) for page in PAGES
 }
 
-ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "types")
+ROOMS = (
+    "citations",
+    "conformal",
+    "explorer",
+    "kernels",
+    "linalg",
+    "linear",
+    "memory",
+    "report",
+    "serving",
+    "types",
+)
 """Namespaces that are reached from net2gp without being names of its front door."""
 
 DOORS = (
     "citations",
+    "interop.botorch",
+    "interop.exported",
+    "interop.gpytorch",
+    "interop.kernels",
     "interop.lightning",
     "interop.mlflow",
     "interop.shards",
+    "interop.sklearn",
     "interop.torchmetrics",
 )
-"""Namespaces that are imported by their whole name; most of them need another library."""
+"""Namespaces that are imported by their whole name, most of which need another library."""
 
 INNER = {"limits": ("modules",)}
 """Namespaces within namespaces."""

@@ -2,7 +2,8 @@
 
 The most common functions are here. The rest is one level down, in `likelihoods`, `structures`, `solvers`,
 `links`, `tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `bayes`, `conformal`, `metrics`, `plots`,
-`data` and `errors`.
+`data` and `errors`; `interop` has doors from other libraries, `serving` programs for servers, `report` and
+`explorer` pages.
 Modules are loaded when they are first used, so `import net2gp` takes little time beyond torch.
 """
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         training,
         tuning,
     )
+    from net2gp.citations import cite
     from net2gp.kernels import RBF
     from net2gp.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
     from net2gp.limits import infinite_width, nngp, ntk
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from net2gp.posteriors.saving.save import load, save
     from net2gp.posteriors.tune import tune
     from net2gp.posteriors.weights import Diagonal, Full, FunctionSpace, Kron, LastLayer
+    from net2gp.serving import export
 
 __all__ = [
     "RBF",
@@ -58,11 +61,13 @@ __all__ = [
     "adapt_classes",
     "adapt_tasks",
     "bayes",
+    "cite",
     "condition",
     "data",
     "deep",
     "errors",
     "explain",
+    "export",
     "gradient_flow",
     "infinite_width",
     "laplace",
@@ -85,10 +90,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "net2gp.citations": ("cite",),
     "net2gp.kernels": ("RBF",),
     "net2gp.likelihoods": ("Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian"),
     "net2gp.limits": ("infinite_width", "nngp", "ntk"),
     "net2gp.linear": ("Linearized", "linearize"),
+    "net2gp.serving": ("export",),
     "net2gp.methods": ("adapt", "adapt_classes", "adapt_tasks", "gradient_flow", "laplace"),
     "net2gp.posteriors": (
         "Diagonal",
@@ -104,7 +111,21 @@ _HOMES = {
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "methods", "posteriors", "types")
+_ROOMS = (
+    "citations",
+    "conformal",
+    "explorer",
+    "interop",
+    "kernels",
+    "linalg",
+    "linear",
+    "memory",
+    "methods",
+    "posteriors",
+    "report",
+    "serving",
+    "types",
+)
 
 
 def __getattr__(name: str) -> Any:

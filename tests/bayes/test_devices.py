@@ -24,7 +24,9 @@ CHAINS = {
 FITS = {
     "map_estimate": lambda *problem: bayes.map_estimate(*problem),
     "ensemble": lambda *problem: bayes.ensemble(*problem, num_members=3),
-    "multi_swag": lambda *problem: bayes.multi_swag(*problem, num_members=2),
+    "multi_swag": lambda *problem: bayes.multi_swag(
+        *problem, num_members=2, training=bayes.Training(batch_size=7)
+    ),
     "mean_field": lambda *problem: bayes.mean_field(*problem),
     "sghmc": lambda *problem: bayes.sghmc(*problem, num_chains=2, num_draws=20, warmup=20),
     "nuts": lambda *problem: bayes.nuts(*problem, num_chains=2, num_draws=5, warmup=10),

@@ -24,7 +24,7 @@ def results(name: str, device: str, dtype: torch.dtype) -> list[Tensor]:
     network, x = ARCHITECTURES[name]()
     linearized = linearize(network, output=OUTPUTS.get(name)).to(device, dtype)
     x = map_inputs(x, lambda v: v.to(device, dtype if v.is_floating_point() else None))
-    kernel = linearized.kernel({"*": 0.5, "*weight*": 1.5})
+    kernel = linearized.kernel({"*": 0.5, next(iter(linearized.params)): 1.5})
     values = [linearized(x), linearized.jacobian(x), kernel(x), kernel.blocks(x)]
     if name not in WITHOUT_FORWARD_MODE:
         v = torch.linspace(-1, 1, 2 * len(values[2]), dtype=dtype, device=device).reshape(-1, 2)

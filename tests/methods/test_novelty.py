@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.errors import InputError, TuningAtEdge
-from net2gp.likelihoods.laws import Contrasts
-from net2gp.methods.laplace_approximation.held_out import WEIGHTS, HeldOut, with_weight
+from net2gp.methods.laplace_approximation.held_out import (
+    LARGEST_VARIANCE,
+    WEIGHTS,
+    HeldOut,
+    with_weight,
+)
 from net2gp.methods.laplace_approximation.task import make_task
 from net2gp.posteriors.recipes import seen
 
@@ -279,30 +283,36 @@ def test_a_grid_holds_prior_variances(grid):
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
-def test_held_out_labels_choose_the_largest_share_within_a_standard_error(right):
+def test_held_out_labels_choose_the_largest_share_that_costs_nothing_beside_a_temperature(right):
     far = 6 * torch.randn(20, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     told = classifier()(far).argmax(1)
     x, y = torch.cat([held_out()[0], far]), torch.cat([held_out()[1], told if right else 1 - told])
     one = n2g.laplace(classifier(), data(), n2g.Categorical(), structure=n2g.Kron())
     whole = one.likelihood.link.novelty_var / one.likelihood.link.scale**2
     task, _ = make_task(classifier(), data(), n2g.Categorical())
-    chosen = with_weight(one, HeldOut(task, (x, y))).likelihood.link
+    found = with_weight(one, HeldOut(task, (x, y)))
+    chosen = found.likelihood.link
     mean, variances = one.process.contrast(x)
     excess = one.process.excess(x)[:, None]
-    rows = []
-    for weight in WEIGHTS:
-        each = []
-        for scale in torch.logspace(-1, 2, 3000, dtype=torch.float64).tolist():
-            most = weight * whole * scale**2
-            known = Contrasts(mean, variances + 2 * most * excess)
-            law = n2g.Categorical(n2g.links.Contrast(scale, novelty_var=most)).predict(known)
-            each.append(-law.log_prob(y))
-        rows.append(min(each, key=lambda loss: float(loss.mean())))
-    best = min(rows, key=lambda loss: float(loss.mean()))
-    gaps = [loss - best for loss in rows]
-    allowed = [bool(gap.mean() <= gap.std(correction=0) / len(y) ** 0.5 + 1e-9) for gap in gaps]
-    expected = WEIGHTS[allowed.index(True)]
-    assert chosen.novelty_var == pytest.approx(expected * whole * chosen.scale**2)
+    top = max(0.0, float((LARGEST_VARIANCE / variances.mean()).log10()))
+    scales = torch.logspace(-1, 2, 400, dtype=torch.float64)[:, None, None, None]
+    spreads = torch.logspace(0, top, 40, dtype=torch.float64)[:, None, None]
+    distance = mean - mean.max(1, keepdim=True).values
+
+    def loss(scale: Tensor, spread: Tensor, weight: float) -> Tensor:
+        v = spread * variances + 2 * weight * whole * scale**2 * excess
+        logits = scale * distance / (1 + torch.pi / 8 * v).sqrt()
+        told = y[:, None].expand(*logits.shape[:-1], 1)
+        return -logits.log_softmax(-1).gather(-1, told)[..., 0].mean(-1)
+
+    alone = float(loss(scales, torch.zeros(1, 1), 0.0).min())
+    best = {weight: float(loss(scales, spreads, weight).min()) for weight in WEIGHTS}
+    # the grid is a little coarser than the search
+    allowed = [weight for weight, least in best.items() if least <= max(alone, best[0.0]) + 1e-4]
+    weight = chosen.novelty_var * chosen.spread / (whole * chosen.scale**2)
+    assert weight == pytest.approx(allowed[0])
+    law = found.predict(x).log_prob(y).mean()
+    assert -float(law) <= best[allowed[0]] + 1e-6
 
 
 def test_a_stream_of_batches_is_seen_as_its_points_together():

@@ -43,14 +43,15 @@ class Quadrature:
 class Probit:
     """The closed form that treats the logistic function as a rescaled probit.
 
-    E σ(f) ≈ σ(scale · m / √(1 + π v / 8)) for f ~ N(m, v). With several classes, each logit is divided by
-    its own factor. In one dimension the result is within 0.02 of the exact probability. The cost is O(1) per
-    logit.
+    E σ(f) ≈ σ(scale · m / √(1 + π/8 · spread · v)) for f ~ N(m, v). With several classes, each logit is
+    divided by its own factor. In one dimension the result is within 0.02 of the exact probability. The cost
+    is O(1) per logit.
 
     Args:
         scale: A factor of the mean. `Contrast` says what it is for.
         novelty_var: The variance that f gains at a novel point. `Contrast` says more.
         cautious: Whether the factor of the mean is at most 1. `Contrast` says more.
+        spread: A factor of the variance. `Contrast` says what it is for.
 
     Reference: MacKay (1992), The evidence framework applied to classification networks.
     """
@@ -58,11 +59,13 @@ class Probit:
     scale: float = 1.0
     novelty_var: float = 0.0
     cautious: bool = False
+    spread: float = 1.0
     needs: ClassVar[Literal["variances"]] = "variances"
 
     def __post_init__(self) -> None:
         check_positive(self.scale, "scale")
         check_positive(self.novelty_var, "novelty_var", zero=True)
+        check_positive(self.spread, "spread")
 
     @staticmethod
     def variances(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -85,7 +88,7 @@ class Probit:
             variance: v, in the same shape.
 
         Returns:
-            scale · m / √(1 + π v / 8), in the shape of `mean`.
+            scale · m / √(1 + π/8 · spread · v), in the shape of `mean`.
 
         >>> Probit().shrink(torch.tensor([2.0]), torch.tensor([0.0]))
         tensor([2.])
@@ -99,9 +102,10 @@ class Probit:
 class Contrast:
     """The closed form of `Probit` for the difference between each class and the class with the largest mean.
 
-    p = softmax(g) with g_c = scale · (m_c − m_t) / √(1 + π v_c / 8), where t is the class with the largest
-    mean and v_c = Var[f_c − f_t]. The class t keeps the largest probability. Softmax ignores what all logits
-    have in common, and so does this link; `Probit` counts it as uncertainty. The cost is O(C) per point.
+    p = softmax(g) with g_c = scale · (m_c − m_t) / √(1 + π/8 · spread · v_c), where t is the class with the
+    largest mean and v_c = Var[f_c − f_t]. The class t keeps the largest probability. Softmax ignores what all
+    logits have in common, and so does this link; `Probit` counts it as uncertainty. The cost is O(C) per
+    point.
 
     Where classes can be separated, the data determine the ratio of mean and standard deviation of f, but
     hardly their common scale: training stops at some size of the logits, and the variance at that point
@@ -120,6 +124,7 @@ class Contrast:
         scale: A factor of the mean, which corrects a mean that is too small for its variance.
         novelty_var: The variance that a logit gains at a novel point.
         cautious: Whether the factor of the mean is at most 1, so that no prediction is surer than softmax(m).
+        spread: A factor of the variance, for a covariance that is right up to its size.
 
     References: MacKay (1992), The evidence framework applied to classification networks; Nickisch, Rasmussen
     (2008), Approximations for binary Gaussian process classification, on mode and mean.
@@ -128,11 +133,13 @@ class Contrast:
     scale: float = 1.0
     novelty_var: float = 0.0
     cautious: bool = False
+    spread: float = 1.0
     needs: ClassVar[Literal["contrasts"]] = "contrasts"
 
     def __post_init__(self) -> None:
         check_positive(self.scale, "scale")
         check_positive(self.novelty_var, "novelty_var", zero=True)
+        check_positive(self.spread, "spread")
 
     @staticmethod
     def variances(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -168,8 +175,8 @@ class Contrast:
 
 
 def _factor(link: Probit | Contrast, variances: Tensor) -> Tensor:
-    """scale / √(1 + π v / 8), of a cautious link at most 1."""
-    factor = link.scale / (1 + torch.pi / 8 * variances).sqrt()
+    """scale / √(1 + π/8 · spread · v), of a cautious link at most 1."""
+    factor = link.scale / (1 + torch.pi / 8 * link.spread * variances).sqrt()
     return factor.clamp(max=1) if link.cautious else factor
 
 

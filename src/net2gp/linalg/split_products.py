@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 SPLIT_ERROR = 5e-5
 """The largest error of a split product beside the product of absolute values, 3·2⁻¹⁶ and some roundings.
@@ -11,6 +12,9 @@ SPLIT_ERROR = 5e-5
 A number in bfloat16 is wrong by 2⁻⁸ of itself at most, so that the sum of two is by 2⁻¹⁶, on both sides. The
 product of the two small parts, which is left out, is as large.
 """
+
+ALIGNED = 8
+"""Inner lengths are multiples of this, which fast programs for matrix units need: rows begin at 16 bytes."""
 
 WIDE_SUMS = "dtype" in torch.ops.aten.mm.overloads()
 """Whether torch returns float32 sums of products in bfloat16, as it does from version 2.8 on."""
@@ -43,8 +47,9 @@ def joined(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     Reference: Henry, Tang and Heinecke, Leveraging the bfloat16 artificial intelligence datatype for
     higher-precision computations, ARITH 2019.
     """
-    (large, small), (first, second) = split(A), split(B)
-    return torch.cat([large, large, small], 1), torch.cat([first, second, first], 0)
+    missing = -A.shape[1] % ALIGNED
+    (large, small), (first, second) = (split(pad(M, (0, missing))) for M in (A, B.mT))
+    return torch.cat([large, large, small], 1), torch.cat([first, second, first], 1).mT
 
 
 def applies(matrix: Tensor, tolerance: float) -> bool:

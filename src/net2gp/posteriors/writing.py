@@ -34,11 +34,13 @@ NAMES: dict[type, str] = {}
 """The tags of the classes that files may hold; `net2gp.posteriors.saving.save` fills it."""
 
 
-def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> None:
+def write(
+    value: Any, network_value: Tensor | None, path: str | os.PathLike, note: str = ""
+) -> None:
     """Write a value, and the output of its network at the first points, to a file.
 
     The file is written beside `path` first and then moved there, so that an interrupted write leaves an
-    older file intact.
+    older file intact. A note is text about the value, which `note_of` reads without the value.
     """
     path = Path(path).expanduser()
     if not path.parent.is_dir():
@@ -59,8 +61,8 @@ def write(value: Any, network_value: Tensor | None, path: str | os.PathLike) -> 
         "format": str(FORMAT),
         "version": __version__,
         "tree": body,
-        "sha256": digest(tensors, __version__ + body),
-    }
+        "sha256": digest(tensors, __version__ + body + note),
+    } | ({"note": note} if note else {})
     partial = path.with_name(path.name + ".partial")
     try:
         save_file(tensors, partial, metadata=header)

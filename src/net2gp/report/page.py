@@ -105,10 +105,10 @@ def page(title: str, lead: str, sections: Sequence[Section], footer: str = "") -
     body = "\n".join(_section(section) for section in sections)
     return _PAGE.format(
         title=escape(title),
-        style=_STYLE,
-        lead=_paragraphs(lead),
+        style=STYLE,
+        lead=paragraphs(lead),
         body=body,
-        footer=_paragraphs(footer),
+        footer=paragraphs(footer),
     )
 
 
@@ -119,7 +119,7 @@ def _section(section: Section) -> str:
     parts = [
         f"<h2>{escape(section.title)}</h2>",
         f'<div class="{layout}"><div class="figures">{pictures}</div>',
-        f"<div>{_paragraphs(section.text)}</div></div>",
+        f"<div>{paragraphs(section.text)}</div></div>",
     ]
     if section.table is not None:
         parts.append(_table(section.table))
@@ -138,7 +138,8 @@ def _picture(figure: Figure) -> str:
     )
 
 
-def _paragraphs(text: str) -> str:
+def paragraphs(text: str) -> str:
+    """Write paragraphs, which empty lines divide, with `backticks` as code."""
     marked = (
         re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(part.strip(), quote=False))
         for part in re.split(r"\n\s*\n", text)
@@ -153,7 +154,7 @@ def _table(table: Table) -> str:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
         lines.append(f"<tr><th scope='row'>{escape(row[0])}</th>{cells}</tr>")
     rows = "\n".join(lines)
-    note = f'<div class="note">{_paragraphs(table.note)}</div>' if table.note else ""
+    note = f'<div class="note">{paragraphs(table.note)}</div>' if table.note else ""
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>'
         f"</div>{note}"
@@ -165,7 +166,7 @@ def _timings(seconds: Mapping[str, float]) -> str:
     return f'<p class="timings">{steps}</p>'
 
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --ink: #1d2329; --soft: #5b6670; --line: #dfe3e7; --ground: #ffffff;
   --panel: #f4f6f8; --accent: #0072b2; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ec; --soft: #9aa6b1; --line: #333b43;

@@ -18,9 +18,9 @@ from net2gp.inputs import describe
 def permute_units(network: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
     """Let hidden units change places, which leaves the function of the network as it is.
 
-    Unit i of a layer becomes the unit that had the number orders[layer][i]: the rows of W and b of the layer
-    are permuted, and the columns of the next layer alike. A layer of H units has H! such symmetries, so every
-    minimum of the loss exists that many times.
+    Unit i of a layer becomes the unit that had the number `orders[layer][i]`: the rows of W and b of the
+    layer are permuted, and the columns of the next layer alike. A layer of H units has H! such symmetries,
+    so every minimum of the loss exists that many times.
 
     Args:
         network: An `nn.Sequential` of linear or convolutional layers, activations, pooling, Flatten and

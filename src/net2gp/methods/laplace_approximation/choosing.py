@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from net2gp.errors import InputError, TuningAtEdge, warn
 from net2gp.likelihoods.traits import has_open_link
 from net2gp.linear.curvatures.kept_features import keeping_features
-from net2gp.methods.laplace_approximation.held_out import HeldOut, with_scale
+from net2gp.methods.laplace_approximation.held_out import HeldOut, linked_to
 from net2gp.methods.laplace_approximation.matching import linked, match
 from net2gp.methods.laplace_approximation.noise import regressed
 from net2gp.methods.laplace_approximation.regression import is_regression
@@ -84,8 +84,9 @@ def _validated(search: Search, by: Search, validation: Validation) -> Tuned:
     def scored(logs: list[float]) -> tuple[float, Tuned]:
         one = by.at(np.array(logs))
         if open_link and held_out.missed:
-            one = replace(one, likelihood=with_scale(by.posterior(one), held_out).likelihood)
-        elif open_link:
+            score, likelihood = linked_to(by.posterior(one), held_out)
+            return score, replace(one, likelihood=likelihood)
+        if open_link:
             one = linked(replace(by, tuning=Matched()), one)
         return held_out.score(by.posterior(one)), one
 

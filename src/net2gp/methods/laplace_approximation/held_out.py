@@ -8,9 +8,10 @@ from functools import partial
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
+from scipy.optimize import OptimizeResult, minimize, minimize_scalar
 from torch import Tensor
 
+from net2gp.likelihoods import Contrast, Probit
 from net2gp.likelihoods.traits import Linked, has_open_link, scores, target_columns
 from net2gp.linear.curvatures.kept_features import keeping_features
 from net2gp.linear.linearized import example_of
@@ -19,7 +20,7 @@ from net2gp.posteriors.recipes.around_network import AroundNetwork
 from net2gp.posteriors.recipes.places import AroundPlaces
 from net2gp.posteriors.weights import Task
 from net2gp.streams import Passes, held_or_streamed
-from net2gp.types import Data, Inputs, Stream
+from net2gp.types import Data, Inputs, Likelihood, Stream
 
 LOG_SCALES = (-6.0, 40.0)
 """The logarithms of the scales of a link that are looked through."""
@@ -27,8 +28,13 @@ LOG_SCALES = (-6.0, 40.0)
 LARGEST_SCALE, MISSED = float(np.exp(LOG_SCALES[1])), -1e6
 """The largest scale, and the log p(y | x) of a label there below which it is not the most probable one."""
 
-WEIGHTS = (1.0, 0.25, 0.0625, 0.0)
+WEIGHTS = (*(0.5**k for k in range(7)), 0.0)
 """Shares of the variance of novel points that are tried, the most cautious one first."""
+
+LARGEST_VARIANCE = 10.0
+"""The largest average variance of logits, with the spread of the link."""
+
+Number = float | Tensor
 
 
 class HeldOut:
@@ -97,26 +103,26 @@ class HeldOut:
         return mean, variances, excess, y
 
 
-def with_scale(posterior: Posterior, held_out: HeldOut) -> Posterior:
-    """The posterior with the matched kind of link, of the scale at which log p(y | x) is largest."""
+def linked_to(posterior: Posterior, held_out: HeldOut) -> tuple[float, Likelihood]:
+    """The largest average log p(y | x) over scale and spread of the matched kind of link, and this link."""
     likelihood = posterior.likelihood
     assert isinstance(likelihood, Linked)
     mean, variances, _, y = held_out.laws(posterior)
-    link = likelihood.matched_link
+    link = likelihood.matched_link()
 
-    def loss(scale: float) -> Tensor:
-        return -likelihood.log_prob(link(scale).shrink(mean, variances), y)
+    def loss(scale: Number, spread: Number) -> Tensor:
+        return -likelihood.log_prob(_shrunk(link, scale, mean, spread * variances), y).mean()
 
-    return replace(posterior, likelihood=likelihood.with_link(link(_best(loss))))
+    scale, spread = _best_pair(loss, variances)
+    return -float(loss(scale, spread)), likelihood.with_link(link.__class__(scale, spread=spread))
 
 
 def with_weight(posterior: Posterior, held_out: HeldOut) -> Posterior:
     """The posterior that takes as much certainty from novel points as the held-out labels allow.
 
-    For each share of `novelty_var` the scale has the largest log p(y | x). The largest share is taken whose
-    log p(y | x) is not smaller than the best one by more than a standard error of the difference: few of the
-    points are novel, so that the labels of ordinary ones say little, and caution costs nothing there. If no
-    label was missed, scale and weight stay as they are.
+    For each share of `novelty_var`, scale and spread of the link have the largest log p(y | x). The largest
+    share is taken that predicts the labels at least as well as the network at its best temperature, a link
+    without variances, or as no share, if that is worse. If no label was missed, the link stays as it is.
     """
     if not held_out.missed:
         return posterior
@@ -128,18 +134,50 @@ def with_weight(posterior: Posterior, held_out: HeldOut) -> Posterior:
     twice = 2.0 if likelihood.matched_link.needs == "contrasts" else 1.0
     relative = link.novelty_var / link.scale**2
 
-    def loss(scale: float, weight: float) -> Tensor:
-        gained = twice * weight * relative * scale**2 * excess
-        return -likelihood.log_prob(link.__class__(scale).shrink(mean, variances + gained), y)
+    def loss(weight: float, scale: Number, spread: Number) -> Tensor:
+        both = spread * variances + twice * weight * relative * scale**2 * excess
+        return -likelihood.log_prob(_shrunk(link, scale, mean, both), y).mean()
 
-    scales = [_best(partial(loss, weight=weight)) for weight in WEIGHTS]
-    losses = torch.stack([loss(*pair) for pair in zip(scales, WEIGHTS, strict=True)])
-    more = losses - losses[losses.mean(1).argmin()]
-    allowed = more.mean(1) <= more.std(1, correction=0) / len(y) ** 0.5
-    number = int(allowed.int().argmax())
-    scale, weight = scales[number], WEIGHTS[number]
-    chosen = link.__class__(scale, novelty_var=weight * relative * scale**2)
+    alone = _best(lambda scale: loss(0.0, scale, 0.0))
+    least = loss(0.0, alone, 0.0).maximum(loss(0.0, *_best_pair(partial(loss, 0.0), variances)))
+    for weight in WEIGHTS:
+        scale, spread = _best_pair(partial(loss, weight), variances)
+        if bool(loss(weight, scale, spread) <= least):
+            break
+    most = weight * relative * scale**2 / spread
+    chosen = link.__class__(scale, novelty_var=most, spread=spread)
     return replace(posterior, likelihood=likelihood.with_link(chosen))
+
+
+def _shrunk(link: Probit | Contrast, scale: Number, mean: Tensor, variances: Tensor) -> Tensor:
+    """The logits of this kind of link with another scale, which may be differentiated."""
+    return scale * link.__class__().shrink(mean, variances)
+
+
+def _best_pair(loss: Callable[[Number, Number], Tensor], variances: Tensor) -> tuple[float, float]:
+    """The scale and the spread of a link with the smallest loss, for such variances.
+
+    The spread is at least 1, since smaller variances are those of smaller priors, and no larger than where
+    only its ratio to the squared scale matters. L-BFGS in logarithms starts at both ends of this range.
+    """
+    top = max(0.0, float(np.log(LARGEST_VARIANCE / max(float(variances.mean()), 1e-300))))
+
+    def objective(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        with torch.enable_grad():
+            point = torch.tensor(logs).requires_grad_()
+            value = loss(*point.exp())
+            (gradient,) = torch.autograd.grad(value, point)
+        return float(value.detach()), gradient.numpy()
+
+    def search(log: float) -> OptimizeResult:
+        begin = np.array([np.log(_best(lambda scale: loss(scale, float(np.exp(log))))), log])
+        tight = {"ftol": 1e-13, "gtol": 1e-8}
+        bounds = [LOG_SCALES, (0.0, top)]
+        return minimize(objective, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=tight)
+
+    found = [search(log) for log in sorted({0.0, top})]
+    scale, spread = np.exp(min(found, key=lambda one: one.fun).x).tolist()
+    return scale, spread
 
 
 def _law(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
@@ -153,9 +191,9 @@ def _law(posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _best(loss: Callable[[float], Tensor]) -> float:
-    """The scale of the smallest mean loss, which is convex in the scale."""
+    """The scale of the smallest loss, which is convex in the scale."""
     found = minimize_scalar(
-        lambda log: float(loss(float(np.exp(log))).mean()),
+        lambda log: float(loss(float(np.exp(log)))),
         bounds=LOG_SCALES,
         method="bounded",
         options={"xatol": 1e-4},

@@ -33,8 +33,9 @@ class Evidence:
 class Validation:
     """The prior variance of `grid` with the largest log p(y | x) on data that were held out.
 
-    For classes the scale of the link is chosen with it, which is a temperature where variances are small, and
-    then how much certainty novel points lose: as much as these data allow. If the network is right about all
+    For classes scale and spread of the link are chosen with it, which are a temperature where variances are
+    small, and then how much certainty novel points lose: as much as these data allow without being predicted
+    worse than by a temperature alone. If the network is right about all
     of them, they allow any certainty: then the link is the one of `Matched()`, and `TuningAtEdge` warns. A
     link of your own stays as it is.
     An open noise of `Gaussian()` is chosen likewise: for each prior variance the noise with the largest

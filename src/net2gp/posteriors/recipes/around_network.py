@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,10 @@ class AroundNetwork:
     num_outputs: int
     seen: Seen | None = None
     widening: Widening | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: what predictions have computed besides, and keep, are functions."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def kernel(self) -> TangentKernel:

@@ -201,10 +201,7 @@ def read(
             # as they did before saving.
             tensors = {name: file.get_tensor(name).clone() for name in names}
     except (SafetensorError, OSError, ValueError) as error:
-        raise FileFormatError(
-            f"{path} is not a whole safetensors file ({error}): it is truncated, corrupted or of another "
-            "kind. Save the posterior again."
-        ) from None
+        raise _not_whole(path, error) from None
     if header.get("kind") != KIND:
         raise FileFormatError(f"{path} is a safetensors file, but not of a {KIND}.")
     if header.get("format") not in ("1", str(FORMAT)):
@@ -212,7 +209,7 @@ def read(
             f"{path} has format {header.get('format')} (net2gp {header.get('version')}), but this is net2gp "
             f"{__version__}, which reads formats 1 and {FORMAT}. Save it again with this version."
         )
-    text = header.get("version", "") + header.get("tree", "")
+    text = header.get("version", "") + header.get("tree", "") + header.get("note", "")
     if header.get("sha256") != digest(tensors, text):
         raise FileFormatError(f"{path} is corrupted: its checksum does not match. Save it again.")
     _check_network(header["tree"], network, tensors)
@@ -223,6 +220,35 @@ def read(
     if posterior is not None:
         _check_value(posterior, tensors.get(VALUE))
     return found
+
+
+def note_of(path: str | os.PathLike) -> str:
+    """Return the note that was written beside a value, or nothing if there is none.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileFormatError: If there is no such file, or it is not one of net2gp.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileFormatError(f"there is no file {path}. Pass the path that was given to save.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _not_whole(path, error) from None
+    if header.get("kind") != KIND:
+        raise FileFormatError(f"{path} is a safetensors file, but not of a {KIND}.")
+    return str(header.get("note", ""))
+
+
+def _not_whole(path: Path, error: Exception) -> FileFormatError:
+    return FileFormatError(
+        f"{path} is not a whole safetensors file ({error}): it is truncated, corrupted or of another kind. "
+        "Save the posterior again."
+    )
 
 
 def _posterior_in(value: Any) -> Posterior | None:

@@ -1,0 +1,1 @@
+"""From files to values: tables, arrays and pictures, networks and weights."""

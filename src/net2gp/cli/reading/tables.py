@@ -1,0 +1,137 @@
+"""Tables of csv and parquet files as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from net2gp.errors import FileFormatError, InputError
+
+if TYPE_CHECKING:
+    import pandas
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+TARGETS = ("y", "target", "label", "class")
+"""Names of the column that is the target if none is named."""
+
+
+def read_table(path: Path) -> pandas.DataFrame:
+    """Read a csv, tsv or parquet file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The table.
+
+    Raises:
+        FileFormatError: If it is empty or not such a file.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ImportError(
+            f"reading {path.name} needs pandas: pip install 'net2gp[tables]'. Files .npz are read without it."
+        ) from None
+    try:
+        if path.suffix.lower() == ".parquet":
+            table = pd.read_parquet(path)
+        else:
+            table = pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+    except ImportError:
+        raise ImportError("reading parquet needs pyarrow: pip install 'net2gp[tables]'.") from None
+    except (ValueError, OSError, UnicodeError) as error:  # parsers of pandas raise ValueError
+        reason = " ".join(str(error).split())
+        raise FileFormatError(
+            f"{path} is not a readable {path.suffix[1:]} file ({reason})."
+        ) from None
+    if not len(table):
+        raise FileFormatError(f"{path} has no rows.")
+    table.columns = [str(name) for name in table.columns]
+    return table
+
+
+def choose_columns(
+    path: Path,
+    table: pandas.DataFrame,
+    features: Sequence[str],
+    target: Sequence[str],
+    needed: bool,
+) -> tuple[list[str], list[str]]:
+    """Return the names of the columns of features and targets.
+
+    Args:
+        path: The file, for messages.
+        table: The table.
+        features: The names that were given; if there are none, all columns but the targets.
+        target: The names that were given; if there are none, the only one of `TARGETS` that is there.
+        needed: Whether there must be a target.
+
+    Raises:
+        InputError: If a column is not there, or no target is named.
+    """
+    names = list(table.columns)
+    missing = [name for name in (*features, *target) if name not in names]
+    if missing and (needed or set(missing) & set(features)):
+        raise InputError(f"{path} has no column {_shown(missing)}. It has: {_shown(names)}.")
+    targets = [name for name in target if name in names]
+    if not target:
+        targets = [name for name in names if name.lower() in TARGETS]
+        if needed and len(targets) != 1:
+            raise InputError(
+                f"which column of {path} is the target? Pass --target COLUMN. It has: {_shown(names)}."
+            )
+    chosen = list(features) or [name for name in names if name not in targets]
+    if not chosen:
+        raise InputError(f"{path} has no column beside the target {_shown(targets)}.")
+    return chosen, targets
+
+
+def numbers(path: Path, table: pandas.DataFrame, names: Sequence[str]) -> np.ndarray:
+    """Return columns of numbers as (N, D) in float64.
+
+    Raises:
+        InputError: If a column has text or missing values.
+    """
+    import pandas as pd
+
+    for name in names:
+        column = table[name]
+        if not pd.api.types.is_numeric_dtype(column):
+            raise InputError(
+                f"column '{name}' of {path} holds {column.iloc[0]!r}, which is not a number. Leave it out "
+                "with --features, or encode it as numbers."
+            )
+        _check_whole(path, column)
+    return table[list(names)].to_numpy(dtype=np.float64)
+
+
+def targets_of(path: Path, table: pandas.DataFrame, names: Sequence[str]) -> np.ndarray:
+    """Return targets: (N, C) of numbers, or (N,) of labels if there is one column of text or integers."""
+    import pandas as pd
+
+    if len(names) == 1:
+        column = table[names[0]]
+        _check_whole(path, column)
+        if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
+            return column.astype(str).to_numpy(dtype=str)
+        if pd.api.types.is_integer_dtype(column):
+            return column.to_numpy(dtype=np.int64)
+    return numbers(path, table, names)
+
+
+def _check_whole(path: Path, column: pandas.Series) -> None:
+    missing = np.flatnonzero(column.isna())
+    if len(missing):
+        raise InputError(
+            f"column '{column.name}' of {path} has {len(missing)} missing values (first in row "
+            f"{missing[0]}). Fill them in, or drop these rows."
+        )
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > 12 else ""
+    return ", ".join(f"'{name}'" for name in names[:12]) + more

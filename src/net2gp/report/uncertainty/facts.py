@@ -1,0 +1,256 @@
+"""What came in: checked data and names, and what is known about the posterior."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributions
+
+from net2gp._version import __version__
+from net2gp.errors import InputError, NotAvailable, check_finite
+from net2gp.inputs import check_inputs, describe, gather, num_rows, rows, same_inputs, tensors
+from net2gp.likelihoods.traits import rows_per_point
+from net2gp.posteriors import Posterior
+from net2gp.posteriors.conditioning.process import linearizations_of
+from net2gp.report.uncertainty.outcomes import Labels, Numbers
+from net2gp.types import Data, Inputs
+
+FEWEST = 5
+"""Held-out points without which there is nothing to report."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Checked data and names.
+
+    Args:
+        x: The held-out points.
+        y: Their targets.
+        others: Points of other kinds by name.
+        columns: The names of the columns of x, or None.
+        names: The names of the classes or outputs.
+        images: Whether points are images.
+        known_points: How many held-out points are also training points.
+    """
+
+    x: Inputs = field(repr=False)
+    y: Tensor = field(repr=False)
+    others: dict[str, Inputs] = field(repr=False)
+    columns: list[str] | None
+    names: list[str]
+    images: bool
+    known_points: int
+
+    def named(self, found: Labels | Numbers) -> Given:
+        """Complete the names of classes or outputs, or refuse those that do not fit."""
+        labels = isinstance(found, Labels)
+        count = found.probs.shape[1] if isinstance(found, Labels) else found.mean.shape[1]
+        what = "classes" if labels else "outputs"
+        if not self.names:
+            first = "" if labels else "y"
+            names = [f"{first}{c}" for c in range(count)]
+            return replace(self, names=["y"] if names == ["y0"] else names)
+        if len(self.names) != count:
+            raise InputError(
+                f"classes must name the {count} {what} of the posterior, but has {len(self.names)} names: "
+                f"{', '.join(self.names[:8])}. Pass {count} names, in the order of the {what}."
+            )
+        return self
+
+
+def checked(
+    posterior: Posterior,
+    held_out: Data,
+    others: Mapping[str, Inputs] | None,
+    columns: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    images: bool | None,
+) -> Given:
+    """Check everything that can be checked before the first prediction.
+
+    Raises:
+        InputError: If data or names do not fit.
+        NotAvailable: If the posterior has targets that no report is for.
+    """
+    like = _example(posterior)
+    x, y = gather(held_out, like)
+    if len(y) < FEWEST:
+        raise InputError(
+            f"a report needs at least {FEWEST} held-out points, but got {len(y)}. Hold out more; a hundred "
+            "give intervals of about ±5 %."
+        )
+    known = 0
+    if posterior.x is not None:
+        if same_inputs(x, posterior.x):
+            raise InputError(
+                "the held-out data are the data of the posterior, on which every posterior looks good. Pass "
+                "data that it has not seen."
+            )
+        known = _repeated(x, posterior.x)
+    _check_law(posterior, x, y)
+    found = {str(name): _like(name, other, like) for name, other in (others or {}).items()}
+    for name, other in found.items():
+        _check_shape(name, other, x)
+    picture = _is_image(x) if images is None else _checked_images(images, x)
+    return Given(x, y, found, _columns(columns, x, picture), _names(classes), picture, known)
+
+
+def _example(posterior: Any) -> Tensor | None:
+    """A floating tensor whose dtype and device new inputs take."""
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            f"expected a posterior, but got {describe(posterior)}. Pass what condition, adapt, laplace or "
+            "another method returns."
+        )
+    if rows_per_point(posterior.likelihood) is not None:
+        raise NotAvailable(
+            "a report is about points with targets of their own, and the pixels, tokens or times of one "
+            "point belong together. Report on one place: laplace(linearize(network, "
+            "output=lambda out: out[:, :, 0, 0]), (x, y[:, 0, 0]), likelihood)."
+        )
+    known = [] if posterior.x is None else tensors(posterior.x)
+    networks = (one.example for one in linearizations_of(posterior))
+    return next((v for v in (*known, *networks) if v.is_floating_point()), None)
+
+
+@torch.no_grad()
+def _check_law(posterior: Posterior, x: Inputs, y: Tensor) -> None:
+    """Predict two points, so that what does not fit is refused at once."""
+    law = posterior.predict(rows(x, slice(0, 2)))
+    if isinstance(law, distributions.Bernoulli) and law.probs.shape[-1] != 1:
+        raise NotAvailable(
+            f"a report is about one label per point, but this posterior predicts {law.probs.shape[-1]} "
+            "binary labels per point. Report on one of them: laplace(linearize(network, "
+            "output=lambda out: out[:, :1]), (x, y[:, :1]), Bernoulli())."
+        )
+    if y.is_floating_point():
+        check_finite(y, "y")
+    posterior.likelihood.check(posterior.mean(rows(x, slice(0, 2))), y[:2])
+    if isinstance(law, distributions.Categorical):
+        K = law.probs.shape[-1]
+        labels = y.reshape(len(y), -1)
+        good = labels.shape[1] == 1 and bool(((labels >= 0) & (labels < K)).all())
+        if not good:
+            raise InputError(
+                f"held-out labels must be whole numbers from 0 to {K - 1}, one per point, but are "
+                f"{describe(y)} with values from {labels.min().item():g} to {labels.max().item():g}. Pass "
+                "the numbers of the classes that the network was trained with."
+            )
+
+
+def _like(name: object, x: Any, like: Tensor | None) -> Inputs:
+    """Other inputs, arrays as tensors."""
+    if isinstance(x, np.ndarray):
+        x = torch.as_tensor(x)
+        if x.is_floating_point() and like is not None:
+            x = x.to(like)
+    check_inputs(x, f"others[{name!r}]")
+    return x  # type: ignore[no-any-return]
+
+
+def _check_shape(name: str, other: Inputs, x: Inputs) -> None:
+    shapes = [[tuple(t.shape[1:]) for t in tensors(v)] for v in (other, x)]
+    if shapes[0] != shapes[1]:
+        raise InputError(
+            f"others[{name!r}] must hold points like the held-out ones, of shape "
+            f"{', '.join(map(str, shapes[1]))} after the first axis, but theirs is "
+            f"{', '.join(map(str, shapes[0]))}. Resize or reshape them."
+        )
+
+
+def _is_image(x: Inputs) -> bool:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return False
+    sizes = tuple(x.shape[1:])
+    grid = len(sizes) == 3 and sizes[0] in (1, 3) and min(sizes[1:]) >= 4
+    return grid or (len(sizes) == 2 and min(sizes) >= 8)
+
+
+def _checked_images(images: bool, x: Inputs) -> bool:
+    if images and not (
+        isinstance(x, Tensor) and (x.dim() == 3 or (x.dim() == 4 and x.shape[1] in (1, 3)))
+    ):
+        raise InputError(
+            "images must have shape (N, H, W), (N, 1, H, W) or (N, 3, H, W), but x is "
+            f"{describe(x)}. Pass images=False."
+        )
+    return bool(images)
+
+
+def _columns(columns: Sequence[str] | None, x: Inputs, images: bool) -> list[str] | None:
+    flat = isinstance(x, Tensor) and x.dim() == 2
+    if columns is None:
+        return [f"x{d}" for d in range(x.shape[1])] if flat and not images else None  # type: ignore[union-attr]
+    if isinstance(columns, str):
+        raise InputError(
+            f"columns must be a list of names, but is {columns!r}. Pass [{columns!r}]."
+        )
+    if not flat:
+        raise InputError(
+            f"columns are for a table x of shape (N, D), but x is {describe(x)}. Leave columns out."
+        )
+    assert isinstance(x, Tensor)
+    if len(columns) != x.shape[1]:
+        raise InputError(
+            f"columns must name the {x.shape[1]} columns of x, but has {len(columns)} names. Pass one name "
+            "per column, in their order."
+        )
+    return [str(name) for name in columns]
+
+
+def _names(classes: Sequence[str] | None) -> list[str]:
+    if isinstance(classes, str):
+        raise InputError(
+            f"classes must be a list of names, but is {classes!r}. Pass [{classes!r}, …]."
+        )
+    return [] if classes is None else [str(name) for name in classes]
+
+
+def _repeated(x: Inputs, known: Inputs) -> int:
+    """The number of points that are among the known ones to the last digit."""
+    if not isinstance(x, Tensor) or not isinstance(known, Tensor) or x.shape[1:] != known.shape[1:]:
+        return 0
+    seen = {row.tobytes() for row in known.detach().cpu().to(x.dtype).flatten(1).numpy()}
+    return sum(row.tobytes() in seen for row in x.detach().cpu().flatten(1).numpy())
+
+
+def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
+    """Collect what is known about the posterior and the data.
+
+    Args:
+        posterior: The posterior.
+        given: The checked data.
+
+    Returns:
+        Texts and numbers by name.
+    """
+    known = {name.strip("_"): text for name, text in posterior._facts().items()}
+    found: dict[str, Any] = {**known, "held_out": f"{num_rows(given.x):,} points"}
+    hashes = {"held-out inputs": _hash(tensors(given.x)), "held-out targets": _hash([given.y])}
+    if hasattr(posterior, "linearized"):
+        linearized = posterior.linearized
+        values = {**linearized.frozen, **linearized.params}
+        hashes["parameters of the network"] = _hash([values[name] for name in sorted(values)])
+    found["hashes"] = hashes
+    found["versions"] = {
+        "net2gp": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    return found
+
+
+def _hash(values: Sequence[Tensor]) -> str:
+    """The first half of the SHA-256 of the numbers, in order."""
+    digest = hashlib.sha256()
+    for value in values:
+        whole = value.detach().cpu().contiguous()
+        digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""The page of the uncertainty report: values go in, HTML comes out."""

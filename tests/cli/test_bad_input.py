@@ -1,0 +1,280 @@
+"""Bad input: one line that says what to type, an exit code, no traceback, and files as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cli.conftest import FIT, write_csv
+from net2gp.cli.methods import METHODS
+
+DATA = ("--target", "price")
+
+
+def fit(*arguments):
+    return ("fit", *arguments, "-o", "new.safetensors")
+
+
+BAD = {
+    "no file": (fit("classifier.pt2", "none.npz"), "there is no file or folder none.npz"),
+    "no program": (fit("none.pt2", "points.npz"), "there is no file none.pt2"),
+    "a program of another kind": (
+        fit("text.pt2", "points.npz"),
+        "is not a program of torch.export",
+    ),
+    "no column": (
+        fit("model.py:regressor", "train.csv", "--target", "cost"),
+        "has no column 'cost'. It has: 'area', 'rooms', 'age', 'price'",
+    ),
+    "no target": (fit("model.py:regressor", "train.csv"), "Pass --target COLUMN"),
+    "text in a column": (
+        fit("model.py:regressor", "text.csv", *DATA),
+        "column 'town' of text.csv holds 'Ulm', which is not a number",
+    ),
+    "missing values": (
+        fit("model.py:regressor", "holes.csv", *DATA),
+        "has 1 missing values (first in row 1)",
+    ),
+    "another number of columns": (
+        fit("model.py:regressor", "train.csv", *DATA, "--features", "area"),
+        "cannot take inputs of shape (N, 1)",
+    ),
+    "another ending": (fit("classifier.pt2", "text.docx"), "ends in .docx, but data are read from"),
+    "an empty table": (fit("classifier.pt2", "empty.csv"), "empty.csv is not a readable csv file"),
+    "no arrays": (fit("classifier.pt2", "names.npz"), "must hold the arrays x and y, but holds z"),
+    "a broken archive": (fit("classifier.pt2", "broken.npz"), "is not a readable .npz"),
+    "no targets": (fit("classifier.pt2", "x.npz"), "x.npz has no targets. Add an array y"),
+    "rows that do not match": (fit("classifier.pt2", "short.npz"), "60 inputs and 3 targets"),
+    "NaN": (fit("classifier.pt2", "nan.npz"), "are NaN or infinite in 1 rows (first in row 4)"),
+    "labels out of range": (fit("classifier.pt2", "many.npz"), "the network tells 2 apart"),
+    "no colon": (fit("resnet", "points.npz"), "'resnet' is no network"),
+    "no module": (fit("nowhere:build", "points.npz"), "nowhere cannot be imported"),
+    "no factory": (fit("model.py:nothing", "points.npz"), "has no 'nothing'"),
+    "a factory that fails": (
+        fit("model.py:broken", "points.npz"),
+        "failed with RuntimeError: no such file",
+    ),
+    "no function": (fit("model.py:number", "points.npz"), "failed with TypeError"),
+    "weights that do not fit": (
+        fit("model.py:regressor", "train.csv", *DATA, "--weights", "classifier.pt"),
+        "do not fit the network",
+    ),
+    "no weights": (
+        fit("model.py:regressor", "train.csv", *DATA, "--weights", "none.pt"),
+        "there is no file none.pt",
+    ),
+    "weights with code": (
+        fit("model.py:regressor", "train.csv", *DATA, "--weights", "code.pt"),
+        "is not a file of weights alone",
+    ),
+    "no device": (
+        fit("classifier.pt2", "points.npz", "--device", "gpu"),
+        "there is no device 'gpu'",
+    ),
+    "a share of all": (
+        fit("classifier.pt2", "points.npz", "--held-out", "1.0"),
+        "--held-out 1.0 of 60",
+    ),
+    "noise of classes": (fit("classifier.pt2", "points.npz", "--noise-var", "1"), "Leave it out"),
+    "a negative prior": (fit("classifier.pt2", "points.npz", "--prior-var", "-1"), "prior_var"),
+    "dropout that is not there": (
+        fit("model.py:regressor", "train.csv", *DATA, "--method", "mc_dropout", "--noise-var", "1"),
+        "dropout",
+    ),
+    "no folder": (
+        ("fit", "classifier.pt2", "points.npz", "-o", "none/p.safetensors"),
+        "there is no folder none",
+    ),
+    "another ending of output": (
+        ("predict", "classifier.pt2", "points.npz", "-o", "p.xls"),
+        "must end in .csv or .parquet or .npz",
+    ),
+    "no posterior": (
+        ("predict", "none.safetensors", "points.npz"),
+        "there is no file none.safetensors",
+    ),
+    "weights in place of a posterior": (
+        ("predict", "regressor.safetensors", "train.csv"),
+        "but not of a net2gp posterior",
+    ),
+    "a kernel of nothing": (("kernel", "classifier.pt2", "none.npz"), "there is no file or folder"),
+    "a report of nothing": (("report", "none.safetensors"), "there is no file none.safetensors"),
+    "info of a table": (("info", "train.csv"), "is not a whole safetensors file"),
+    "all methods failed": (
+        ("compare", "model.py:regressor", "train.csv", *DATA, "--methods", "mc_dropout"),
+        "the variance of the noise is open",
+    ),
+}
+USAGE = {
+    "no such method": (
+        fit("classifier.pt2", "points.npz", "--method", "magic"),
+        "--method has no 'magic'",
+    ),
+    "no such structure": (
+        fit("classifier.pt2", "points.npz", "--structure", "kfac"),
+        "--structure has no 'kfac'. Known: full, kron",
+    ),
+    "a structure without its number": (
+        fit("classifier.pt2", "points.npz", "--structure", "low_rank"),
+        "needs a number",
+    ),
+    "a structure of another method": (
+        fit("classifier.pt2", "points.npz", "--structure", "kron", "--method", "adapt"),
+        "Leave one of them out",
+    ),
+    "no such task": (fit("classifier.pt2", "points.npz", "--task", "ranking"), "--task has no"),
+    "no such dtype": (fit("classifier.pt2", "points.npz", "--dtype", "int8"), "--dtype has no"),
+    "validation without data": (
+        fit("classifier.pt2", "points.npz", "--tuning", "validation"),
+        "--tuning validation needs --held-out",
+    ),
+    "half of the channels": (
+        fit("classifier.pt2", "points.npz", "--image-mean", "1"),
+        "a number per channel each",
+    ),
+    "quantiles above one": (
+        ("predict", "p.safetensors", "points.npz", "--quantiles", "95"),
+        "must lie between 0 and 1",
+    ),
+    "no such kernel": (
+        ("kernel", "classifier.pt2", "points.npz", "--kind", "rbf"),
+        "--kind has no 'rbf'",
+    ),
+    "no such method to compare": (
+        ("compare", "classifier.pt2", "points.npz", "--methods", "laplace,magic"),
+        "--methods has no 'magic'",
+    ),
+    "a limit without a number": (
+        ("report", "p.safetensors", "--fail-under", "coverage90"),
+        "--fail-under takes NAME=VALUE",
+    ),
+    "a network without data": (("explore", "classifier.pt2"), "net2gp explore NETWORK DATA"),
+}
+
+
+class Code:
+    """What a pickle could run."""
+
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+@pytest.fixture
+def clutter(folder):
+    """Files that are wrong in one way each."""
+    with np.load("points.npz") as found:
+        x, y = found["x"], found["y"]
+    holes = x.copy()
+    holes[4, 0] = np.nan
+    np.savez("x.npz", x=x)
+    np.savez("names.npz", z=x)
+    np.savez("short.npz", x=x, y=y[:3])
+    np.savez("nan.npz", x=holes, y=y)
+    np.savez("many.npz", x=x, y=np.arange(60) % 7)
+    (folder / "broken.npz").write_bytes((folder / "points.npz").read_bytes()[:500])
+    for name in ("text.pt2", "text.docx"):
+        (folder / name).write_text("a text")
+    (folder / "empty.csv").write_text("")
+    write_csv(
+        folder / "text.csv", [("Ulm", 1, 2, 3), ("Bonn", 2, 3, 4)], ("town", "a", "b", "price")
+    )
+    write_csv(folder / "holes.csv", [(1, 2, 3, 4), (1, "", 3, 4)], ("a", "b", "c", "price"))
+    torch.save({"weight": Code()}, "code.pt")
+    return folder
+
+
+def contents(folder):
+    skipped = ("__pycache__", "user_model")
+    return {
+        one.name: one.read_bytes()
+        for one in folder.iterdir()
+        if one.is_file() and one.name not in skipped
+    }
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_line(case, clutter, run):
+    arguments, message = BAD[case]
+    before = contents(clutter)
+    run(*arguments).refused(message)
+    assert contents(clutter) == before
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_wrong_usage_has_a_code_of_its_own(case, folder, run):
+    arguments, message = USAGE[case]
+    before = contents(folder)
+    run(*arguments).refused(message, code=2)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("arguments", [("fit",), ("fit", "a", "b", "--nonsense"), ("nothing",)])
+def test_what_the_parser_refuses_has_the_code_of_usage(arguments, run):
+    answer = run(*arguments)
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+@pytest.mark.parametrize("command", ["predict", "report", "info"])
+def test_a_damaged_posterior_is_noticed(fitted, run, damage, command):
+    path = fitted / "posterior.safetensors"
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(
+        {
+            "cut": whole[:middle],
+            "changed": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "empty": b"",
+        }[damage]
+    )
+    if command == "info" and damage == "changed":
+        return  # it reads the note alone, and no numbers
+    arguments = {"predict": ("test.csv",), "report": ("--held-out", "test.csv"), "info": ()}[
+        command
+    ]
+    run(command, path, *arguments).refused("posterior.safetensors is")
+    assert not (fitted / "predictions.csv").exists()
+    assert not (fitted / "report.html").exists()
+
+
+def test_a_posterior_that_python_saved_is_told_apart(folder, run):
+    import net2gp as n2g
+
+    x = torch.linspace(0, 1, 5)[:, None]
+    n2g.condition(n2g.RBF(), (x, x), n2g.Gaussian(0.1)).save("plain.safetensors")
+    run("predict", "plain.safetensors", "test.csv").refused("was saved by Python, without a note")
+
+
+def test_new_data_must_have_the_columns_of_the_fit(fitted, run):
+    write_csv(fitted / "less.csv", [(1, 2)], ("area", "rooms"))
+    run("predict", "posterior.safetensors", "less.csv").refused("less.csv has no column 'age'")
+
+
+def test_labels_that_the_fit_did_not_know_are_named(folder, run):
+    arguments = (
+        "model.py:classifier",
+        "words.csv",
+        "--weights",
+        "classifier.pt",
+        "-o",
+        "p.safetensors",
+    )
+    assert run("fit", *arguments, "--standardize", "features").code == 0
+    text = (folder / "words.csv").read_text().replace("dear", "costly")
+    (folder / "words.csv").write_text(text)
+    run("report", "p.safetensors", "--held-out", "words.csv").refused(
+        "the label 'costly' is none of"
+    )
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_too(folder, run, monkeypatch):
+    def fails(*_):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setitem(METHODS, "laplace", fails)
+    answer = run(*FIT)
+    assert answer.code == 1
+    assert "ZeroDivisionError: by zero (not an error that net2gp foresaw" in answer.err
+    assert "Traceback" not in answer.err

@@ -1,0 +1,167 @@
+"""The site: links between its pages, what its tables quote, and the pages that its build makes."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+NUMBER = re.compile(r"(?<![\w.\-–−])[-−]?\d*\.?\d+(?![\w.]*\d)")
+
+
+def program(path: str) -> ModuleType:
+    """A file outside of the packages as a module."""
+    name = Path(path).stem
+    spec = spec_from_file_location(f"site_{name}", ROOT / path)
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_link_checker_finds_missing_files_and_missing_anchors(tmp_path):
+    (tmp_path / "guide").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<a href="guide/a.html#here">x</a><a href="guide/">y</a><a href="#top">z</a>'
+        '<a href="https://example.org/none">w</a><img src="no.png">'
+    )
+    (tmp_path / "guide" / "index.html").write_text('<a href="../index.html">x</a>')
+    (tmp_path / "guide" / "a.html").write_text(
+        '<h2 id="here">x</h2><a href="b.html">y</a><a href="../index.html#gone">z</a>'
+    )
+    assert program("docs/check_links.py").broken(tmp_path) == [
+        "guide/a.html: b.html leads to no file",
+        "guide/a.html: ../index.html#gone leads to no element of its page",
+        "index.html: no.png leads to no file",
+    ]
+
+
+def test_links_out_of_the_docs_lead_to_pages_of_the_site():
+    pytest.importorskip("mkdocs")
+    place = program("docs/outside.py").place
+    assert place("docs/guide", "../../examples/dual.py") == "examples/dual.md"
+    assert place("docs", "../examples") == "gallery.md"
+    assert place("docs", "../benchmarks/results") == "benchmarks/results/README.md"
+    assert place("benchmarks/results", "../../docs/guide/large.md#x") == "guide/large.md#x"
+    assert place("docs/guide", "laplace.md#top") == "guide/laplace.md#top"
+    assert place("docs", "https://example.org/a.md") is None
+    assert place("docs", "#here") is None
+
+
+def test_the_gallery_knows_which_names_an_example_uses():
+    pytest.importorskip("mkdocs")
+    gallery = program("docs/gallery.py")
+    code = (
+        "import net2gp as n2g\nimport torch\nfrom net2gp.metrics import nll as score\n"
+        "torch.zeros(1)\nposterior = n2g.laplace(a, b, n2g.Gaussian())\nn2g.links.Probit()\n"
+    )
+    assert set(gallery.names(code)) == {
+        "net2gp.metrics.nll",
+        "net2gp.laplace",
+        "net2gp.Gaussian",
+        "net2gp.links",
+        "net2gp.links.Probit",
+    }
+    import net2gp
+
+    assert gallery.resolve("net2gp.laplace") is net2gp.laplace
+    assert gallery.resolve("net2gp.nothing.at.all") is None
+
+
+def tables_with_sources(text: str) -> list[tuple[str, str]]:
+    """The sections of a page that quote result files: their tables, and the text of these files."""
+    found = []
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        files = set(re.findall(r"benchmarks/results/(\w+)\.md", section))
+        table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+        if files and table:
+            source = "\n".join((RESULTS / f"{name}.md").read_text("utf-8") for name in files)
+            found.append((table, source))
+    return found
+
+
+def values(text: str) -> list[tuple[float, int]]:
+    """Each number with a decimal point, and how many places it has behind it."""
+    pieces = NUMBER.findall(text.replace("−", "-"))
+    return [(float(p), len(p.split(".")[1])) for p in pieces if "." in p]
+
+
+def test_the_numbers_of_the_chooser_are_those_of_the_benchmarks():
+    sections = tables_with_sources((ROOT / "docs" / "choose.md").read_text("utf-8"))
+    assert len(sections) >= 3
+    quoted = 0
+    for table, source in sections:
+        measured = values(source)
+        without_links = re.sub(r"\]\([^)]*\)", "]", table)
+        for value, places in values(without_links):
+            near = 0.5 * 10.0**-places + 1e-9
+            assert any(abs(value - m) <= near for m, p in measured if p >= places), value
+            quoted += 1
+    assert quoted > 100
+
+
+def test_a_number_that_no_benchmark_has_would_be_noticed():
+    [(table, source)] = tables_with_sources("## A\n| 0.123 | [s](benchmarks/results/uci.md) |\n")
+    assert not any(abs(0.123 - m) <= 5e-4 for m, p in values(source) if p >= 3)
+    assert values(table) == [(0.123, 3)]
+
+
+def test_the_page_of_benchmarks_leads_to_every_result():
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    missing = [p.name for p in RESULTS.glob("*.md") if f"benchmarks/results/{p.name}" not in text]
+    assert missing == []
+
+
+def test_every_paper_with_reference_numbers_has_a_recorded_run():
+    recorded = {path.stem.split("_")[0] for path in (ROOT / "papers" / "results").glob("*.md")}
+    papers = {path.parent.name for path in ROOT.glob("papers/*/*.toml")} - {"lecture"}
+    assert papers <= recorded
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_every_cell_of_the_comparison_with_other_libraries_has_its_source(page):
+    text = (ROOT / page).read_text("utf-8")
+    start = text.index("| | net2gp | neural-tangents |")
+    rows = text[start:].split("\n\n")[0].splitlines()[2:]
+    cells = [cell for row in rows for cell in row.strip("|").split(" | ")[1:]]
+    assert len(cells) >= 16
+    assert [cell for cell in cells if not re.search(r"\]\(.+\)", cell)] == []
+
+
+def test_the_menu_leads_to_pages():
+    import yaml
+
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    menu = yaml.safe_load(text)["nav"]
+
+    def pages(entries):
+        for entry in entries:
+            for target in entry.values():
+                yield from pages(target) if isinstance(target, list) else [target]
+
+    found = list(pages(menu))
+    assert len(found) == len(set(found)) > 60
+    copied = {"CONTRIBUTING.md", "CHANGELOG.md"}
+    missing = [p for p in found if p not in copied and not (ROOT / "docs" / p).exists()]
+    assert missing == []
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_warnings_and_without_broken_links(tmp_path):
+    pytest.importorskip("mkdocs")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    build = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        [sys.executable, *build], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert program("docs/check_links.py").broken(tmp_path / "site") == []
+    api = (tmp_path / "site" / "api.html").read_text("utf-8")
+    assert re.search(r"Examples that use <code>laplace</code>:</strong> <a", api)
+    assert len(list((tmp_path / "site" / "examples").glob("*.png"))) >= 22
