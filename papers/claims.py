@@ -32,7 +32,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
-import record
+import findings
 
 Margins = Callable[[str, str], Tensor]
 """By measure and rival, the paired differences over the repetitions, positive where the claim is right."""
@@ -68,10 +68,10 @@ class Claim:
         return "YES, though stated not to: drop the exception"
 
     @property
-    def entry(self) -> record.Entry:
+    def entry(self) -> findings.Entry:
         """The same for the file that --json writes."""
         bound, note = ("exception", self.verdict) if self.exception else ("claim", "")
-        return record.Entry(self.name, None, self.found, None, self.as_stated, bound, note)
+        return findings.Entry(self.name, None, self.found, None, self.as_stated, bound, note)
 
 
 def margin_and_limit(margin: Tensor, confidence: float = 0.95) -> tuple[float, float]:
@@ -140,7 +140,7 @@ def judge(claims: Iterable[Claim]) -> bool:
     print(f"\n{'claim':<{width}}{'found':>22}  holds?")
     for claim in found:
         print(f"{claim.name:<{width}}{claim.found:>22}  {claim.verdict}")
-    record.add(claim.entry for claim in found)
+    findings.add(claim.entry for claim in found)
     wrong = sum(not claim.as_stated for claim in found)
     print(f"{len(found) - wrong} of {len(found)} came out as stated")
     return not wrong

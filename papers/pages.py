@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import claims
-import record
+import findings
 import torch
 from claims import Claim
 from matplotlib.axes import Axes
@@ -107,12 +107,12 @@ def run(
     parser.add_argument(
         "--quick", action="store_true", help="smaller sizes, seconds instead of minutes"
     )
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     good = True
     for topic in topics:
         study = topic(options.quick)
         print(write(study, options.out, prefix))
-        record.topic(study.title)
+        findings.topic(study.title)
         good = claims.judge(study.claims) and good
     return 0 if good else 1
 
@@ -181,7 +181,7 @@ class Page:
         parser.add_argument(
             "--list", action="store_true", help="print the names of the topics, and end"
         )
-        options = record.parse(parser, arguments)
+        options = findings.parse(parser, arguments)
         names = {topic.__name__ for topic in topics}
         if options.list:
             for topic in topics:
@@ -198,7 +198,7 @@ class Page:
             study = topic(options.quick)
             picture = write(study, options.out, self.prefix)
             print(f"{picture} ({perf_counter() - began:.0f} s)")
-            record.topic(study.title)
+            findings.topic(study.title)
             good = claims.judge(study.claims) and good
             print(flush=True)
             sections.append(

@@ -29,7 +29,7 @@ from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parent))
-import record
+import findings
 
 Factors = list[tuple[Tensor, Tensor]]
 """Of each Linear layer its inputs and the gradients of the output in its outputs: (S, N, ·) each."""
@@ -219,10 +219,10 @@ class Row:
         return (over if self.at_most else abs(over)) <= self.tolerance
 
     @property
-    def entry(self) -> record.Entry:
+    def entry(self) -> findings.Entry:
         """The same for the file that --json writes."""
         bound, note = "at most" if self.at_most else "within", " ".join(self.note.split())
-        return record.Entry(
+        return findings.Entry(
             self.name, self.expected, self.found, self.tolerance, self.agrees, bound, note
         )
 
@@ -242,7 +242,7 @@ def print_table(rows: Iterable[Row]) -> bool:
         print(
             f"{row.name:<60}{expected:>10}{row.found:>10.3f}{row.tolerance:>9.2g}  {row.note}{mark}"
         )
-    record.add(row.entry for row in rows)
+    findings.add(row.entry for row in rows)
     return all(row.agrees for row in rows)
 
 

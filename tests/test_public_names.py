@@ -38,11 +38,16 @@ ROOMS = (
 """Namespaces that are reached from net2gp without being names of its front door."""
 
 DOORS = (
+    "citations",
     "interop.botorch",
     "interop.exported",
     "interop.gpytorch",
     "interop.kernels",
+    "interop.lightning",
+    "interop.mlflow",
+    "interop.shards",
     "interop.sklearn",
+    "interop.torchmetrics",
 )
 """Namespaces that are imported by their whole name, most of which need another library."""
 

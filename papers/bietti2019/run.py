@@ -30,7 +30,7 @@ from net2gp.plots import COLORS, INK
 from net2gp.training import max_learning_rate
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 import studies
 from studies import Architecture, Networks, Row, Slope
 
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--networks", type=int, default=4, help="networks for each average")
-    options = record.parse(parser, arguments, quick={"networks": 2})
+    options = findings.parse(parser, arguments, quick={"networks": 2})
     figure, axes = studies.panels(4)
     rows = [
         *norms(),

@@ -47,7 +47,7 @@ from net2gp.deep import LatentSearch, LatentVariables, latent_variables
 from net2gp.plots import COLORS, INK
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 from claims import Claim, at_most, judge
 
 DIGITS = (0, 1, 6)
@@ -251,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder of the figure")
     parser.add_argument("--quick", action="store_true", help="fewer images and steps")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     pairs = step_gains(2 if options.quick else 10)

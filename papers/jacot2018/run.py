@@ -35,7 +35,7 @@ from net2gp.plots import COLORS
 from net2gp.training import max_learning_rate
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 import studies
 from studies import Architecture, Factors, Networks, Row, Slope
 
@@ -245,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--largest", type=int, default=2048, help="widths double from 64 to this")
     parser.add_argument("--seeds", type=int, default=24, help="networks of each width")
     parser.add_argument("--seed", type=int, default=0)
-    options = record.parse(parser, arguments, quick={"largest": 1024, "seeds": 8})
+    options = findings.parse(parser, arguments, quick={"largest": 1024, "seeds": 8})
     torch.manual_seed(options.seed)
     widths = [2**k for k in range(6, options.largest.bit_length())]
     measures = {}

@@ -37,7 +37,7 @@ from net2gp.explain import aggregate, nearest, removal_effects, similarity, spli
 from net2gp.plots import COLORS, INK, Picture, plot_class_kernel, plot_class_means, plot_gallery
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 from studies import Row, save
 
 ADAM, VOGN = "full_mnist_lenet_adaml2", "full_mnist_lenet_vogn"
@@ -117,7 +117,7 @@ def print_rows(rows: list[Row]) -> bool:
         mark = "" if one.agrees else "  <-- differs"
         numbers = f"{one.expected:>12.5g}{one.found:>12.5g}{one.tolerance:>10.1g}"
         print(f"{one.name:<52}{numbers}{mark}")
-    record.add(one.entry for one in rows)
+    findings.add(one.entry for one in rows)
     return all(one.agrees for one in rows)
 
 
@@ -277,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the table, write the figures; the exit status says whether the numbers agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figures")
-    options = record.parse(parser, arguments, quick={})
+    options = findings.parse(parser, arguments, quick={})
     digits = Digits.read()
     adam, vogn, binary = (View.of(name, digits) for name in (ADAM, VOGN, BINARY))
     rows: list[Row] = []

@@ -33,7 +33,7 @@ from net2gp.tuning import EVIDENCE, Selection
 
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
-import record
+import findings
 import snelson
 import studies
 import toy
@@ -380,7 +380,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="of the δ by VI, each so-manieth")
     parser.add_argument("--steps", type=int, default=5000, help="of VI")
     parser.add_argument("--device", default="cpu", help="where networks train")
-    options = record.parse(parser, arguments, quick={"only": ["points", "fits", "snelson"]})
+    options = findings.parse(parser, arguments, quick={"only": ["points", "fits", "snelson"]})
     rows = [row for part in options.only for study in PARTS[part] for row in study(options)]
     return 0 if studies.print_table(rows) else 1
 

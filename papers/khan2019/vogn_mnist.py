@@ -34,7 +34,7 @@ from net2gp.plots import COLORS
 from net2gp.training import VOGN
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 from studies import Row, panels, print_table, save
 
 PUBLISHED_ERROR, PUBLISHED_NLL = 0.0246, 0.0859
@@ -255,5 +255,5 @@ if __name__ == "__main__":
         action="store_true",
         help="fewer steps, draws and linearized images: half the time",
     )
-    arguments = record.parse(parser)
+    arguments = findings.parse(parser)
     sys.exit(0 if main(arguments.out, arguments.quick) else 1)

@@ -38,7 +38,7 @@ from net2gp.tuning import EVIDENCE, Selection
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 import claims
-import record
+import findings
 import toy
 from claims import Claim, at_most
 
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--quick", action="store_true", help="minutes: few δ, data sets and steps")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     size = QUICK if options.quick else FULL
     deltas, problems = list(toy.DELTAS[:: size.every]), toy.problems(size.sets)
     adam = AdamSettings(learning_rate=0.5, num_steps=size.adam, factor=0.99)

@@ -20,8 +20,8 @@ from net2gp.errors import InputError
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
+import findings
 import pages
-import record
 from claims import Claim
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -133,7 +133,7 @@ def with_files(topics: Sequence[Topic], *names: str) -> list[Topic]:
         missing = [str(error)]
     if missing:
         names = ", ".join(t.__name__ for t in topics)
-        record.leave_out(f"{names}: left out, without {', '.join(missing)}")
+        findings.leave_out(f"{names}: left out, without {', '.join(missing)}")
         return []
     return list(topics)
 

@@ -43,9 +43,9 @@ from net2gp.metrics import accuracy
 from net2gp.plots import COLORS, INK
 
 sys.path += [str(folder) for folder in Path(__file__).parents[:2]]
-import record
+import findings
+from findings import Entry
 from lookup import LookupTanh
-from record import Entry
 from studies import Row, expected_of, panels, print_table, save
 
 JITTER = 1e-10
@@ -384,7 +384,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=["100", "1k", "5k", "phase"],
         help="numbers of training digits, and the phase diagram",
     )
-    options = record.parse(parser, arguments, quick={"runs": ["100", "1k"]})
+    options = findings.parse(parser, arguments, quick={"runs": ["100", "1k"]})
     wrong: list[str] = []
     runs = [run for run in options.runs if run in SIZES]
     if runs:
@@ -393,7 +393,7 @@ def main(arguments: list[str] | None = None) -> int:
         shown = classify(run)
         for setting, result in shown:
             print_run(setting, result)
-            record.add(entries(setting, result))
+            findings.add(entries(setting, result))
             wrong += differences(setting, result)
         tabled = [pair for pair in shown if "paper" in pair[0]]
         save(draw_uncertainty(tabled or shown), options.out, f"lee2018_uncertainty_{run}.png")
@@ -402,7 +402,7 @@ def main(arguments: list[str] | None = None) -> int:
         maps = [phase_map(name) for name in ("tanh", "lookup", "relu")]
         for one in maps:
             print_map(one)
-        record.add(map_entries(maps))
+        findings.add(map_entries(maps))
         wrong += check_maps(maps)
         save(draw_phase(maps), options.out, "lee2018_phase.png")
     print(*(wrong or ["all numbers agree"]), sep="\n")

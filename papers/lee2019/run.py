@@ -33,7 +33,7 @@ from net2gp.plots import COLORS, FAINT, INK
 from net2gp.training import Flow, gradient_flow, loss_flow, max_learning_rate
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 import studies
 from studies import Architecture, Networks, Row, Slope, circle, expected_of
 
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--at-once", type=int, help="networks trained at once; 1, on a GPU 250")
     parser.add_argument("--seed", type=int, default=0)
-    options = record.parse(parser, arguments, quick={"count": 30, "width": 512})
+    options = findings.parse(parser, arguments, quick={"count": 30, "width": 512})
     options.at_once = options.at_once or (1 if options.device == "cpu" else 250)
     ensemble = train(options)
     rows = compare(ensemble) + steps_to_flow(options.out)

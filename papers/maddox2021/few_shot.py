@@ -41,7 +41,7 @@ from net2gp.plots import COLORS, FAINT
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
-import record
+import findings
 import studies
 
 SHOTS = [1, 2, 5, 10, 20, 50]
@@ -325,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--test", type=int, default=1000, help="test images")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="5 and 20 shots, 3 choices, 300 test")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     if options.quick:
         options.shots, options.seeds, options.test = [5, 20], 3, 300
     if options.seeds < 3:

@@ -19,8 +19,8 @@ from net2gp.data import Grid
 from net2gp.plots import COLORS, FAINT, INK
 
 sys.path.append(str(Path(__file__).parents[1]))
+import findings
 import maps
-import record
 from maps import GP, Options, Scores, Transfer
 from studies import panels, save
 
@@ -211,7 +211,7 @@ def run_studies(
     parser.add_argument("--repeats", type=int, default=Options.repeats, help="choices of points")
     parser.add_argument("--steps", type=int, default=Options.steps, help="steps at the source")
     parser.add_argument("--quick", action="store_true", help="three choices of few points")
-    chosen = record.parse(parser, arguments)
+    chosen = findings.parse(parser, arguments)
     if chosen.repeats < 3:
         parser.error("--repeats must be at least 3: standard errors are over them")
     options = QUICK if chosen.quick else Options(chosen.repeats, chosen.steps)

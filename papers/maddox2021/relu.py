@@ -32,7 +32,7 @@ from net2gp import metrics
 from net2gp.plots import plot_regression
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 from studies import Row, print_table, save
 
 WIDTHS = (5, 50, 500, 5000)
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="networks of each width")
     parser.add_argument("--steps", type=int, default=800, help="steps of Adam on all points")
     parser.add_argument("--quick", action="store_true", help="2 networks of each width but 5000")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     widths = WIDTHS[:-1] if options.quick else WIDTHS
     seeds = 2 if options.quick else options.seeds
     found = linearizations(widths, seeds, options.steps)

@@ -47,7 +47,7 @@ from net2gp import data, metrics, plots
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
-import record
+import findings
 import studies
 from by_heart import digits_by_heart
 
@@ -344,7 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, help="file that keeps the state of the draws")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--quick", action="store_true", help="a small network of digits")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     # the checkpoint was trained with augmented images and batch statistics: these are not its own data
     warnings.simplefilter("ignore", n2g.errors.NotStationary)
     problem = digits(options) if options.quick else cifar(options)

@@ -47,8 +47,8 @@ from net2gp.errors import InputError
 
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
+import findings
 import maps
-import record
 from baselines import adapt_to_few
 from map_studies import STYLES
 from maps import GP, Options, Points, Predict, Scores, of_posterior
@@ -289,7 +289,7 @@ def run(names: list[str], options: Options, out: Path) -> bool:
         try:
             transfer = TRANSFERS[name]()
         except InputError as error:
-            record.leave_out(f"{name} left out: {error}")
+            findings.leave_out(f"{name} left out: {error}")
             continue
         found[name], source = score(transfer, options)
         error = float(source.std()) / len(source) ** 0.5
@@ -311,7 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=OPTIONS.steps, help="steps at the source")
     parser.add_argument("--first", type=int, default=OPTIONS.first, help="the first seed")
     parser.add_argument("--quick", action="store_true", help="three small repetitions")
-    chosen = record.parse(parser, arguments)
+    chosen = findings.parse(parser, arguments)
     if chosen.repeats < 3:
         parser.error("--repeats must be at least 3: standard errors are over them")
     options = replace(OPTIONS, repeats=chosen.repeats, steps=chosen.steps, first=chosen.first)

@@ -47,7 +47,7 @@ from net2gp.plots import COLORS, FAINT, INK
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
-import record
+import findings
 import studies
 
 NUM_TEST = 1000
@@ -325,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
     parser.add_argument("--draws", type=int, default=32)
     parser.add_argument("--quick", action="store_true", help="few points, small networks, 8 draws")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     if options.quick:
         options.points, options.widths, options.draws = [100], [10, 30, 100], 8
     warnings.simplefilter("ignore", n2g.errors.NotStationary)

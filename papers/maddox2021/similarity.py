@@ -33,7 +33,7 @@ from net2gp.plots import plot_similarities
 
 sys.path.append(str(Path(__file__).parents[1]))
 import claims
-import record
+import findings
 from studies import save
 
 READERS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
@@ -252,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=200, help="images to compare networks at")
     parser.add_argument("--device", default="cpu", help="where to train and compare, e.g. cuda")
     parser.add_argument("--quick", action="store_true", help="3 seeds, 100 images")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     if options.seeds < 3:
         parser.error("--seeds must be at least 3: standard errors are over them")
     setting = Options(options.seeds, options.steps, options.images, options.device)

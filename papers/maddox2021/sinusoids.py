@@ -39,7 +39,7 @@ from net2gp.plots import COLORS, FAINT, INK, plot_regression
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 import claims
-import record
+import findings
 from baselines import (
     FAMILIES,
     NOISE_FLOOR,
@@ -399,7 +399,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, help="targets, at least 6")
     parser.add_argument("--epochs", type=int, default=2500, help="of the source networks")
     parser.add_argument("--quick", action="store_true", help="6 targets")
-    options = record.parse(parser, arguments)
+    options = findings.parse(parser, arguments)
     if options.seeds < 6:
         parser.error("--seeds must be at least 6: fewer ranks never reach significance")
     chosen = QUICK if options.quick else Options(seeds=options.seeds, epochs=options.epochs)
@@ -409,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rows = published_rows(claims.stated(__file__)["published"])
     except (n2g.errors.InputError, FileNotFoundError) as error:
-        record.leave_out(f"published network left out: {error}")
+        findings.leave_out(f"published network left out: {error}")
         return 0 if agree else 1
     print()
     return 0 if print_table(rows) and agree else 1

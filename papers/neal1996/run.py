@@ -30,7 +30,7 @@ from net2gp.limits import FiniteWidth, HiddenLayer, finite_width, nngp, sample_o
 from net2gp.plots import COLORS, FAINT, INK
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 from studies import Architecture, Networks, Row, Slope, expected_of, panels, print_table, save
 
 ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh()}
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figures")
     parser.add_argument("--count", type=int, default=100_000, help="networks of each width")
-    options = record.parse(parser, arguments, quick={"count": 20_000})
+    options = findings.parse(parser, arguments, quick={"count": 20_000})
     cases = study(options.count)
     agree = print_table(compare(cases, options.count))
     save(draw_histograms(options.count), options.out, "neal1996_histograms.png")

@@ -30,7 +30,7 @@ from torch import nn
 from net2gp.limits import PhaseDiagram, critical_line, fixed_point, phase_diagram, slope
 
 sys.path.append(str(Path(__file__).parents[1]))
-import record
+import findings
 
 ACTIVATIONS = {"tanh": nn.Tanh(), "relu": nn.ReLU()}
 INK = "#222222"
@@ -158,13 +158,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--size", type=int, default=60, help="points along each axis of the figure")
-    options = record.parse(parser, arguments, quick={"size": 20})
+    options = findings.parse(parser, arguments, quick={"size": 20})
     rows, tolerance = table(), expectations()["tolerance"]["relative"]
     print(f"{'':<42}{'expected':>14}{'found':>14}{'error':>10}")
     for row in rows:
         print(f"{row.name:<42}{row.expected:>14.8f}{row.found:>14.8f}{row.error:>10.1e}")
-    record.add(
-        record.Entry(r.name, r.expected, r.found, tolerance * r.expected, r.error <= tolerance)
+    findings.add(
+        findings.Entry(r.name, r.expected, r.found, tolerance * r.expected, r.error <= tolerance)
         for r in rows
     )
     print(draw(options.out, options.size))

@@ -10,7 +10,15 @@ from net2gp._version import __version__
 from net2gp.errors import InputError
 from net2gp.progress import progress
 from net2gp.report.page import Section, Table, page
-from net2gp.report.papers import HEAD, Paper, PaperResult, find_papers, list_papers, run_paper
+from net2gp.report.papers import (
+    HEAD,
+    Paper,
+    PaperResult,
+    find_papers,
+    list_papers,
+    run_paper,
+    tally,
+)
 
 TITLE = "Atlas of reproductions"
 
@@ -32,7 +40,8 @@ def atlas(
 
     Args:
         path: The HTML file to write.
-        quick: Whether to run the small versions. All of them take about an hour on two cores, full runs days.
+        quick: Whether to run the small versions, which take from seconds to some minutes each. Full runs
+            take minutes to days.
         names: Which reproductions. None runs all.
         folder: The folder `papers` of a checkout. None looks for it.
 
@@ -82,23 +91,19 @@ def atlas_page(papers: Sequence[Paper], results: Sequence[PaperResult]) -> str:
     ran = {result.paper.name: result for result in results}
     rows = tuple(_summary(paper, ran.get(paper.name)) for paper in papers)
     missing = len(papers) - len(ran)
-    text = f"""{len(ran)} of {len(papers)} reproductions ran; {missing} did not. {_tally(results)}
+    counts = f"Numbers and claims: {tally(row for result in results for row in result.rows)}."
+    text = f"""{len(ran)} of {len(papers)} reproductions ran; {missing} did not. {counts if ran else ""}
 
         `within?` compares the difference with what was allowed before the run: ≤ and ≥ mark bounds, and rows
         without a number are claims in words, which the programs judge. Some programs compare with the
         numbers of a paper, others with what it proves or with an independent computation: each section
-        says which."""
+        says which. An excepted claim is one of a paper's that was stated beforehand not to hold here; the
+        note has the reason."""
     summary = Section(
         "What ran", text, (), table=Table(("", "kind", "outcome", "date (UTC)", "seconds"), rows)
     )
     sections = [summary, *(_section(result) for result in results)]
     return page(TITLE, LEAD, sections, f"Written by net2gp {__version__}.")
-
-
-def _tally(results: Sequence[PaperResult]) -> str:
-    judged = [row for result in results for row in result.rows if row.bound != "shown"]
-    good = sum(row.holds for row in judged)
-    return f"Of {len(judged)} numbers and claims, {good} came out as expected." if judged else ""
 
 
 def _summary(paper: Paper, result: PaperResult | None) -> tuple[str, ...]:
@@ -110,19 +115,29 @@ def _summary(paper: Paper, result: PaperResult | None) -> tuple[str, ...]:
 
 
 def _section(result: PaperResult) -> Section:
-    left_out = [f"Not computed: {what}." for what in result.left_out]
+    said = [f"Not computed: {what}." for what in result.left_out]
     if result.quick:
-        left_out.insert(0, f"A quick run: {result.paper.quick}")
+        said.insert(0, f"A quick run: {result.paper.quick}")
+        if any(row.bound in ("claim", "exception") for row in result.rows):
+            said.insert(1, "A comparison counts as better by its mean alone, without a test.")
     text = f"""Where the expected numbers are from: {result.paper.source}
 
-        {" ".join(left_out)}
+        {" ".join(said)}
 
         `{result.command}`, revision {result.revision}, {result.date} UTC, {result.seconds:.0f} s.
 
         {result.outcome[0].upper()}{result.outcome[1:]}."""
-    rows = tuple(
-        (f"{row.topic}: {row.name}" if row.topic else row.name, *row.cells(), row.note)
-        for row in result.rows
+    return Section(result.paper.title, text, (), table=_table(result) if result.rows else None)
+
+
+def _table(result: PaperResult) -> Table:
+    """The rows, without columns that are empty in all of them."""
+    lines = [(row.title, *row.cells(), row.note) for row in result.rows]
+    some = [any(cells) for cells in zip(*lines, strict=True)]
+    head = ("", *HEAD, "note")
+    return Table(
+        tuple(name for name, there in zip(head, some, strict=True) if there),
+        tuple(
+            tuple(cell for cell, there in zip(line, some, strict=True) if there) for line in lines
+        ),
     )
-    table = Table(("", *HEAD, "note"), rows) if rows else None
-    return Section(result.paper.title, text, (), table=table)

@@ -1,7 +1,7 @@
 """Reproductions run again: the programs in the folder `papers` of a checkout, and what they found.
 
 Each program computes numbers of a paper through the public interface of net2gp, holds them against expected
-ones, and writes both as JSON (papers/record.py says how). Here they run in processes of their own.
+ones, and writes both as JSON (papers/findings.py says how). Here they run in processes of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,6 +71,11 @@ class PaperRow:
     holds: bool
     note: str = ""
     topic: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name, with the topic in front."""
+        return f"{self.topic}: {self.name}" if self.topic else self.name
 
     @property
     def difference(self) -> float | None:
@@ -144,8 +150,7 @@ class PaperResult:
     def outcome(self) -> str:
         """In words: what agrees, or what went wrong."""
         judged = [row for row in self.rows if row.bound != "shown"]
-        good = sum(row.holds for row in judged)
-        counted = f"{good} of {len(judged)} as expected"
+        good, counted = sum(row.holds for row in judged), tally(self.rows)
         if self.error:
             return f"stopped, after {counted}: {self.error}" if judged else f"failed: {self.error}"
         if not self.agrees and good == len(judged):
@@ -161,7 +166,7 @@ class PaperResult:
 
     def __str__(self) -> str:
         """A table: paper, ours, difference and whether it is within what is allowed."""
-        lines = [(_title(row), *row.cells()) for row in self.rows]
+        lines = [(row.title, *row.cells()) for row in self.rows]
         table = [("", *HEAD), *lines]
         widths = [max(len(line[k]) for line in table) for k in range(len(HEAD) + 1)]
         text = [
@@ -172,7 +177,7 @@ class PaperResult:
             for line in table
         ]
         notes = [
-            f"{_title(row)}: {row.note}"
+            f"{row.title}: {row.note}"
             for row in self.rows
             if row.note and (not row.holds or row.bound == "exception")
         ]
@@ -188,8 +193,20 @@ class PaperResult:
         )
 
 
-def _title(row: PaperRow) -> str:
-    return f"{row.topic}: {row.name}" if row.topic else row.name
+def tally(rows: Iterable[PaperRow]) -> str:
+    """Count what came out as expected, and the exceptions among it, which were expected to fail.
+
+    Args:
+        rows: Numbers and claims.
+
+    Returns:
+        The counts in words.
+    """
+    judged = [row for row in rows if row.bound != "shown"]
+    good = [row for row in judged if row.holds]
+    excepted = sum(row.bound == "exception" for row in good)
+    words = f", of which {excepted} excepted" if excepted else ""
+    return f"{len(good)} of {len(judged)} as expected{words}"
 
 
 def papers_folder(folder: str | os.PathLike | None = None) -> Path:

@@ -26,10 +26,10 @@ from net2gp.methods.laplace_approximation.tuning import Evidence, Tuning, Valida
 from net2gp.methods.laplace_approximation.widening import widens, with_widening
 from net2gp.posteriors.conditioning.checks import check_prior_var, remedy
 from net2gp.posteriors.posterior import Posterior
-from net2gp.posteriors.weights import Structure, Task
+from net2gp.posteriors.weights import Structure
 from net2gp.posteriors.weights.tasks.streamed import POINTS
 from net2gp.streams import held_or_streamed
-from net2gp.types import Data, Likelihood, Observed
+from net2gp.types import Data, Observed
 
 
 def laplace(
@@ -121,7 +121,7 @@ def laplace(
             tuning = checked(task, tuning)
             search = Search(task, chosen.curvature(task), chosen, tuning)
             found = search.solve(tuned(search))
-            _check_stationary(search, found)
+            check_stationary(search, found, gradient_at(search, found))
             posterior = search.posterior(found)
             if has_open_link(task.likelihood) and not isinstance(tuning, Evidence):
                 posterior = with_novelty(posterior, task)
@@ -132,8 +132,11 @@ def laplace(
             return cast("Posterior[Observed]", posterior)
 
 
-def _gradient(task: Task, likelihood: Likelihood) -> Tensor:
+def gradient_at(search: Search, found: Tuned) -> Tensor:
     """Σ_n J_nᵀ r_n: (P,). Of a last layer from its features, if they are kept."""
+    task = search.task
+    # a subset of the points may have taken the likelihood with it
+    likelihood = found.likelihood if task.open_noise else task.likelihood
     linearized = task.linearized
     gradient = torch.zeros(linearized.num_params, dtype=torch.float64, device=task.device)
     for piece in task.pieces("gradient"):
@@ -155,7 +158,7 @@ def _gradient(task: Task, likelihood: Likelihood) -> Tensor:
     return gradient
 
 
-def _check_stationary(search: Search, found: Tuned) -> None:
+def check_stationary(search: Search, found: Tuned, gradient: Tensor) -> None:
     """Warn if the gradient is larger than labels drawn from the network itself would make it.
 
     At a stationary point Σ_n J_nᵀ r_n = θ*/prior_var for the prior of the training, whatever it was: what
@@ -165,10 +168,7 @@ def _check_stationary(search: Search, found: Tuned) -> None:
     assert solved is not None
     trace = curvature.trace() if solved.trace is None else solved.trace
     trace *= found.scale * task.temperature
-    # a subset of the points may have taken the likelihood with it
-    likelihood = found.likelihood if task.open_noise else task.likelihood
     linearized = task.linearized
-    gradient = _gradient(task, likelihood)
     theta = linearized.flatten(task.params).double()
     free = curvature.task.free
     if free is not None:  # the trace is of the chosen weights alone

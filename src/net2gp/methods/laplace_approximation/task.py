@@ -82,7 +82,7 @@ def make_task(
         _check_alone(linearized, x, f)
         check_used(linearized, x)
         task = Task(linearized, x, y, _used(likelihood), f, *options)
-    _check_classes(task)
+    check_classes(task)
     return task, (structure or _default(task)).settled(task.linearized)
 
 
@@ -230,7 +230,8 @@ def _default(task: Task) -> Structure:
     return Kron()
 
 
-def _check_classes(task: Task) -> None:
+def check_classes(task: Task) -> None:
+    """Warn if a class has no example in the data."""
     if task.sums.classes is None:
         return
     empty = (task.sums.classes == 0).nonzero().flatten().tolist()
