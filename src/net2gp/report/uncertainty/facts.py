@@ -142,7 +142,7 @@ def _like(name: object, x: Any, like: Tensor | None) -> Inputs:
         if x.is_floating_point() and like is not None:
             x = x.to(like)
     check_inputs(x, f"others[{name!r}]")
-    return x  # type: ignore[no-any-return]
+    return x
 
 
 def _check_shape(name: str, other: Inputs, x: Inputs) -> None:

@@ -122,7 +122,7 @@ def _quarters(values: np.ndarray, columns: Sequence[str], look: np.ndarray) -> l
     parts = []
     for c in range(min(values.shape[1], MOST_COLUMNS)):
         column = values[:, c]
-        edges = np.unique(np.quantile(column[look], (0.25, 0.5, 0.75))) if len(look) else []
+        edges = np.unique(np.quantile(column[look], (0.25, 0.5, 0.75)))
         bounds = [-np.inf, *edges, np.inf]
         for low, high in pairwise(bounds):
             member = (column > low) & (column <= high)
