@@ -457,7 +457,7 @@ def test_the_verdict_follows_from_the_values(of_numbers, of_classes):
         "too_sure": True,
     }
     said = changed(of_classes, "slices/rows", [row])
-    assert "warn: Do not trust it on age > 70 (says 90.0\u00a0%, is right in 60.0\u00a0%" in said
+    assert "warn: Do not trust it on age > 70 (90.0\u00a0% sure, right in 60.0\u00a0%" in said
     row["found"] = False
     assert "age > 70" not in changed(of_classes, "slices/rows", [row])
     said = changed(of_classes, "scores/accuracy", one(0.7, 0.6, 0.75))

@@ -7,15 +7,14 @@ from typing import Any
 
 from net2gp.report.page import STYLE as PLAIN
 from net2gp.report.uncertainty.pages.found import (
-    cases_section,
     guarantee_section,
-    labels_section,
     others_section,
     slices_section,
 )
 from net2gp.report.uncertainty.pages.measured import calibration_section, refusing_section
 from net2gp.report.uncertainty.pages.parts import facts, section, soft, text
 from net2gp.report.uncertainty.pages.pictures import Pictures
+from net2gp.report.uncertainty.pages.points import cases_section, labels_section
 from net2gp.report.uncertainty.pages.style import SCRIPT, STYLE
 from net2gp.report.uncertainty.pages.words import number, percent
 

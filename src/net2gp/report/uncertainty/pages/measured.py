@@ -195,8 +195,8 @@ def refusing_section(values: Values) -> str:
     data = {
         "rows": found["curve"],
         "percent": labels,
-        "doubt": "P(wrong)" if labels else "the predicted deviation, in units of the targets',",
-        "error": "error rate" if labels else "error (RMSE in units of the targets' deviation)",
+        "doubt": "P(wrong)" if labels else "the standardized deviation",
+        "error": "error rate" if labels else "standardized RMSE",
     }
     slider = (
         '<div class="slider" id="abstain"><label for="refused">Refuse the least certain</label>'
@@ -210,6 +210,8 @@ def refusing_section(values: Values) -> str:
     words = """If points may be refused, or given to a person, the least certain should be the wrong ones.
         Thresholds are taken from the same points, which makes the numbers slightly too good for few of
         them."""
+    if not labels:
+        words += " Standardized means in units of the standard deviation of the held-out targets."
     below = table("error by share of refused points", ["refused", "error", "kept"], rows)
     return section(
         "refusing",
@@ -226,7 +228,7 @@ def _risk(found: Values, labels: bool) -> str:
         "Error of the points that are kept against the share that is refused. A curve that falls means that "
         "uncertain points are those that are wrong. The table has the numbers.",
         "% refused, the least certain first",
-        "error rate, %" if labels else "error (RMSE, standardized)",
+        "error rate, %" if labels else "standardized RMSE",
         *((0, 95), (0, float(curve[:, 1].max()) * 1.1 or 1.0)),
     )
     chart.line([0, 95], [curve[0, 1]] * 2, "ideal", "refusing at random")

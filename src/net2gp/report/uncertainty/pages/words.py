@@ -12,6 +12,9 @@ FEW = 100
 NOTICED = 0.8
 """The area under the ROC curve from which other data count as noticed."""
 
+MOST_PLACES = 3
+"""Weak parts of the data that the verdict names."""
+
 Values = dict[str, Any]
 Sentence = dict[str, str]
 
@@ -28,15 +31,15 @@ def percent(value: float | None, digits: int = 1) -> str:
     return f"{text}\u00a0%"
 
 
-def number(value: float | None) -> str:
-    """Write a number with three digits.
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number with three digits, or as many as are asked for.
 
     >>> number(0.012345), number(-12345.0), number(None)
     ('0.0123', '−12300', '–')
     """
     if value is None:
         return "–"
-    text = f"{value:.3g}"
+    text = f"{value:.{digits}g}"
     if "e" in text and 1e-5 < abs(value) < 1e7:
         text = f"{float(text):f}".rstrip("0").rstrip(".")
     return text.replace("-", "−")
@@ -122,11 +125,7 @@ def _covered(values: Values) -> list[Sentence]:
 def _refusing(values: Values) -> list[Sentence]:
     rows = values["refusing"]["rows"]
     whole, tenth = rows["0"], rows["10"]
-    of = (
-        "error rate"
-        if values["task"] == "classes"
-        else "error (RMSE in units of the targets' deviation)"
-    )
+    of = "error rate" if values["task"] == "classes" else "RMSE in units of the targets' deviation"
     share = values["task"] == "classes"
     if not whole["value"]:
         return [_say("good", f"There is no error among the held-out points (n = {values['n']:,}).")]
@@ -183,9 +182,14 @@ def _distrust(values: Values) -> list[Sentence]:
     places = []
     for row in values["slices"]["rows"]:
         if row["found"] and row["too_sure"]:
-            what = "right" if values["task"] == "classes" else "inside"
-            said, real = percent(row["said"]), shown(row["is"], share=True)
-            places.append(f"{row['name']} (says {said}, is {what} in {real})")
+            real = shown(row["is"], share=True)
+            says = f"{percent(row['said'])} sure, right in {real}"
+            if values["task"] == "numbers":
+                says = f"90 % intervals contain {real}"
+            places.append(f"{row['name']} ({says})")
+    places, more = places[:MOST_PLACES], len(places[MOST_PLACES:])
+    if more:
+        places.append(f"{more} more parts of the data, see Slices")
     for row in values["slices"]["classes"]:
         if row["found"]["n"] == 0:
             places.append(f"class {row['name']}, of which there is no held-out example")
@@ -196,7 +200,7 @@ def _distrust(values: Values) -> list[Sentence]:
         if best["value"] < NOTICED:
             places.append(f"{name}, which it hardly tells from held-out data (AUROC {shown(best)})")
     if places:
-        return [_say("warn", "Do not trust it on " + "; ".join(places[:6]) + ".")]
+        return [_say("warn", "Do not trust it on " + "; ".join(places) + ".")]
     tests = values["slices"]["tests"]
     if tests:
         text = (
