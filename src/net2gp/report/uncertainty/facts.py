@@ -207,8 +207,14 @@ def _repeated(x: Inputs, known: Inputs) -> int:
     """The number of points that are among the known ones to the last digit."""
     if not isinstance(x, Tensor) or not isinstance(known, Tensor) or x.shape[1:] != known.shape[1:]:
         return 0
-    seen = {row.tobytes() for row in known.detach().cpu().to(x.dtype).flatten(1).numpy()}
-    return sum(row.tobytes() in seen for row in x.detach().cpu().flatten(1).numpy())
+    seen = set(_bytes(known.to(x.dtype)))
+    return sum(row in seen for row in _bytes(x))
+
+
+def _bytes(x: Tensor) -> list[bytes]:
+    """The bytes of each point."""
+    flat = x.detach().cpu().flatten(1).contiguous().view(torch.uint8)
+    return [row.tobytes() for row in flat.numpy()]
 
 
 def facts(posterior: Posterior, given: Given) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from net2gp.report.uncertainty.pages.parts import cell, section, soft, table, te
 from net2gp.report.uncertainty.pages.words import number, percent
 
 MOST_ROWS = 12
+MOST_CLASSES = 25
 Values = dict[str, Any]
 
 
@@ -43,16 +44,30 @@ def slices_section(values: Values) -> str:
         parts.append(text("No part has ten points on the half that tests it, so none was tested."))
     if not found["tree"]:
         parts.append(text("The tree needs scikit-learn: `pip install 'net2gp[plots]'`."))
-    if found["classes"]:
-        lines = [
-            [escape(row["name"]), _or_none(row["found"]), f"{row['found']['n']:,}"]
-            for row in found["classes"]
-        ]
-        parts.append("<h3>Examples of each class that are found</h3>")
-        parts.append(
-            table("share of each true class that is found", ["class", "found", "points"], lines)
+    return section(
+        "slices", "Slices: where is it worse than it says?", *parts, _classes(found["classes"])
+    )
+
+
+def _classes(rows: list[Values]) -> str:
+    """The share of each true class that is found; of many classes, the worst."""
+    if not rows:
+        return ""
+    worst = sorted(rows, key=lambda row: (row["found"]["n"] > 0, row["found"]["value"] or 0.0))
+    shown = rows if len(rows) <= MOST_CLASSES else worst[:MOST_CLASSES]
+    lines = [
+        [escape(row["name"]), _or_none(row["found"]), f"{row['found']['n']:,}"] for row in shown
+    ]
+    rest = len(rows) - len(shown)
+    return (
+        "<h3>Examples of each class that are found</h3>"
+        + table("share of each true class that is found", ["class", "found", "points"], lines)
+        + (
+            soft(f"The other {rest} classes, of which more are found, are in the JSON file.")
+            if rest
+            else ""
         )
-    return section("slices", "Slices: where is it worse than it says?", *parts)
+    )
 
 
 def _or_none(one: Values) -> str:

@@ -11,11 +11,11 @@ from scipy import stats
 from net2gp.report.uncertainty.calibration import LEVELS
 from net2gp.report.uncertainty.pages.drawing import STYLES, Chart
 from net2gp.report.uncertainty.pages.parts import cell, section, soft, table, text
-from net2gp.report.uncertainty.pages.words import number, percent
+from net2gp.report.uncertainty.pages.words import called, number, percent
 
 Values = dict[str, Any]
-MEAN_ALONE = """The mean alone is what the posterior's mean predicts without any variance of f: after
-    `laplace`, the bare network. """
+MEAN_ALONE = """The mean alone is what the posterior's mean predicts without any variance of f. """
+BARE = """The bare network is what the mean predicts without any variance of f. """
 ONE_SPREAD = (
     """The mean with one spread has the same mean, and one standard deviation for all points. """
 )
@@ -36,10 +36,11 @@ def _fair(values: Values) -> str:
     compared = values["compared"]
     words = "Intervals contain the true value in 95 % of cases. "
     if len(compared) > 1:
-        words += MEAN_ALONE if values["task"] == "classes" else ONE_SPREAD
+        around = BARE if values["around_network"] else MEAN_ALONE
+        words += around if values["task"] == "classes" else ONE_SPREAD
         words += CROSS_FITTED
     chosen = [
-        f"{name}: {number(min(v['chosen']))} to {number(max(v['chosen']))}"
+        f"{called(values, name)}: {number(min(v['chosen']))} to {number(max(v['chosen']))}"
         for name, v in compared.items()
         if v.get("chosen")
     ]
@@ -51,7 +52,7 @@ def _of_labels(values: Values) -> list[str]:
     head = ("", "right", "mean confidence", "log loss", "Brier", "ECE", "smooth ECE")
     rows = [
         [
-            name,
+            called(values, name),
             *(cell(f[k], share=True) for k in ("accuracy", "confidence")),
             *(cell(f[k]) for k in ("nll", "brier", "ece", "smooth_ece")),
         ]
@@ -64,12 +65,13 @@ def _of_labels(values: Values) -> list[str]:
         few points, which their intervals take into account."""
     bins = f"<details><summary>The bins as a table</summary>{_bins(own)}</details>"
     return [
-        f'<div class="charts">{_reliability(compared)}<div>{text(words)}{bins}</div></div>',
+        f'<div class="charts">{_reliability(values)}<div>{text(words)}{bins}</div></div>',
         table("scores of all predictions", head, rows),
     ]
 
 
-def _reliability(compared: Values) -> str:
+def _reliability(values: Values) -> str:
+    compared = values["compared"]
     chart = Chart(
         "Accuracy against confidence. On the diagonal they are equal. The table below has the numbers.",
         *("confidence", "share that is right", (0, 1), (0, 1)),
@@ -83,7 +85,7 @@ def _reliability(compared: Values) -> str:
         ys = [line["accuracy"]["value"] for line in found["bins"]]
         chart.line(xs, ys, style)
         chart.dots(xs, ys, style)
-        chart.legend.append(("dots", style, name))
+        chart.legend.append(("dots", style, called(values, name)))
     return chart.html()
 
 
@@ -114,7 +116,12 @@ def _of_numbers(values: Values) -> list[str]:
     )
     shares = ("coverage50", "coverage90", "coverage95")
     rows = [
-        [name, *(cell(f[k], share=True) for k in shares), cell(f["width90"]), cell(f["nll"])]
+        [
+            called(values, name),
+            *(cell(f[k], share=True) for k in shares),
+            cell(f["width90"]),
+            cell(f["nll"]),
+        ]
         for name, f in compared.items()
     ]
     parts = [
@@ -141,7 +148,7 @@ def _coverage(values: Values) -> str:
     chart.line([0, 1], [0, 1], "ideal", "as right as they say")
     for style, (name, found) in zip(STYLES, compared.items(), strict=False):
         ys = np.mean([[one["value"] for one in curve] for curve in found["curves"]], 0)
-        chart.line(LEVELS, ys, style, name)
+        chart.line(LEVELS, ys, style, called(values, name))
     return chart.html()
 
 

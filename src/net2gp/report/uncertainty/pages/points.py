@@ -131,7 +131,7 @@ def _entries(label: str, entries: list[Entry], columns: list[str]) -> str:
     for entry in entries:
         rows.append([entry.name, entry.words, *entry.shown])
         rows += [[f"↳ {pull.name}", pull.words, *pull.shown] for pull in entry.pulls]
-    return table(label, ["point", "", *columns], rows)
+    return table(label, ["point", "prediction, or target and pull", *columns], rows)
 
 
 def _tile(entry: Entry) -> str:

@@ -57,7 +57,8 @@ tbody th { min-width: 8rem; text-align: left; }
   border: 1px solid var(--line); background: #000; }
 .pulls { display: flex; flex-wrap: wrap; gap: 0.5rem; list-style: none; padding: 0; margin: 0.4rem 0 0;
   font-size: 0.8rem; color: var(--soft); } .pulls .tile { width: 46px; height: 46px; display: block; }
-.below th, .below td { color: var(--soft); font-size: 0.88rem; } .below th { padding-left: 1rem; }
+.below th, .below td { color: var(--soft); font-size: 0.88rem; }
+.below th { padding-left: 1rem; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: 0.25rem 1rem; margin: 0; }
 .facts dt { color: var(--soft); } .facts dd { margin: 0; overflow-wrap: anywhere; }
 details { margin: 0.8rem 0; } summary { cursor: pointer; padding: 0.2rem 0; }

@@ -160,17 +160,27 @@ def _ratio(ratio: float) -> str:
     return next((words for limit, words in names if ratio <= limit), "increases the error")
 
 
+def called(values: Values, name: str) -> str:
+    """Name a prediction: around a network, the mean is the network itself."""
+    if not values["around_network"]:
+        return name
+    return name.replace("mean alone", "bare network").replace("mean with", "network with")
+
+
 def _beside(values: Values) -> list[Sentence]:
     compared = values["compared"]
     own = compared["posterior"]["nll"]
-    others = {name: v["nll"] for name, v in compared.items() if name != "posterior"}
+    others = {n: v["nll"] for n, v in compared.items() if n != "posterior"}
     if not others or own["value"] is None:
         return []
     beaten = {n: v for n, v in values["differences"].items() if v["low"] is not None}
-    better = [n for n, v in beaten.items() if v["low"] > 0]
-    worse = [n for n, v in beaten.items() if v["high"] < 0]
+    better = [called(values, n) for n, v in beaten.items() if v["low"] > 0]
+    worse = [called(values, n) for n, v in beaten.items() if v["high"] < 0]
     text = f"Its log loss is {shown(own)}; "
-    text += "; ".join(f"the {name} has {number(v['value'])}" for name, v in others.items()) + ". "
+    text += (
+        "; ".join(f"the {called(values, n)} has {number(v['value'])}" for n, v in others.items())
+        + ". "
+    )
     if worse:
         return [_say("warn", text + f"Better on these points: the {' and the '.join(worse)}.")]
     if better:
@@ -190,9 +200,12 @@ def _distrust(values: Values) -> list[Sentence]:
     places, more = places[:MOST_PLACES], len(places[MOST_PLACES:])
     if more:
         places.append(f"{more} more parts of the data, see Slices")
-    for row in values["slices"]["classes"]:
-        if row["found"]["n"] == 0:
-            places.append(f"class {row['name']}, of which there is no held-out example")
+    missing = [row["name"] for row in values["slices"]["classes"] if row["found"]["n"] == 0]
+    if missing:
+        names = ", ".join(missing[:MOST_PLACES])
+        names += f" and {len(missing) - MOST_PLACES} more" if len(missing) > MOST_PLACES else ""
+        kind = "class" if len(missing) == 1 else "classes"
+        places.append(f"{kind} {names}, of which there is no held-out example")
     for name, kinds in values["others"].items():
         best = max(
             (v["auroc"] for k, v in kinds.items() if k in ("uncertainty", "novelty")), key=_value
