@@ -389,6 +389,59 @@ def test_images_are_pictures_and_other_inputs_are_not():
     assert 'class="tile"' not in plain.html
 
 
+class Named(nn.Module):
+    """A network with named inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.layer(torch.cat([a, b], 1))
+
+
+def test_inputs_may_be_named_and_then_have_no_columns():
+    x, y = points(), (points()[:, 0] > 0).long()
+    inputs = {"a": x[:, :1], "b": x[:, 1:]}
+    known, rest = ({k: v[part] for k, v in inputs.items()} for part in (KNOWN, HELD_OUT))
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Net2GPWarning)
+        posterior = n2g.laplace(Named().eval(), (known, y[KNOWN]), n2g.Categorical(), prior_var=1.0)
+    report = uncertainty_report(posterior, (rest, y[HELD_OUT]), others={"same": rest})
+    check(report)
+    assert report.values["scores"]["auroc_same"]["value"] == pytest.approx(0.5)
+    assert "column" not in {row["kind"] for row in report.values["slices"]["rows"]}
+    with pytest.raises(InputError, match=r"columns are for a table x of shape \(N, D\)"):
+        uncertainty_report(posterior, (rest, y[HELD_OUT]), columns=["a", "b", "c"])
+
+
+def test_of_many_classes_the_page_shows_the_worst():
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 3), torch.arange(200) % 40
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Net2GPWarning)
+        network = nn.Linear(3, 60).eval()
+        posterior = n2g.laplace(network, (x[:80], y[:80]), n2g.Categorical(), prior_var=1.0)
+    report = uncertainty_report(posterior, (x[80:], y[80:]))
+    check(report)
+    assert len(report.values["slices"]["classes"]) == 60
+    assert "The other 35 classes" in report.html
+    said = " ".join(line["says"] for line in report.values["verdict"])
+    assert "classes 40, 41, 42 and 17 more, of which there is no held-out example" in said
+
+
+def test_fingerprints_change_with_the_data_and_nothing_else(of_numbers):
+    first = of_numbers.values["facts"]["hashes"]
+    x, y = held_out(numbers(points(), 2))
+    y = y.clone()
+    y[5] += 1e-3
+    second = uncertainty_report(regressor(2), (x, y)).values["facts"]["hashes"]
+    differing = {name for name in first if first[name] != second[name]}
+    assert differing == {"held-out targets"}
+    assert {"training inputs", "parameters of the network"} <= set(first)
+
+
 def test_a_report_is_the_same_every_time_and_leaves_randomness_alone(of_numbers):
     state = torch.get_rng_state()
     again = uncertainty_report(

@@ -230,6 +230,9 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
     known = {name.strip("_"): text for name, text in posterior._facts().items()}
     found: dict[str, Any] = {**known, "held_out": f"{num_rows(given.x):,} points"}
     hashes = {"held-out inputs": _hash(tensors(given.x)), "held-out targets": _hash([given.y])}
+    if posterior.x is not None and posterior.y is not None:
+        hashes["training inputs"] = _hash(tensors(posterior.x))
+        hashes["training targets"] = _hash([posterior.y])
     if hasattr(posterior, "linearized"):
         linearized = posterior.linearized
         values = {**linearized.frozen, **linearized.params}
@@ -245,7 +248,7 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
 
 
 def _hash(values: Sequence[Tensor]) -> str:
-    """The first half of the SHA-256 of the numbers, in order."""
+    """The first half of the SHA-256 of the numbers' bytes, in order."""
     digest = hashlib.sha256()
     for value in values:
         whole = value.detach().cpu().contiguous()

@@ -137,7 +137,7 @@ def _done(values: Values) -> str:
         "held_out": "held-out data",
     }
     pairs = [(title, str(known[name])) for name, title in names.items() if name in known]
-    hashes = [(f"SHA-256 of the {name}", value) for name, value in known["hashes"].items()]
+    hashes = [(f"{name}, SHA-256", value) for name, value in known["hashes"].items()]
     if values["warnings"]:
         said = "".join(f"<li>{escape(words)}</li>" for words in values["warnings"])
         warned = f"<h3>Warnings while the report was made</h3><ul>{said}</ul>"
