@@ -248,6 +248,8 @@ def test_pulls_are_terms_of_the_sum_that_the_mean_is():
     top = terms.abs().topk(3).indices.tolist()
     assert [pull["index"] for pull in case["pulls"]] == top
     assert case["pulls"][0]["pull"] == pytest.approx(float(terms[top[0]]))
+    share = float(terms[top[0]] / terms.abs().sum())
+    assert case["pulls"][0]["share"] == pytest.approx(share)
     around = uncertainty_report(regressor(), held_out(numbers(points())))
     case = around.values["cases"]["sure_and_wrong"][0]
     model = regressor()
@@ -510,7 +512,7 @@ def test_the_verdict_follows_from_the_values(of_numbers, of_classes):
         "too_sure": True,
     }
     said = changed(of_classes, "slices/rows", [row])
-    assert "warn: Do not trust it on age > 70 (90.0\u00a0% sure, right in 60.0\u00a0%" in said
+    assert "warn: Do not trust it where age > 70 (90.0\u00a0% sure, right in 60.0\u00a0%" in said
     row["found"] = False
     assert "age > 70" not in changed(of_classes, "slices/rows", [row])
     said = changed(of_classes, "scores/accuracy", one(0.7, 0.6, 0.75))

@@ -65,7 +65,7 @@ def slices(
     parts, grown = [], True
     if isinstance(found, Labels):
         parts += [
-            Slice(f"said to be {name}", "class", found.said == c) for c, name in enumerate(names)
+            Slice(f"it says {name}", "class", found.said == c) for c, name in enumerate(names)
         ]
     if columns is not None:
         parts += _quarters(features[:, : len(columns)], columns, look)

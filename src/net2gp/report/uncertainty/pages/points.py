@@ -42,7 +42,8 @@ def cases_section(values: Values, pictures: Pictures) -> str:
         where = "where a plus pulls the prediction up and a minus down"
         words = f"""Below each are the training points that pull the most: the largest terms k(x, x_n) α_n of
             the sum that the mean is, with the residual α_n of target n,
-            {"towards the class that was said" if labels else where}."""
+            {"towards the class that was said" if labels else where}. Each has its share of the sizes of all
+            terms that were looked at."""
     parts = [text(words)]
     for kind, title in titles.items():
         entries = [_case(values, case, pictures) for case in found[kind]]
@@ -62,7 +63,7 @@ def _case(values: Values, case: Values, pictures: Pictures) -> Entry:
         Entry(
             f"training {pull['index']}",
             pictures.known.get(pull["index"], []),
-            f"{_target(values, pull['y'])} {'+' if pull['pull'] > 0 else ''}{number(pull['pull'])}",
+            f"{_target(values, pull['y'])}, {_share(pull['share'])}",
         )
         for pull in case["pulls"]
     )
@@ -77,6 +78,10 @@ def _said(names: list[str], line: Values) -> str:
 
 def _sure(probability: float) -> str:
     return percent(probability) if probability < 0.9995 else f"more than {percent(0.999)}"
+
+
+def _share(share: float) -> str:
+    return f"{'+' if share > 0 else '−'}{percent(abs(share))}"
 
 
 def _target(values: Values, y: Any) -> str:

@@ -196,24 +196,26 @@ def _distrust(values: Values) -> list[Sentence]:
             says = f"{percent(row['said'])} sure, right in {real}"
             if values["task"] == "numbers":
                 says = f"90 % intervals contain {real}"
-            places.append(f"{row['name']} ({says})")
+            places.append(f"where {row['name']} ({says})")
     places, more = places[:MOST_PLACES], len(places[MOST_PLACES:])
     if more:
-        places.append(f"{more} more parts of the data, see Slices")
+        places.append(f"on {more} more parts of the data, see Slices")
     missing = [row["name"] for row in values["slices"]["classes"] if row["found"]["n"] == 0]
     if missing:
         names = ", ".join(missing[:MOST_PLACES])
         names += f" and {len(missing) - MOST_PLACES} more" if len(missing) > MOST_PLACES else ""
         kind = "class" if len(missing) == 1 else "classes"
-        places.append(f"{kind} {names}, of which there is no held-out example")
+        places.append(f"on {kind} {names}, of which there is no held-out example")
     for name, kinds in values["others"].items():
         best = max(
             (v["auroc"] for k, v in kinds.items() if k in ("uncertainty", "novelty")), key=_value
         )
         if best["value"] < NOTICED:
-            places.append(f"{name}, which it hardly tells from held-out data (AUROC {shown(best)})")
+            places.append(
+                f"on {name}, which it hardly tells from held-out data (AUROC {shown(best)})"
+            )
     if places:
-        return [_say("warn", "Do not trust it on " + "; ".join(places) + ".")]
+        return [_say("warn", "Do not trust it " + "; ".join(places) + ".")]
     tests = values["slices"]["tests"]
     if tests:
         text = (
