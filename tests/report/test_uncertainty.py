@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import warnings
 from html.parser import HTMLParser
 
@@ -389,6 +390,14 @@ def test_images_are_pictures_and_other_inputs_are_not():
     assert 'class="tile"' in report.html
     plain = uncertainty_report(posterior, (x[60:], y[60:]), images=False)
     assert 'class="tile"' not in plain.html
+
+
+def test_without_scikit_learn_the_page_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.tree", None)
+    report = uncertainty_report(regressor(), held_out(numbers(points())))
+    check(report)
+    assert "pip install 'net2gp[plots]'" in report.html
+    assert {row["kind"] for row in report.values["slices"]["rows"]} == {"column"}
 
 
 class Named(nn.Module):
