@@ -81,7 +81,7 @@ def _sure(probability: float) -> str:
 
 
 def _share(share: float) -> str:
-    return f"{'+' if share > 0 else '−'}{percent(abs(share))}"
+    return f"{'+' if share > 0 else '−'}{percent(abs(share), 0)}"
 
 
 def _target(values: Values, y: Any) -> str:

@@ -48,6 +48,7 @@ figure.chart .legend svg { display: inline-block; width: 34px; height: 14px; mar
 .slider output { display: block; font-weight: 600; min-height: 3.1em; }
 .flag { font-weight: 600; color: var(--warn); white-space: nowrap; }
 th, td { vertical-align: baseline; } td { white-space: nowrap; } td small { margin-left: 0.2rem; }
+#calibration td small { display: block; }
 tbody th { min-width: 8rem; text-align: left; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); gap: 0.8rem;
   list-style: none; margin: 0.6rem 0; padding: 0; }
