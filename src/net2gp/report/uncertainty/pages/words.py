@@ -249,6 +249,11 @@ def limits(values: Values) -> list[str]:
         "A posterior is right about inputs that resemble its data. Novelty and entropy catch some strange "
         "inputs and not others, and say nothing about inputs that were made to deceive.",
     ]
+    if values["task"] == "classes":
+        found.append(
+            "Most of the log loss of a classifier that is rarely wrong comes from its few errors. With fewer than "
+            "about ten of them, the interval of the log loss is too narrow."
+        )
     structure = values["facts"].get("structure", "")
     if "LastLayer" in structure:
         found.append(
