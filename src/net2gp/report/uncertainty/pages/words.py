@@ -251,8 +251,8 @@ def limits(values: Values) -> list[str]:
     ]
     if values["task"] == "classes":
         found.append(
-            "Most of the log loss of a classifier that is rarely wrong comes from its few errors. With fewer than "
-            "about ten of them, the interval of the log loss is too narrow."
+            "Most of the log loss of a classifier that is rarely wrong comes from its few errors. With fewer "
+            "than about ten of them, the interval of the log loss is too narrow."
         )
     structure = values["facts"].get("structure", "")
     if "LastLayer" in structure:
