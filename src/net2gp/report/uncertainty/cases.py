@@ -121,9 +121,8 @@ def _pulls(posterior: Posterior, x: Inputs, outputs: list[int]) -> list[list[Val
         one = pull[m, :, min(c, C - 1)].double()
         size = one if C > 1 and is_classifier(posterior.likelihood) else one.abs()
         top = size.topk(min(NUM_PULLS, len(one))).indices
-        found.append(
-            [{"index": int(index[n]), "pull": float(one[n]), "y": _plain(y[index[n]])} for n in top]
-        )
+        whole = max(float(one.abs().sum()), 1e-300)
+        found.append([_pull(one[n], whole, int(index[n]), y[index[n]]) for n in top])
     return found
 
 
@@ -143,6 +142,10 @@ def _around_network(
     if cross.shape[0] == M:
         return cross[..., None] * residual[index], index
     return torch.einsum("mcnd,nd->mnc", cross.reshape(M, C, -1, C), residual[index]), index
+
+
+def _pull(pull: Tensor, whole: float, index: int, y: Tensor) -> Values:
+    return {"index": index, "pull": float(pull), "share": float(pull) / whole, "y": _plain(y)}
 
 
 def _plain(y: Tensor) -> float | int | list[float]:

@@ -131,17 +131,8 @@ def _check_law(posterior: Posterior, x: Inputs, y: Tensor) -> None:
         )
     if y.is_floating_point():
         check_finite(y, "y")
-    posterior.likelihood.check(posterior.mean(rows(x, slice(0, 2))), y[:2])
-    if isinstance(law, distributions.Categorical):
-        K = law.probs.shape[-1]
-        labels = y.reshape(len(y), -1)
-        good = labels.shape[1] == 1 and bool(((labels >= 0) & (labels < K)).all())
-        if not good:
-            raise InputError(
-                f"held-out labels must be whole numbers from 0 to {K - 1}, one per point, but are "
-                f"{describe(y)} with values from {labels.min().item():g} to {labels.max().item():g}. Pass "
-                "the numbers of the classes that the network was trained with."
-            )
+    f = posterior.mean(rows(x, slice(0, 1)))
+    posterior.likelihood.check(f.expand(len(y), *f.shape[1:]), y)
 
 
 def _like(name: object, x: Any, like: Tensor | None) -> Inputs:
@@ -151,7 +142,7 @@ def _like(name: object, x: Any, like: Tensor | None) -> Inputs:
         if x.is_floating_point() and like is not None:
             x = x.to(like)
     check_inputs(x, f"others[{name!r}]")
-    return x  # type: ignore[no-any-return]
+    return x
 
 
 def _check_shape(name: str, other: Inputs, x: Inputs) -> None:
@@ -216,8 +207,14 @@ def _repeated(x: Inputs, known: Inputs) -> int:
     """The number of points that are among the known ones to the last digit."""
     if not isinstance(x, Tensor) or not isinstance(known, Tensor) or x.shape[1:] != known.shape[1:]:
         return 0
-    seen = {row.tobytes() for row in known.detach().cpu().to(x.dtype).flatten(1).numpy()}
-    return sum(row.tobytes() in seen for row in x.detach().cpu().flatten(1).numpy())
+    seen = set(_bytes(known.to(x.dtype)))
+    return sum(row in seen for row in _bytes(x))
+
+
+def _bytes(x: Tensor) -> list[bytes]:
+    """The bytes of each point."""
+    flat = x.detach().cpu().flatten(1).contiguous().view(torch.uint8)
+    return [row.tobytes() for row in flat.numpy()]
 
 
 def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
@@ -233,6 +230,9 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
     known = {name.strip("_"): text for name, text in posterior._facts().items()}
     found: dict[str, Any] = {**known, "held_out": f"{num_rows(given.x):,} points"}
     hashes = {"held-out inputs": _hash(tensors(given.x)), "held-out targets": _hash([given.y])}
+    if posterior.x is not None and posterior.y is not None:
+        hashes["training inputs"] = _hash(tensors(posterior.x))
+        hashes["training targets"] = _hash([posterior.y])
     if hasattr(posterior, "linearized"):
         linearized = posterior.linearized
         values = {**linearized.frozen, **linearized.params}
@@ -248,7 +248,7 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
 
 
 def _hash(values: Sequence[Tensor]) -> str:
-    """The first half of the SHA-256 of the numbers, in order."""
+    """The first half of the SHA-256 of the numbers' bytes, in order."""
     digest = hashlib.sha256()
     for value in values:
         whole = value.detach().cpu().contiguous()

@@ -179,6 +179,7 @@ def _values(
         "n": len(found),
         "names": list(given.names),
         "known_points": given.known_points,
+        "around_network": hasattr(posterior.process, "covariance"),
         "drawn": isinstance(found, Numbers) and found.drawn,
         "constant": constant(found, given.names),
     }

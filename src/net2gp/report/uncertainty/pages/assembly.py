@@ -7,15 +7,14 @@ from typing import Any
 
 from net2gp.report.page import STYLE as PLAIN
 from net2gp.report.uncertainty.pages.found import (
-    cases_section,
     guarantee_section,
-    labels_section,
     others_section,
     slices_section,
 )
 from net2gp.report.uncertainty.pages.measured import calibration_section, refusing_section
 from net2gp.report.uncertainty.pages.parts import facts, section, soft, text
 from net2gp.report.uncertainty.pages.pictures import Pictures
+from net2gp.report.uncertainty.pages.points import cases_section, labels_section
 from net2gp.report.uncertainty.pages.style import SCRIPT, STYLE
 from net2gp.report.uncertainty.pages.words import number, percent
 
@@ -138,7 +137,7 @@ def _done(values: Values) -> str:
         "held_out": "held-out data",
     }
     pairs = [(title, str(known[name])) for name, title in names.items() if name in known]
-    hashes = [(f"SHA-256 of the {name}", value) for name, value in known["hashes"].items()]
+    hashes = [(f"{name}, SHA-256", value) for name, value in known["hashes"].items()]
     if values["warnings"]:
         said = "".join(f"<li>{escape(words)}</li>" for words in values["warnings"])
         warned = f"<h3>Warnings while the report was made</h3><ul>{said}</ul>"

@@ -1,4 +1,4 @@
-"""The sections about parts of the data and single points."""
+"""The sections about parts of the data, other data, and the price of a guarantee."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from net2gp.report.uncertainty.pages.drawing import Chart
 from net2gp.report.uncertainty.pages.parts import cell, section, soft, table, text
-from net2gp.report.uncertainty.pages.pictures import Pictures
 from net2gp.report.uncertainty.pages.words import number, percent
 
 MOST_ROWS = 12
+MOST_CLASSES = 25
 Values = dict[str, Any]
 
 
@@ -28,9 +28,9 @@ def slices_section(values: Values) -> str:
         ]
         for row in found["rows"][:MOST_ROWS]
     ]
-    also = "the predicted classes and the" if labels else "the"
+    also = ", the predicted classes and the" if labels else " and the"
     words = f"""On one random half of the held-out points ({found["looked_at"]:,}) a shallow tree
-        looked for the parts with the worst calibration. These, {also} quarters of each column of a table
+        looked for the parts with the worst calibration. These leaves{also} quarters of each column of a table
         were tested on the other half ({found["tested_on"]:,}), with Holm's correction for
         {found["tests"]} tests. A small corrected p speaks against chance."""
     parts = [text(words)]
@@ -44,16 +44,30 @@ def slices_section(values: Values) -> str:
         parts.append(text("No part has ten points on the half that tests it, so none was tested."))
     if not found["tree"]:
         parts.append(text("The tree needs scikit-learn: `pip install 'net2gp[plots]'`."))
-    if found["classes"]:
-        lines = [
-            [escape(row["name"]), _or_none(row["found"]), f"{row['found']['n']:,}"]
-            for row in found["classes"]
-        ]
-        parts.append("<h3>Examples of each class that are found</h3>")
-        parts.append(
-            table("share of each true class that is found", ["class", "found", "points"], lines)
+    return section(
+        "slices", "Slices: where is it worse than it says?", *parts, _classes(found["classes"])
+    )
+
+
+def _classes(rows: list[Values]) -> str:
+    """The share of each true class that is found; of many classes, the worst."""
+    if not rows:
+        return ""
+    worst = sorted(rows, key=lambda row: (row["found"]["n"] > 0, row["found"]["value"] or 0.0))
+    shown = rows if len(rows) <= MOST_CLASSES else worst[:MOST_CLASSES]
+    lines = [
+        [escape(row["name"]), _or_none(row["found"]), f"{row['found']['n']:,}"] for row in shown
+    ]
+    rest = len(rows) - len(shown)
+    return (
+        "<h3>Examples of each class that are found</h3>"
+        + table("share of each true class that is found", ["class", "found", "points"], lines)
+        + (
+            soft(f"The other {rest} classes, of which more are found, are in the JSON file.")
+            if rest
+            else ""
         )
-    return section("slices", "Slices: where is it worse than it says?", *parts)
+    )
 
 
 def _or_none(one: Values) -> str:
@@ -126,106 +140,6 @@ def _histogram(name: str, kind: str, one: Values) -> str:
     for style, heights, label in zip("ab", shares, ("held-out", name), strict=True):
         chart.bars(edges, heights, style, label)
     return chart.html()
-
-
-def cases_section(values: Values, pictures: Pictures) -> str:
-    """Write the sure and wrong and the unsure and right, with the training points that pull them."""
-    found, labels = values["cases"], values["task"] == "classes"
-    titles = {
-        "sure_and_wrong": "Sure and wrong" if labels else "Farthest out, in predicted deviations",
-        "unsure_and_right": "Unsure and right" if labels else "Unsure and close",
-    }
-    parts = []
-    if found["without_pulls"] is None:
-        where = "where a plus pulls the prediction up and a minus down"
-        words = f"""Below each are the training points that pull the most: the largest terms k(x, x_n) α_n of
-            the sum that the mean is, with the residual α_n of target n,
-            {"towards the class that was said" if labels else where}."""
-        parts.append(text(words))
-    else:
-        parts.append(text(f"Training points behind these are not shown: {found['without_pulls']}"))
-    for kind, title in titles.items():
-        parts.append(f"<h3>{title}</h3>")
-        items = [_case(values, case, pictures) for case in found[kind]]
-        rows = "" if pictures.are_images else " rows"
-        parts.append(
-            f'<ul class="tiles{rows}">{"".join(items)}</ul>' if items else text("There are none.")
-        )
-    return section("cases", "Cases: what does that look like?", *parts)
-
-
-def _case(values: Values, case: Values, pictures: Pictures) -> str:
-    names = values["names"]
-    if values["task"] == "classes":
-        words = f"says <b>{escape(names[case['said']])}</b> with {_sure(case['probability'])}"
-        if case["said"] != case["is"]:
-            words += f", is <b>{escape(names[case['is']])}</b>"
-    else:
-        name = escape(names[case["output"]])
-        words = (
-            f"{name}: says <b>{number(case['said'])}</b> ± {number(case['spread'])}, is "
-            f"<b>{number(case['is'])}</b> ({number(case['off'])} deviations)"
-        )
-    pulls = "".join(
-        f"<li>{pictures.known.get(p['index'], '')} {_target(values, p['y'])} {_signed(p['pull'])}</li>"
-        for p in case["pulls"]
-    )
-    shown = pictures.held_out.get(case["index"], "")
-    return f"<li>{shown}<div>{words}</div>{f'<ul class=pulls>{pulls}</ul>' if pulls else ''}</li>"
-
-
-def _sure(probability: float) -> str:
-    return percent(probability) if probability < 0.9995 else f"more than {percent(0.999)}"
-
-
-def _target(values: Values, y: Any) -> str:
-    if values["task"] == "classes":
-        return escape(values["names"][int(y)])
-    return "y = " + (", ".join(number(v) for v in y) if isinstance(y, list) else number(y))
-
-
-def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + number(value)
-
-
-def labels_section(values: Values, pictures: Pictures) -> str:
-    """Write the training targets that all other data speak against."""
-    found, labels = values["label_errors"], values["task"] == "classes"
-    title = "Suspected labels in the training data"
-    if "reason" in found:
-        return section("labels", title, text(f"Not available here: {found['reason']}"))
-    words = f"""Each of the {found["looked_at"]:,} training points that fit the worst (of {found["n"]:,}) was
-        left out in closed form and predicted by all others. {found["suspected"]:,} of them """
-    words += (
-        "have a label to which the others give less than 1 %. Some are right and rare; look at them."
-        if labels
-        else "lie farther out than a single one of the data set should (5 %, corrected for their number)."
-    )
-    items = [
-        f"<li>{pictures.known.get(row['index'], '')}<div>training point {row['index']}: "
-        f"{_suspicion(values, row)}</div></li>"
-        for row in found["rows"]
-    ]
-    rows = "" if pictures.are_images else " rows"
-    return section(
-        "labels",
-        title,
-        text(words),
-        f'<ul class="tiles{rows}">{"".join(items)}</ul>' if items else "",
-    )
-
-
-def _suspicion(values: Values, row: Values) -> str:
-    names = values["names"]
-    if values["task"] == "classes":
-        return (
-            f"labeled <b>{escape(names[row['is']])}</b> ({percent(row['p'], 2)}), the others say "
-            f"<b>{escape(names[row['said']])}</b> with {_sure(row['probability'])}"
-        )
-    return (
-        f"{escape(names[row['output']])} = <b>{number(row['is'])}</b>, the others say "
-        f"{number(row['said'])} ± {number(row['spread'])}"
-    )
 
 
 def guarantee_section(values: Values) -> str:

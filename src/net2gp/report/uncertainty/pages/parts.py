@@ -41,16 +41,18 @@ def table(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     True
     """
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    lines = "\n".join(
-        f'<tr><th scope="row">{row[0]}</th>'
-        + "".join(f"<td>{cell}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in rows
-    )
+    lines = "\n".join(_row(row) for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{top}</tr></thead>\n<tbody>{lines}</tbody></table></div>"
     )
+
+
+def _row(row: Sequence[str]) -> str:
+    """A row; an arrow marks those that belong to the one above."""
+    start = '<tr class="below">' if row[0].startswith("↳") else "<tr>"
+    cells = "".join(f"<td>{cell}</td>" for cell in row[1:])
+    return f'{start}<th scope="row">{row[0]}</th>{cells}</tr>'
 
 
 def cell(one: Estimate, *, share: bool = False, n: bool = False) -> str:

@@ -7,7 +7,6 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from net2gp.types import Inputs
 MOST_PIXELS = 96
 """The longest side of a picture; larger ones are thinned out."""
 
-MOST_COLUMNS = 8
+MOST_COLUMNS = 12
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,14 @@ class Pictures:
     """The points that the page shows.
 
     Args:
-        are_images: Whether they are images, and not text.
-        held_out: HTML by index of the held-out point.
-        known: HTML by index of the training point.
+        columns: The names of the columns if points are rows of a table, else none.
+        held_out: Images, or cells, by index of the held-out point.
+        known: Images, or cells, by index of the training point.
     """
 
-    are_images: bool
-    held_out: dict[int, str] = field(repr=False)
-    known: dict[int, str] = field(repr=False)
+    columns: list[str]
+    held_out: dict[int, list[str]] = field(repr=False)
+    known: dict[int, list[str]] = field(repr=False)
 
     @classmethod
     def of(cls, posterior: Posterior, given: Given, values: dict[str, Any]) -> Pictures:
@@ -57,30 +56,24 @@ class Pictures:
         known = [pull["index"] for case in lines for pull in case["pulls"]]
         known += [line["index"] for line in values["label_errors"].get("rows", [])]
         there = {} if posterior.x is None else _drawn(posterior.x, known, given)
-        return cls(given.images, _drawn(given.x, [case["index"] for case in lines], given), there)
+        columns = [] if given.images else (given.columns or [])[:MOST_COLUMNS]
+        return cls(columns, _drawn(given.x, [case["index"] for case in lines], given), there)
 
 
-def _drawn(x: Inputs, index: Iterable[int], given: Given) -> dict[int, str]:
+def _drawn(x: Inputs, index: Iterable[int], given: Given) -> dict[int, list[str]]:
     wanted = sorted(set(index))
     if not wanted or not isinstance(x, Tensor):
-        return {n: f"point {n}" for n in wanted}
+        return {n: [] for n in wanted}
     some = rows(x, torch.tensor(wanted, device=x.device))
     assert isinstance(some, Tensor)
     values = some.detach().cpu().double().numpy()
     if given.images:
         low, high = float(values.min()), float(values.max())
-        return {n: _image(v, low, high) for n, v in zip(wanted, values, strict=True)}
+        return {n: [_image(v, low, high)] for n, v in zip(wanted, values, strict=True)}
     if given.columns is None:
-        return {n: f"point {n}" for n in wanted}
-    return {n: _text(v, given.columns) for n, v in zip(wanted, values, strict=True)}
-
-
-def _text(values: np.ndarray, columns: list[str]) -> str:
-    pairs = [
-        f"{escape(name)} <b>{number(float(value))}</b>"
-        for name, value in zip(columns[:MOST_COLUMNS], values, strict=False)
-    ]
-    return " · ".join(pairs + ["…"] * (len(columns) > MOST_COLUMNS))
+        return {n: [] for n in wanted}
+    lines = values.reshape(len(values), -1)[:, :MOST_COLUMNS]
+    return {n: [number(v, 4) for v in line] for n, line in zip(wanted, lines, strict=True)}
 
 
 def _image(values: np.ndarray, low: float, high: float) -> str:

@@ -26,7 +26,7 @@ header p { max-width: 50rem; font-size: 1rem; }
 .cards dd { margin: 0; font-size: 1.45rem; font-weight: 600;
   font-variant-numeric: tabular-nums; }
 .cards small { display: block; font-size: 0.8rem; font-weight: 400; color: var(--soft); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 1rem;
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: 1rem;
   margin: 1rem 0; }
 figure.chart { background: var(--panel); border: 0; padding: 0.6rem; max-width: 34rem; }
 figure.chart svg { display: block; width: 100%; height: auto; }
@@ -37,7 +37,7 @@ figure.chart svg { display: block; width: 100%; height: auto; }
 .bar.a { fill: var(--a); } .bar.b { fill: var(--b); stroke-dasharray: 8 4; } .band { fill: var(--band); }
 .range { stroke: var(--band); stroke-width: 16; } .grid { stroke: var(--line); }
 .marker { stroke: var(--ink); stroke-width: 1.6; }
-.tick, .name { fill: var(--ink); font-size: 13px; text-anchor: middle; }
+.tick, .name { fill: var(--ink); font-size: 15px; text-anchor: middle; }
 .tick { fill: var(--soft); } .tick.up { text-anchor: end; }
 .legend { list-style: none; margin: 0.3rem 0 0; padding: 0; font-size: 0.88rem; display: flex;
   flex-wrap: wrap; gap: 0.1rem 1rem; }
@@ -48,6 +48,7 @@ figure.chart .legend svg { display: inline-block; width: 34px; height: 14px; mar
 .slider output { display: block; font-weight: 600; min-height: 3.1em; }
 .flag { font-weight: 600; color: var(--warn); white-space: nowrap; }
 th, td { vertical-align: baseline; } td { white-space: nowrap; } td small { margin-left: 0.2rem; }
+#calibration td small { display: block; }
 tbody th { min-width: 8rem; text-align: left; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); gap: 0.8rem;
   list-style: none; margin: 0.6rem 0; padding: 0; }
@@ -57,7 +58,8 @@ tbody th { min-width: 8rem; text-align: left; }
   border: 1px solid var(--line); background: #000; }
 .pulls { display: flex; flex-wrap: wrap; gap: 0.5rem; list-style: none; padding: 0; margin: 0.4rem 0 0;
   font-size: 0.8rem; color: var(--soft); } .pulls .tile { width: 46px; height: 46px; display: block; }
-.rows .pulls { display: block; } .rows .pulls li { margin: 0.35rem 0; }
+.below th, .below td { color: var(--soft); font-size: 0.88rem; }
+.below th { padding-left: 1rem; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: 0.25rem 1rem; margin: 0; }
 .facts dt { color: var(--soft); } .facts dd { margin: 0; overflow-wrap: anywhere; }
 details { margin: 0.8rem 0; } summary { cursor: pointer; padding: 0.2rem 0; }

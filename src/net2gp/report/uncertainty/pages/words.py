@@ -12,6 +12,9 @@ FEW = 100
 NOTICED = 0.8
 """The area under the ROC curve from which other data count as noticed."""
 
+MOST_PLACES = 3
+"""Weak parts of the data that the verdict names."""
+
 Values = dict[str, Any]
 Sentence = dict[str, str]
 
@@ -28,15 +31,15 @@ def percent(value: float | None, digits: int = 1) -> str:
     return f"{text}\u00a0%"
 
 
-def number(value: float | None) -> str:
-    """Write a number with three digits.
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number with three digits, or as many as are asked for.
 
     >>> number(0.012345), number(-12345.0), number(None)
     ('0.0123', '−12300', '–')
     """
     if value is None:
         return "–"
-    text = f"{value:.3g}"
+    text = f"{value:.{digits}g}"
     if "e" in text and 1e-5 < abs(value) < 1e7:
         text = f"{float(text):f}".rstrip("0").rstrip(".")
     return text.replace("-", "−")
@@ -122,11 +125,7 @@ def _covered(values: Values) -> list[Sentence]:
 def _refusing(values: Values) -> list[Sentence]:
     rows = values["refusing"]["rows"]
     whole, tenth = rows["0"], rows["10"]
-    of = (
-        "error rate"
-        if values["task"] == "classes"
-        else "error (RMSE in units of the targets' deviation)"
-    )
+    of = "error rate" if values["task"] == "classes" else "RMSE in units of the targets' deviation"
     share = values["task"] == "classes"
     if not whole["value"]:
         return [_say("good", f"There is no error among the held-out points (n = {values['n']:,}).")]
@@ -161,17 +160,27 @@ def _ratio(ratio: float) -> str:
     return next((words for limit, words in names if ratio <= limit), "increases the error")
 
 
+def called(values: Values, name: str) -> str:
+    """Name a prediction: around a network, the mean is the network itself."""
+    if not values["around_network"]:
+        return name
+    return name.replace("mean alone", "bare network").replace("mean with", "network with")
+
+
 def _beside(values: Values) -> list[Sentence]:
     compared = values["compared"]
     own = compared["posterior"]["nll"]
-    others = {name: v["nll"] for name, v in compared.items() if name != "posterior"}
+    others = {n: v["nll"] for n, v in compared.items() if n != "posterior"}
     if not others or own["value"] is None:
         return []
     beaten = {n: v for n, v in values["differences"].items() if v["low"] is not None}
-    better = [n for n, v in beaten.items() if v["low"] > 0]
-    worse = [n for n, v in beaten.items() if v["high"] < 0]
+    better = [called(values, n) for n, v in beaten.items() if v["low"] > 0]
+    worse = [called(values, n) for n, v in beaten.items() if v["high"] < 0]
     text = f"Its log loss is {shown(own)}; "
-    text += "; ".join(f"the {name} has {number(v['value'])}" for name, v in others.items()) + ". "
+    text += (
+        "; ".join(f"the {called(values, n)} has {number(v['value'])}" for n, v in others.items())
+        + ". "
+    )
     if worse:
         return [_say("warn", text + f"Better on these points: the {' and the '.join(worse)}.")]
     if better:
@@ -183,20 +192,30 @@ def _distrust(values: Values) -> list[Sentence]:
     places = []
     for row in values["slices"]["rows"]:
         if row["found"] and row["too_sure"]:
-            what = "right" if values["task"] == "classes" else "inside"
-            said, real = percent(row["said"]), shown(row["is"], share=True)
-            places.append(f"{row['name']} (says {said}, is {what} in {real})")
-    for row in values["slices"]["classes"]:
-        if row["found"]["n"] == 0:
-            places.append(f"class {row['name']}, of which there is no held-out example")
+            real = shown(row["is"], share=True)
+            says = f"{percent(row['said'])} sure, right in {real}"
+            if values["task"] == "numbers":
+                says = f"90 % intervals contain {real}"
+            places.append(f"where {row['name']} ({says})")
+    places, more = places[:MOST_PLACES], len(places[MOST_PLACES:])
+    if more:
+        places.append(f"on {more} more parts of the data, see Slices")
+    missing = [row["name"] for row in values["slices"]["classes"] if row["found"]["n"] == 0]
+    if missing:
+        names = ", ".join(missing[:MOST_PLACES])
+        names += f" and {len(missing) - MOST_PLACES} more" if len(missing) > MOST_PLACES else ""
+        kind = "class" if len(missing) == 1 else "classes"
+        places.append(f"on {kind} {names}, of which there is no held-out example")
     for name, kinds in values["others"].items():
         best = max(
             (v["auroc"] for k, v in kinds.items() if k in ("uncertainty", "novelty")), key=_value
         )
         if best["value"] < NOTICED:
-            places.append(f"{name}, which it hardly tells from held-out data (AUROC {shown(best)})")
+            places.append(
+                f"on {name}, which it hardly tells from held-out data (AUROC {shown(best)})"
+            )
     if places:
-        return [_say("warn", "Do not trust it on " + "; ".join(places[:6]) + ".")]
+        return [_say("warn", "Do not trust it " + "; ".join(places) + ".")]
     tests = values["slices"]["tests"]
     if tests:
         text = (
@@ -230,6 +249,11 @@ def limits(values: Values) -> list[str]:
         "A posterior is right about inputs that resemble its data. Novelty and entropy catch some strange "
         "inputs and not others, and say nothing about inputs that were made to deceive.",
     ]
+    if values["task"] == "classes":
+        found.append(
+            "Most of the log loss of a classifier that is rarely wrong comes from its few errors. With fewer "
+            "than about ten of them, the interval of the log loss is too narrow."
+        )
     structure = values["facts"].get("structure", "")
     if "LastLayer" in structure:
         found.append(
