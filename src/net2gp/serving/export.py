@@ -202,7 +202,7 @@ def _program(law: Law, answer: Any, some: Inputs, names: list[str]) -> fx.GraphM
     except Exception as error:
         raise NotAvailable(
             "the operations of this posterior cannot be written as a graph for any number of points: "
-            f"{str(error).splitlines()[0]}. Pass draws=32, which needs the network's forward pass alone."
+            f"{str(error).splitlines()[0]}. {law.advice}"
         ) from error
 
 
@@ -217,7 +217,7 @@ def _facts(
     return {
         "kind": "net2gp program",
         "format": 1,
-        "method": str(known.get("method", type(posterior.recipe).__name__)),
+        "method": str(known.get("method", type(posterior.recipe).__name__.removeprefix("By").lower())),
         "structure": str(known.get("structure", law.structure)),
         "program": law.structure,
         "likelihood": type(posterior.likelihood).__name__,

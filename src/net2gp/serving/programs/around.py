@@ -13,7 +13,7 @@ from net2gp.errors import NotAvailable
 from net2gp.inputs import rows
 from net2gp.linear.curvatures.head import weights_of
 from net2gp.linear.forward.evaluation import LOCK, evaluating
-from net2gp.linear.forward.factors import Factor, scaled
+from net2gp.linear.forward.factors import Factor
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.precision import rechosen
 from net2gp.posteriors.recipes.around_network import AroundNetwork
@@ -27,9 +27,14 @@ from net2gp.serving.programs.gradients import (
     outputs,
     outputs_and_gradients,
 )
-from net2gp.serving.programs.moments import Law, Moments
+from net2gp.serving.programs.moments import Law, Moments, left_open
 from net2gp.serving.programs.novelty import Compared, compared
-from net2gp.serving.programs.tangents import Cover, difference, weight_blocks
+from net2gp.serving.programs.tangents import (
+    Cover,
+    difference,
+    prior_variances,
+    weight_blocks,
+)
 from net2gp.types import Inputs
 
 HEADS = (LastLayerFull, LastLayerDiagonal, LastLayerKron)
@@ -70,10 +75,14 @@ def around_network(process: AroundNetwork, x: Inputs, *, novelty: bool) -> Law:
     def moments(x: Inputs) -> Moments:
         out, found, phi = passes(x)
         shares = {key: one.shares(found, phi) for key, one in noted.items()}
+        covariances = factor * cover(found, phi)
+        share = shares.get("seen")
+        if novelty and share is None:
+            share = left_open(covariances, _prior_variances(process, found, phi))
         return Moments(
             out,
-            factor * cover(found, phi),
-            novelty=shares.get("seen"),
+            covariances,
+            novelty=share,
             excess=_excess(process, shares),
             gained=_gained(process, shares, found, phi),
         )
@@ -116,8 +125,7 @@ def _prior_variances(
     if phi is not None:
         wide = {name: prior[name].expand(value.shape) for name, value in params.items()}
         return phi.square() @ weights_of(wide).to(phi).mT
-    parts = [blocks(scaled(found[name], prior[name].to(params[name]))) for name in params]
-    return torch.stack(parts).sum(0).diagonal(dim1=1, dim2=2)
+    return prior_variances({name: prior[name] for name in params}, found)
 
 
 @dataclass(frozen=True, eq=False)

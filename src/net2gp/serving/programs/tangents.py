@@ -22,7 +22,7 @@ from net2gp.serving.programs.gradients import (
     outputs,
     outputs_and_gradients,
 )
-from net2gp.serving.programs.moments import Law, Moments
+from net2gp.serving.programs.moments import Law, Moments, left_open
 from net2gp.types import Inputs, Params
 
 MOST_NUMBERS = 2**26
@@ -61,7 +61,9 @@ def tangent_process(process: Conditioned | Whitened) -> Law:
         moved = _products(found, weights)[..., 0]
         if mean is not None:
             moved = moved + (out if mean is linearized else outputs(mean, x))
-        return Moments(moved, cover(found, None))
+        covariances = cover(found, None)
+        prior = prior_variances(kernel.prior_var, found)
+        return Moments(moved, covariances, novelty=left_open(covariances, prior))
 
     carries = "what the training rows say about the weights, as a matrix"
     return Law(moments, C, "tangent kernel", carries)
@@ -100,6 +102,15 @@ def difference(prior_var: Params, W: Tensor) -> Cover:
         return torch.stack(parts).sum(0) - side @ side.mT
 
     return cover
+
+
+def prior_variances(prior_var: Params, found: dict[str, Factor]) -> Tensor:
+    """Return the diagonal of J V Jᵀ, (B, C), for the diagonal of V, by parameter."""
+    parts = [
+        blocks(scaled(in_dtype(found[name], torch.float64), value.double()))
+        for name, value in prior_var.items()
+    ]
+    return torch.stack(parts).sum(0).diagonal(dim1=1, dim2=2)
 
 
 def _whitened_root(
