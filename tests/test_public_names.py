@@ -23,10 +23,10 @@ TEXTS |= {
     str(page.relative_to(ROOT)): "\n".join(text for _, text in blocks(page)) for page in PAGES
 }
 
-ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "types")
+ROOMS = ("conformal", "kernels", "linalg", "linear", "memory", "serving", "types")
 """Namespaces that are reached from net2gp without being names of its front door."""
 
-INNER = {"limits": ("modules",)}
+INNER = {"limits": ("modules",), "serving": ("server",)}
 """Namespaces within namespaces."""
 
 

@@ -28,6 +28,8 @@ except ImportError as missing:
 
 NPZ = "application/x-npz"
 
+__all__ = ["NPZ", "Limits", "create_app"]
+
 LOG = logging.getLogger("net2gp.serving")
 
 
