@@ -77,7 +77,9 @@ def fitted(kind: str, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Net2GPWarning)
         if kind in ("nngp", "ntk"):
-            network = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 9), nn.GELU(), nn.Linear(9, 1))
+            network = nn.Sequential(
+                nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 9), nn.GELU(), nn.Linear(9, 1)
+            )
             kernel = getattr(n2g, kind)(network, weight_var=1.5, bias_var=0.1)
             return n2g.condition(kernel, (x, y), n2g.Gaussian(0.01))
         if kind == "adapt":
@@ -141,7 +143,9 @@ found = dict(zip(names, session.run(names, {"x": x})))
 
 def run_alone(path: Path, x: torch.Tensor, folder: Path) -> dict[str, torch.Tensor]:
     """Run a program in a process that can import neither net2gp nor gpytorch; torch only for `.pt2`."""
-    hidden = {"net2gp", "gpytorch", "safetensors"} | ({"torch"} if path.suffix == ".onnx" else set())
+    hidden = {"net2gp", "gpytorch", "safetensors"} | (
+        {"torch"} if path.suffix == ".onnx" else set()
+    )
     run = BY_ONNXRUNTIME if path.suffix == ".onnx" else BY_TORCH
     code = ALONE.replace("{hidden}", repr(hidden)).replace("{run}", run)
     np.save(folder / "x.npy", x.numpy())

@@ -17,7 +17,11 @@ from serving.programs import Convolutions, check, classifier, fitted, run_alone,
 QUICK = ["numbers LastLayer()", "classes Kron()", "numbers Diagonal()", "nngp"]
 SLOW = [
     *["classes LastLayer()", "numbers Kron()", "classes Diagonal()", "numbers Full()", "ntk"],
-    *["classes FunctionSpace()", "numbers LastLayer(n2g.Kron())", "classes LastLayer(n2g.Diagonal())"],
+    *[
+        "classes FunctionSpace()",
+        "numbers LastLayer(n2g.Kron())",
+        "classes LastLayer(n2g.Diagonal())",
+    ],
     *["classes structures.LowRank(10)", "adapt"],
 ]
 
@@ -42,7 +46,10 @@ def test_a_program_for_torch_says_what_the_posterior_says(kind, points, tmp_path
 
 @pytest.mark.parametrize(
     "kind",
-    ["classes Kron()", *(pytest.param(k, marks=pytest.mark.slow) for k in [*QUICK[:1], *QUICK[2:], *SLOW])],
+    [
+        "classes Kron()",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in [*QUICK[:1], *QUICK[2:], *SLOW]),
+    ],
 )
 def test_a_program_for_onnxruntime_says_what_the_posterior_says(kind, points, tmp_path):
     pytest.importorskip("onnxruntime")
@@ -58,7 +65,9 @@ def test_a_program_for_onnxruntime_says_what_the_posterior_says(kind, points, tm
 
 def test_a_program_needs_torch_alone(points, tmp_path):
     posterior = fitted("classes LastLayer()")
-    serving.export(posterior, tmp_path / "a.pt2", table()[0], novelty=False, classes=["a", "b", "c"])
+    serving.export(
+        posterior, tmp_path / "a.pt2", table()[0], novelty=False, classes=["a", "b", "c"]
+    )
     assert serving.load(tmp_path / "a.pt2").facts["classes"] == ["a", "b", "c"]
     marginal = posterior.marginal(points)
     answers = run_alone(tmp_path / "a.pt2", points, tmp_path)
@@ -69,7 +78,9 @@ def test_a_program_needs_torch_alone(points, tmp_path):
 @pytest.mark.parametrize("task", ["numbers", pytest.param("classes", marks=pytest.mark.slow)])
 def test_draws_are_those_of_weight_samples(task, points, tmp_path):
     posterior = fitted(f"{task} Kron()")
-    serving.export(posterior, tmp_path / "a.pt2", table()[0], draws=5, seed=3, levels=(0.1, 0.9))
+    serving.export(
+        posterior, tmp_path / "a.pt2", table()[0], draws=WeightSamples(5, 3), levels=(0.1, 0.9)
+    )
     answers = serving.load(tmp_path / "a.pt2")(points)
     law = posterior.predict(points, samples=WeightSamples(5, 3))
     if task == "classes":
@@ -112,7 +123,9 @@ def test_quantiles_are_those_of_the_law(points, tmp_path):
 def test_facts_say_what_a_program_holds_of_the_training_data(tmp_path):
     x = table()[0]
     posterior = fitted("nngp")
-    assert serving.export(posterior, tmp_path / "a.pt2", x)["carries"].startswith("the 60 training inputs")
+    assert serving.export(posterior, tmp_path / "a.pt2", x)["carries"].startswith(
+        "the 60 training inputs"
+    )
     posterior = fitted("numbers Diagonal()")
     assert serving.export(posterior, tmp_path / "b.pt2", x, novelty=False)["carries"] == "nothing"
 
@@ -131,7 +144,10 @@ class Doubled(nn.Module):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fitted("classes Kron()", tuning=n2g.tuning.Evidence()), r"Categorical\(net2gp.links.Contrast"),
+        (
+            lambda: fitted("classes Kron()", tuning=n2g.tuning.Evidence()),
+            r"Categorical\(net2gp.links.Contrast",
+        ),
         (lambda: n2g.condition(n2g.RBF(), table()[:2], n2g.Gaussian(0.1)), "with the kernel RBF"),
         (
             lambda: n2g.condition(
@@ -143,7 +159,8 @@ class Doubled(nn.Module):
         ),
         (
             lambda: n2g.laplace(
-                Doubled().eval(), (table()[0], table()[2]), n2g.Categorical(), structure=n2g.Diagonal(), prior_var=1.0
+                Doubled().eval(), (table()[0], table()[2]), n2g.Categorical(),
+                structure=n2g.Diagonal(), prior_var=1.0,
             ),
             "'own' cannot be exported.*draws=32",
         ),
@@ -173,7 +190,7 @@ def test_what_has_no_program_is_refused_with_what_has_one(make, message, tmp_pat
         ("a.pt2", {"format": "jit"}, "format is 'jit'"),
         ("no/a.pt2", {}, "there is no folder"),
         ("a.pt2", {"levels": (0.0, 0.5)}, "levels lie between 0 and 1"),
-        ("a.pt2", {"draws": 0}, "draws"),
+        ("a.pt2", {"draws": 0}, "num_samples"),
         ("a.pt2", {"novelty": 1}, "novelty"),
     ],
 )

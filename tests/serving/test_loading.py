@@ -125,10 +125,15 @@ def test_a_full_disk_leaves_the_older_file_and_nothing_beside_it(stage, tmp_path
 
     if stage == "replace":
         monkeypatch.setattr(files.os, "replace", full)
-    with pytest.raises(OSError, match="No space"), files.written(path) as partial:
-        partial.write_bytes(b"new")
-        if stage == "write":
-            full()
+
+    def write():
+        with files.written(path) as partial:
+            partial.write_bytes(b"new")
+            if stage == "write":
+                full()
+
+    with pytest.raises(OSError, match="No space"):
+        write()
     assert path.read_bytes() == b"older"
     assert list(tmp_path.iterdir()) == [path]
 

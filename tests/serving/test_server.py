@@ -1,4 +1,4 @@
-"""The server answers what its program says, names what is wrong with a request, and takes corrections back."""
+"""The server answers what its program says, names what is wrong, and takes corrections back."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_pickles_and_large_archives_are_refused(client):
         body = io.BytesIO()
         np.savez_compressed(body, **arrays)
         headers = {"content-type": NPZ}
-        assert client.post("/predict", content=body.getvalue(), headers=headers).status_code == status
+        assert (
+            client.post("/predict", content=body.getvalue(), headers=headers).status_code == status
+        )
     assert client.post("/predict", content=b"no", headers={"content-type": NPZ}).status_code == 400
 
 

@@ -45,9 +45,7 @@ class Batcher:
         while self._waiting:
             taken = self._take()
             try:
-                joined = {
-                    name: torch.cat([one[name] for one, _ in taken]) for name in taken[0][0]
-                }
+                joined = {name: torch.cat([one[name] for one, _ in taken]) for name in taken[0][0]}
                 self.passes += 1
                 answers = await asyncio.to_thread(self.run, joined)
             except Exception as error:  # whatever the runtime raises belongs to these requests

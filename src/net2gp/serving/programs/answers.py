@@ -32,7 +32,8 @@ def answering(likelihood: Any, levels: tuple[float, ...]) -> Callable[[Moments],
         NotAvailable: For another likelihood, or a link that averages over draws of f.
     """
     if isinstance(likelihood, Gaussian) and likelihood.tied_points is None:
-        return lambda law: _regression(likelihood, levels, law)
+        normal = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64))
+        return lambda law: _regression(likelihood, levels, normal, law)
     links = {Categorical: (Contrast, Probit, LaplaceBridge), Bernoulli: (Probit, Quadrature)}
     for kind, known in links.items():
         if isinstance(likelihood, kind):
@@ -55,15 +56,16 @@ def _finished(law: Moments, dtype: torch.dtype, answers: Answers) -> Answers:
     return {name: value.to(dtype) for name, value in answers.items()}
 
 
-def _regression(likelihood: Gaussian, levels: tuple[float, ...], law: Moments) -> Answers:
+def _regression(
+    likelihood: Gaussian, levels: tuple[float, ...], normal: Tensor, law: Moments
+) -> Answers:
     mean, epistemic = law.mean.double(), law.blocks.diagonal(dim1=1, dim2=2).clamp(min=0)
     if law.gained is not None:
         epistemic = epistemic + law.gained
     noise = torch.as_tensor(likelihood.noise_var, dtype=torch.float64, device=mean.device).detach()
     variance = epistemic + noise
-    at = torch.tensor(levels, dtype=torch.float64, device=mean.device)
     std = variance.sqrt()
-    quantiles = mean[..., None] + std[..., None] * torch.special.ndtri(at)
+    quantiles = mean[..., None] + std[..., None] * normal.to(mean.device)
     if law.draws is not None:
         quantiles = _mixture_quantiles(law.draws.double(), noise.sqrt(), mean, std, levels)
     answers = {"mean": mean, "std": std, "quantiles": quantiles, "epistemic": epistemic}
@@ -134,7 +136,7 @@ def _softmax(likelihood: Categorical, mean: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _contrasts(mean: Tensor, blocks: Tensor) -> Tensor:
-    """Var[f_c − f_t] for the class t of the largest mean, which is picked by a product with its unit vector."""
+    """Var[f_c − f_t] for the class t of the largest mean, picked by a product with its unit vector."""
     C = mean.shape[1]
     top = torch.arange(C, device=mean.device) == mean.argmax(-1, keepdim=True)
     unit = top.to(blocks)

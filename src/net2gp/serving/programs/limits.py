@@ -17,8 +17,9 @@ from net2gp.serving.programs.tangents import inverse_root
 from net2gp.types import Inputs
 
 ADVICE = (
-    "Of activations, those with closed forms have programs, such as nn.ReLU, nn.GELU and nn.LeakyReLU; others "
-    "are integrated by rules that depend on the points. Use one of these, or laplace on a trained network."
+    "Of activations, those with closed forms have programs, such as nn.ReLU, nn.GELU and nn.LeakyReLU; "
+    "others are integrated by rules that depend on the points. Use one of these, or laplace on a trained "
+    "network."
 )
 
 

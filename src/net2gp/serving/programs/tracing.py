@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from net2gp.serving.programs.decompositions import table
 
 _REPEATED: ContextVar[dict[str, int] | None] = ContextVar("repeated", default=None)
-"""The repeated inputs of the graph that is being made, by the names of their nodes, and how often they are."""
+"""The repeated inputs of the graph that is being made, by their nodes' names, and how often they are."""
 
 
 def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
