@@ -340,8 +340,8 @@ up to 400 training inputs by the gradients of all layers, also for `LastLayer()`
 100,000 parameters and would compare features of its last layer.
 
 The server, with a program of the MLP and `LastLayer()`, answered {load.answered} requests of {CLIENTS}
-clients at 127.0.0.1, {load.per_second:.0f} per second, with {load.errors} errors: {1e3 * load.median:.0f} ms in the
-median, {1e3 * load.slowest:.0f} ms for one in twenty.
+clients at 127.0.0.1, {load.per_second:.0f} per second, with {load.errors} errors:
+{1e3 * load.median:.0f} ms in the median, {1e3 * load.slowest:.0f} ms for one in twenty.
 
 The machine runs other programs as well. CPU seconds bear that better than seconds on the clock, which those
 of the server are. Triton and TorchServe serve the same files, and were not compared.

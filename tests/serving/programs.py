@@ -105,9 +105,11 @@ def wanted(posterior, x) -> dict[str, torch.Tensor]:
 
 
 def check(answers, expected, tolerance: float = TOLERANCE) -> None:
-    answers = answers | {"variance": answers["std"] ** 2}
+    """Compare the answers at the first points with what is expected at all, which gives the scale."""
+    answers = {**answers, "variance": answers["std"] ** 2}
     for name, value in expected.items():
-        gap = float((answers[name].double() - value.double()).abs().max() / value.abs().max())
+        own = value[: len(answers[name])]
+        gap = float((answers[name].double() - own.double()).abs().max() / value.abs().max())
         assert gap < tolerance, f"{name}: {gap:.1e}"
 
 

@@ -62,7 +62,8 @@ class Batcher:
 
     def _take(self) -> list[tuple[Batch, asyncio.Future[Batch]]]:
         """The requests that fit into one pass, at least one."""
-        taken, points = [], 0
+        taken: list[tuple[Batch, asyncio.Future[Batch]]] = []
+        points = 0
         while self._waiting:
             size = len(next(iter(self._waiting[0][0].values())))
             if taken and points + size > self.most_points:

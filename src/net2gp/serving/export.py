@@ -220,7 +220,7 @@ def _facts(
         name: [str(value.dtype).removeprefix("torch."), ["N", *value.shape[1:]]]
         for name, value in zip(names, tensors(x), strict=True)
     }
-    known = posterior._facts()
+    known = {**posterior.process.facts(), **posterior.recipe.facts(posterior)}
     return {
         "kind": "net2gp program",
         "format": 1,

@@ -117,7 +117,7 @@ def _load_pt2(path: Path) -> Program:
 
     def run(x: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            found: dict[str, Tensor] = module(*x.values())
+            found = dict(module(*x.values()))
         return found
 
     return Program(facts, run)

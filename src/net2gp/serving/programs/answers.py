@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,20 +35,26 @@ def answering(likelihood: Any, levels: tuple[float, ...]) -> Callable[[Moments],
     if isinstance(likelihood, Gaussian) and likelihood.tied_points is None:
         normal = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64))
         return lambda law: _regression(likelihood, levels, normal, law)
-    links = {Categorical: (Contrast, Probit, LaplaceBridge), Bernoulli: (Probit, Quadrature)}
-    for kind, known in links.items():
-        if isinstance(likelihood, kind):
-            if not isinstance(likelihood.link, known):
-                names = " or ".join(f"net2gp.links.{one.__name__}()" for one in known)
-                raise NotAvailable(
-                    f"the link {type(likelihood.link).__name__} factors a covariance for each point, which a "
-                    f"program cannot. Make the posterior with {kind.__name__}({names}), or pass draws=32."
-                )
-            return lambda law: _classes(likelihood, law)
+    if isinstance(likelihood, Categorical):
+        _check_link(likelihood, (Contrast, Probit, LaplaceBridge))
+        return lambda law: _classes(likelihood, law, partial(_softmax, likelihood))
+    if isinstance(likelihood, Bernoulli):
+        _check_link(likelihood, (Probit, Quadrature))
+        return lambda law: _classes(likelihood, law, partial(_labels, likelihood))
     raise NotAvailable(
         f"targets under {type(likelihood).__name__} cannot be exported. Programs answer for Gaussian noise "
         "of one size, Categorical and Bernoulli; draws of f for other laws are posterior.sample(x, 100)."
     )
+
+
+def _check_link(likelihood: Categorical | Bernoulli, known: tuple[type, ...]) -> None:
+    if not isinstance(likelihood.link, known):
+        kind = type(likelihood).__name__
+        names = " or ".join(f"net2gp.links.{one.__name__}()" for one in known)
+        raise NotAvailable(
+            f"the link {type(likelihood.link).__name__} factors a covariance for each point, which a program "
+            f"cannot. Make the posterior with {kind}({names}), or pass draws=32."
+        )
 
 
 def _finished(law: Moments, dtype: torch.dtype, answers: Answers) -> Answers:
@@ -90,18 +97,17 @@ def _mixture_quantiles(
     return (low + high) / 2
 
 
-def _classes(likelihood: Categorical | Bernoulli, law: Moments) -> Answers:
+def _classes(
+    likelihood: Categorical | Bernoulli, law: Moments, linked: Callable[[Tensor, Tensor], Tensor]
+) -> Answers:
     mean, blocks = law.mean.double(), law.blocks
     variance = blocks.diagonal(dim1=1, dim2=2).clamp(min=0)
-    wide, most = (
-        blocks,
-        likelihood.link.novelty_var if hasattr(likelihood.link, "novelty_var") else 0.0,
-    )
+    wide, most = blocks, float(getattr(likelihood.link, "novelty_var", 0.0))
     if most and law.excess is not None:
         eye = torch.eye(mean.shape[1], dtype=torch.float64, device=mean.device)
         wide = blocks + (most * law.excess)[:, None, None] * eye
     binary = isinstance(likelihood, Bernoulli)
-    probabilities = _labels(likelihood, mean, wide) if binary else _softmax(likelihood, mean, wide)
+    probabilities = linked(mean, wide)
     if law.draws is not None:
         draws = law.draws.double()
         each = draws.sigmoid() if binary else draws.softmax(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -177,7 +177,7 @@ class _Passes:
 
 
 @contextlib.contextmanager
-def _recorded(linearized: Linearized, head: nn.Module | None):  # type: ignore[no-untyped-def]
+def _recorded(linearized: Linearized, head: nn.Module | None) -> Iterator[list[Tensor]]:
     """Collect the inputs of the last layer."""
     inputs: list[Tensor] = []
     with LOCK, evaluating(linearized.network), contextlib.ExitStack() as stack:

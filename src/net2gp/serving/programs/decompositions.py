@@ -16,7 +16,7 @@ aten = torch.ops.aten
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
     """Return what replaces operations: torch's own rules, and those for what torch leaves to its kernels."""
-    known = get_decompositions(
+    known: dict[Any, Callable[..., Any]] = get_decompositions(
         [
             aten.elu_backward,
             aten.gelu_backward,
@@ -45,7 +45,7 @@ def table() -> dict[Any, Callable[..., Any]]:
             aten.new_full,
         ]
     )
-    own = {
+    own: dict[Any, Callable[..., Any]] = {
         aten.convolution_backward.default: _convolution_backward,
         aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
         aten.avg_pool2d_backward.default: _avg_pool_backward,

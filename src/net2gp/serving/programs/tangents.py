@@ -11,8 +11,8 @@ from net2gp.errors import NotAvailable
 from net2gp.linear.forward.factors import Factor, in_dtype, scaled
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
-from net2gp.posteriors.conditioning.conditioned import Conditioned
-from net2gp.posteriors.conditioning.systems import IterativeFactor
+from net2gp.posteriors.conditioning.conditioned import Conditioned, NoiseFactor, SpectralFactor
+from net2gp.posteriors.conditioning.systems import CurvatureFactor
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.weights.structure import prior_vector
 from net2gp.serving.programs.gradients import (
@@ -139,12 +139,13 @@ def inverse_root(process: Conditioned) -> Tensor:
     Raises:
         NotAvailable: If there is no factorization, as after conjugate gradients.
     """
-    if isinstance(process.factor, IterativeFactor):
+    factor = process.factor
+    if not isinstance(factor, NoiseFactor | CurvatureFactor | SpectralFactor):
         raise NotAvailable(
             "a posterior by conjugate gradients has no factorization to export. Condition with "
             "solver=Cholesky() or solver=Lanczos()."
         )
-    return process.factor.root(torch.eye(len(process.alpha), dtype=torch.float64))
+    return factor.root(torch.eye(len(process.alpha), dtype=torch.float64))
 
 
 def _products(found: dict[str, Factor], W: Tensor) -> Tensor:
