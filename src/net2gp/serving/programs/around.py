@@ -62,11 +62,12 @@ def around_network(process: AroundNetwork, x: Inputs, *, novelty: bool) -> Law:
     check_network(linearized)
     covariance, factor = process.covariance, 1.0
     while isinstance(covariance, ScaledCovariance):
-        covariance, factor = covariance.inner, factor * covariance.factor
+        factor *= covariance.factor
+        covariance = covariance.inner
     noted: dict[str, Compared] = {}
     if novelty:
-        kinds = {"seen": process.seen, "wide": process.widening and process.widening.seen}
-        for key, seen in kinds.items():
+        wide = None if process.widening is None else process.widening.seen
+        for key, seen in (("seen", process.seen), ("wide", wide)):
             if seen is not None:
                 noted[key] = compared(seen, linearized, C)
     passes = _Passes.of(linearized, covariance, list(noted.values()), x, C)
