@@ -1,8 +1,7 @@
-"""A classifier as a file that a server loads: its probabilities, with and without net2gp, and a correction.
+"""A classifier of digits as one file that a server loads, and what it answers for digits and noise.
 
-    python examples/serving.py [--out FOLDER] [--serve]
-
-With `--serve` the program is served at 127.0.0.1:8000 until Ctrl-C.
+One learns: `serving.export` and `serving.load`, that a program answers what the posterior answers, and how
+novelty tells noise from digits. With `--serve` the program is served at 127.0.0.1:8000 until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from net2gp import data, serving
 
 
 def trained() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """A small network for handwritten digits, and what it was trained on."""
     torch.manual_seed(0)
     x, y = (value[:400] for value in data.digits("train"))
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -33,27 +31,31 @@ def trained() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("figures"))
-    parser.add_argument("--serve", action="store_true", help="serve the program at 127.0.0.1:8000")
+    parser.add_argument("--serve", action="store_true", help="serve the program")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "digits.pt2"
 
     network, x, y = trained()
     posterior = n2g.laplace(network, (x, y), n2g.Categorical(), structure=n2g.LastLayer())
+    path = options.out / "digits.pt2"
     facts = serving.export(posterior, path, x, classes=[str(digit) for digit in range(10)])
-    print(f"{path.name}: {path.stat().st_size / 1024:.0f} kB, {facts['structure']}")
-    print(f"holds of the training data: {facts['carries']}")
+    print(f"{path.name}, {path.stat().st_size >> 10} kB, holds: {facts['carries']}")
+
+    import matplotlib.pyplot as plt
 
     program = serving.load(path)
-    x_test, _ = data.digits("test")
-    strange = torch.rand(200, 8, 8)
-    for name, points in (("digits", x_test[:200]), ("noise", strange)):
+    images = {"digits": data.digits("test")[0][:200], "noise": torch.rand(200, *x.shape[1:])}
+    for name, points in images.items():
         answers = program(points)
+        top = answers["probabilities"].amax(1)
         gap = (answers["probabilities"] - posterior.predict(points).probs).abs().max()
-        print(
-            f"{name:7} largest probability {answers['probabilities'].amax(1).mean():.2f}, "
-            f"novelty {answers['novelty'].mean():.2f}, differs from the posterior by {gap:.0e}"
-        )
+        print(f"{name}: certainty {top.mean():.2f}, differs from the posterior by {gap:.0e}")
+        plt.scatter(answers["novelty"], top, s=8, label=name)
+    plt.xlabel("novelty")
+    plt.ylabel("largest probability")
+    plt.legend()
+    plt.savefig(options.out / "serving.png", dpi=120)
+    print(f"wrote {options.out / 'serving.png'}")
     if options.serve:
         import uvicorn
 
