@@ -38,7 +38,6 @@ ROOMS = (
 """Namespaces that are reached from net2gp without being names of its front door."""
 
 DOORS = (
-    "citations",
     "interop.botorch",
     "interop.exported",
     "interop.gpytorch",
@@ -51,7 +50,7 @@ DOORS = (
 )
 """Namespaces that are imported by their whole name, most of which need another library."""
 
-INNER = {"limits": ("modules",)}
+INNER = {"limits": ("modules",), "serving": ("server",)}
 """Namespaces within namespaces."""
 
 

@@ -45,9 +45,7 @@ class Batcher:
         while self._waiting:
             taken = self._take()
             try:
-                joined = {
-                    name: torch.cat([one[name] for one, _ in taken]) for name in taken[0][0]
-                }
+                joined = {name: torch.cat([one[name] for one, _ in taken]) for name in taken[0][0]}
                 self.passes += 1
                 answers = await asyncio.to_thread(self.run, joined)
             except Exception as error:  # whatever the runtime raises belongs to these requests
@@ -64,7 +62,8 @@ class Batcher:
 
     def _take(self) -> list[tuple[Batch, asyncio.Future[Batch]]]:
         """The requests that fit into one pass, at least one."""
-        taken, points = [], 0
+        taken: list[tuple[Batch, asyncio.Future[Batch]]] = []
+        points = 0
         while self._waiting:
             size = len(next(iter(self._waiting[0][0].values())))
             if taken and points + size > self.most_points:

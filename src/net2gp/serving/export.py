@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from net2gp._version import __version__
-from net2gp.errors import InputError, NotAvailable, check_count, check_flag
+from net2gp.errors import InputError, NotAvailable, check_flag
 from net2gp.inputs import check_inputs, describe, map_inputs, num_rows, rows, tensors
 from net2gp.limits import LimitKernel
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.posteriors.conditioning.conditioned import Conditioned
+from net2gp.posteriors.conditioning.samples import WeightSamples
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.around_network import AroundNetwork
@@ -43,8 +44,7 @@ def export(
     x: Inputs,
     *,
     format: str | None = None,
-    draws: int | None = None,
-    seed: int = 0,
+    draws: int | WeightSamples | None = None,
     novelty: bool = True,
     levels: Sequence[float] = LEVELS,
     classes: Sequence[str] | None = None,
@@ -52,8 +52,8 @@ def export(
     """Write a posterior as a program that needs torch alone (`.pt2`) or onnxruntime alone (`.onnx`).
 
     The program is the sequence of tensor operations that a prediction takes, with the backward pass of the
-    network written out and with roots of all covariances computed beforehand. It takes any number of points and
-    returns named tensors with a row for each:
+    network written out and with roots of all covariances computed beforehand. It takes any number of points
+    and returns named tensors with a row for each:
 
     - with Gaussian noise `mean`, `std` and `quantiles` of the target, (N, C) and (N, C, levels);
     - for classes `probabilities` as `predict` gives them, and `mean` and `std` of the logits, (N, C);
@@ -73,9 +73,9 @@ def export(
         path: The file to write, in a folder that exists. It is written beside `path` and then moved there.
         x: Some points of the shape and dtype of later ones.
         format: "pt2" or "onnx"; None reads it from the ending of `path`.
-        draws: Serve this many drawn networks, as `predict(x, samples=WeightSamples(draws, seed))` has them,
-            in place of the exact law. This works for any network and any law of its weights.
-        seed: The seed of the draws.
+        draws: Serve this many drawn networks, as `predict(x, samples=WeightSamples(draws))` has them, in
+            place of the exact law. This works for any network and any law of its weights. Pass
+            `WeightSamples(draws, seed)` for other draws.
         novelty: Whether training inputs count. Without them a network's predictions lack what they gain at
             novel points.
         levels: The levels of the quantiles, between 0 and 1.
@@ -110,14 +110,15 @@ def export(
     References: Daxberger et al., Laplace redux, NeurIPS 2021; Ansel et al., PyTorch 2, ASPLOS 2024.
     """
     target = _target(path, format)
-    _check(posterior, x, draws, novelty, levels)
-    law = _law(posterior, x, draws, seed, novelty)
+    samples = WeightSamples(draws) if isinstance(draws, int) else draws
+    _check(posterior, x, samples, novelty, levels)
+    law = _law(posterior, x, samples, novelty)
     answer = answering(posterior.likelihood, tuple(float(level) for level in levels))
     some = _some(x)
     names = list(x) if isinstance(x, Mapping) else [f"x{i}" for i in range(len(tensors(x)))]
     names = ["x"] if isinstance(x, Tensor) else names
     program = _program(law, answer, some, names)
-    given = {"draws": draws, "seed": seed, "novelty": novelty, "levels": levels}
+    given = {"draws": samples, "novelty": novelty, "levels": levels}
     check_program(program, posterior, x, given)
     facts = _facts(posterior, law, x, names, given)
     if classes is not None:
@@ -146,7 +147,11 @@ def _target(path: str | os.PathLike, format: str | None) -> tuple[Path, str]:
 
 
 def _check(
-    posterior: Posterior[Any], x: Inputs, draws: int | None, novelty: bool, levels: Sequence[float]
+    posterior: Posterior[Any],
+    x: Inputs,
+    samples: WeightSamples | None,
+    novelty: bool,
+    levels: Sequence[float],
 ) -> None:
     if not isinstance(posterior, Posterior):
         raise InputError(
@@ -154,17 +159,19 @@ def _check(
         )
     check_inputs(x)
     check_flag(novelty, "novelty")
-    if draws is not None:
-        check_count(draws, "draws", example=32)
+    if not isinstance(samples, WeightSamples | None):
+        raise InputError(
+            f"draws must be a number or WeightSamples(32), but is {describe(samples)}. Pass draws=32."
+        )
     if not levels or not all(0 < float(level) < 1 for level in levels):
         raise InputError(f"levels lie between 0 and 1, but are {levels}. Pass levels=(0.05, 0.95).")
 
 
-def _law(posterior: Posterior[Any], x: Inputs, draws: int | None, seed: int, novelty: bool) -> Law:
+def _law(posterior: Posterior[Any], x: Inputs, samples: WeightSamples | None, novelty: bool) -> Law:
     """The law of f that has a program for this kind of posterior."""
     process = posterior.process
-    if draws is not None:
-        return drawn_networks(posterior, draws, seed)
+    if samples is not None:
+        return drawn_networks(posterior, samples)
     if isinstance(process, AroundNetwork):
         return around_network(process, x, novelty=novelty)
     if isinstance(process, Conditioned | Whitened):
@@ -202,7 +209,7 @@ def _program(law: Law, answer: Any, some: Inputs, names: list[str]) -> fx.GraphM
     except Exception as error:
         raise NotAvailable(
             "the operations of this posterior cannot be written as a graph for any number of points: "
-            f"{str(error).splitlines()[0]}. Pass draws=32, which needs the network's forward pass alone."
+            f"{str(error).splitlines()[0]}. {law.advice}"
         ) from error
 
 
@@ -213,11 +220,13 @@ def _facts(
         name: [str(value.dtype).removeprefix("torch."), ["N", *value.shape[1:]]]
         for name, value in zip(names, tensors(x), strict=True)
     }
-    known = posterior._facts()
+    known = {**posterior.process.facts(), **posterior.recipe.facts(posterior)}
     return {
         "kind": "net2gp program",
         "format": 1,
-        "method": str(known.get("method", type(posterior.recipe).__name__)),
+        "method": str(
+            known.get("method", type(posterior.recipe).__name__.removeprefix("By").lower())
+        ),
         "structure": str(known.get("structure", law.structure)),
         "program": law.structure,
         "likelihood": type(posterior.likelihood).__name__,

@@ -130,6 +130,7 @@ def write_onnx(
                 "an operation of this posterior has no counterpart in ONNX: "
                 f"{_last_cause(error)}. Write a .pt2 file."
             ) from error
+    assert made is not None
     model = made.model_proto
     entry = model.metadata_props.add()
     entry.key, entry.value = FACTS, json.dumps(facts)

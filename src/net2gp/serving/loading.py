@@ -88,9 +88,9 @@ class Program:
 def load(path: str | os.PathLike) -> Program:
     """Read a program that `export` wrote. Nothing in the file is unpickled or run as Python.
 
-    A `.pt2` file is searched first: whatever torch would unpickle, evaluate or call beside operations on tensors
-    is refused. Without net2gp, `torch.export.load(path).module()` and `onnxruntime.InferenceSession(path)` read
-    the same files, which is safe for files that you trust.
+    A `.pt2` file is searched first: whatever torch would unpickle, evaluate or call beside operations on
+    tensors is refused. Without net2gp, `torch.export.load(path).module()` and
+    `onnxruntime.InferenceSession(path)` read the same files, which is safe for files that you trust.
 
     Args:
         path: A `.pt2` or `.onnx` file.
@@ -117,7 +117,7 @@ def _load_pt2(path: Path) -> Program:
 
     def run(x: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            found: dict[str, Tensor] = module(*x.values())
+            found = dict(module(*x.values()))
         return found
 
     return Program(facts, run)

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 def check_program(
     program: fx.GraphModule, posterior: Posterior[Any], x: Inputs, given: dict[str, Any]
 ) -> None:
-    """Raise unless the program gives the mean and the variance of f, or of its draws, at one point and at more.
+    """Raise unless the program gives what the posterior says, at one point and at more.
 
     Args:
         program: The graph.
@@ -56,12 +56,12 @@ def _gap(found: Tensor, wanted: Tensor, scale: Tensor) -> float:
 
 
 def expected(posterior: Posterior[Any], x: Inputs, given: dict[str, Any]) -> Answers:
-    """Return what the posterior itself says of `std`, `mean` and `probabilities`, where that is comparable."""
-    if given["draws"] is not None:
-        generator = torch.Generator().manual_seed(given["seed"])
-        f = posterior.sample(x, given["draws"], generator=generator, linear=False)
-        law = posterior.predict(x, samples=WeightSamples(given["draws"], given["seed"]))
-        return {"mean": f.mean(0)} | _of_targets(law)
+    """Return what the posterior says of `std`, `mean` and `probabilities`, where that is comparable."""
+    draws: WeightSamples | None = given["draws"]
+    if draws is not None:
+        generator = torch.Generator().manual_seed(draws.seed)
+        f = posterior.sample(x, draws.num_samples, generator=generator, linear=False)
+        return {"mean": f.mean(0)} | _of_targets(posterior.predict(x, samples=draws))
     law = posterior.predict(x)
     classes = hasattr(law, "probs")
     found: Answers = {}

@@ -28,6 +28,8 @@ except ImportError as missing:
 
 NPZ = "application/x-npz"
 
+__all__ = ["NPZ", "Limits", "create_app"]
+
 LOG = logging.getLogger("net2gp.serving")
 
 
@@ -194,7 +196,8 @@ def _response(found: Batch, *, npz: bool) -> Response:
     if not npz:
         return JSONResponse({name: value.tolist() for name, value in found.items()})
     whole = io.BytesIO()
-    np.savez(whole, **{name: value.numpy() for name, value in found.items()})
+    arrays: dict[str, Any] = {name: value.numpy() for name, value in found.items()}
+    np.savez(whole, **arrays)
     return Response(whole.getvalue(), media_type=NPZ)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,21 +33,28 @@ def answering(likelihood: Any, levels: tuple[float, ...]) -> Callable[[Moments],
         NotAvailable: For another likelihood, or a link that averages over draws of f.
     """
     if isinstance(likelihood, Gaussian) and likelihood.tied_points is None:
-        return lambda law: _regression(likelihood, levels, law)
-    links = {Categorical: (Contrast, Probit, LaplaceBridge), Bernoulli: (Probit, Quadrature)}
-    for kind, known in links.items():
-        if isinstance(likelihood, kind):
-            if not isinstance(likelihood.link, known):
-                names = " or ".join(f"net2gp.links.{one.__name__}()" for one in known)
-                raise NotAvailable(
-                    f"the link {type(likelihood.link).__name__} factors a covariance for each point, which a "
-                    f"program cannot. Make the posterior with {kind.__name__}({names}), or pass draws=32."
-                )
-            return lambda law: _classes(likelihood, law)
+        normal = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64))
+        return lambda law: _regression(likelihood, levels, normal, law)
+    if isinstance(likelihood, Categorical):
+        _check_link(likelihood, (Contrast, Probit, LaplaceBridge))
+        return lambda law: _classes(likelihood, law, partial(_softmax, likelihood))
+    if isinstance(likelihood, Bernoulli):
+        _check_link(likelihood, (Probit, Quadrature))
+        return lambda law: _classes(likelihood, law, partial(_labels, likelihood))
     raise NotAvailable(
         f"targets under {type(likelihood).__name__} cannot be exported. Programs answer for Gaussian noise "
         "of one size, Categorical and Bernoulli; draws of f for other laws are posterior.sample(x, 100)."
     )
+
+
+def _check_link(likelihood: Categorical | Bernoulli, known: tuple[type, ...]) -> None:
+    if not isinstance(likelihood.link, known):
+        kind = type(likelihood).__name__
+        names = " or ".join(f"net2gp.links.{one.__name__}()" for one in known)
+        raise NotAvailable(
+            f"the link {type(likelihood.link).__name__} factors a covariance for each point, which a program "
+            f"cannot. Make the posterior with {kind}({names}), or pass draws=32."
+        )
 
 
 def _finished(law: Moments, dtype: torch.dtype, answers: Answers) -> Answers:
@@ -55,15 +63,16 @@ def _finished(law: Moments, dtype: torch.dtype, answers: Answers) -> Answers:
     return {name: value.to(dtype) for name, value in answers.items()}
 
 
-def _regression(likelihood: Gaussian, levels: tuple[float, ...], law: Moments) -> Answers:
+def _regression(
+    likelihood: Gaussian, levels: tuple[float, ...], normal: Tensor, law: Moments
+) -> Answers:
     mean, epistemic = law.mean.double(), law.blocks.diagonal(dim1=1, dim2=2).clamp(min=0)
     if law.gained is not None:
         epistemic = epistemic + law.gained
     noise = torch.as_tensor(likelihood.noise_var, dtype=torch.float64, device=mean.device).detach()
     variance = epistemic + noise
-    at = torch.tensor(levels, dtype=torch.float64, device=mean.device)
     std = variance.sqrt()
-    quantiles = mean[..., None] + std[..., None] * torch.special.ndtri(at)
+    quantiles = mean[..., None] + std[..., None] * normal.to(mean.device)
     if law.draws is not None:
         quantiles = _mixture_quantiles(law.draws.double(), noise.sqrt(), mean, std, levels)
     answers = {"mean": mean, "std": std, "quantiles": quantiles, "epistemic": epistemic}
@@ -88,18 +97,17 @@ def _mixture_quantiles(
     return (low + high) / 2
 
 
-def _classes(likelihood: Categorical | Bernoulli, law: Moments) -> Answers:
+def _classes(
+    likelihood: Categorical | Bernoulli, law: Moments, linked: Callable[[Tensor, Tensor], Tensor]
+) -> Answers:
     mean, blocks = law.mean.double(), law.blocks
     variance = blocks.diagonal(dim1=1, dim2=2).clamp(min=0)
-    wide, most = (
-        blocks,
-        likelihood.link.novelty_var if hasattr(likelihood.link, "novelty_var") else 0.0,
-    )
+    wide, most = blocks, float(getattr(likelihood.link, "novelty_var", 0.0))
     if most and law.excess is not None:
         eye = torch.eye(mean.shape[1], dtype=torch.float64, device=mean.device)
         wide = blocks + (most * law.excess)[:, None, None] * eye
     binary = isinstance(likelihood, Bernoulli)
-    probabilities = _labels(likelihood, mean, wide) if binary else _softmax(likelihood, mean, wide)
+    probabilities = linked(mean, wide)
     if law.draws is not None:
         draws = law.draws.double()
         each = draws.sigmoid() if binary else draws.softmax(-1)
@@ -134,7 +142,7 @@ def _softmax(likelihood: Categorical, mean: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _contrasts(mean: Tensor, blocks: Tensor) -> Tensor:
-    """Var[f_c − f_t] for the class t of the largest mean, which is picked by a product with its unit vector."""
+    """Var[f_c − f_t] for the class t of the largest mean, picked by a product with its unit vector."""
     C = mean.shape[1]
     top = torch.arange(C, device=mean.device) == mean.argmax(-1, keepdim=True)
     unit = top.to(blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from net2gp.errors import NotAvailable
 from net2gp.inputs import rows
 from net2gp.linear.curvatures.head import weights_of
 from net2gp.linear.forward.evaluation import LOCK, evaluating
-from net2gp.linear.forward.factors import Factor, scaled
+from net2gp.linear.forward.factors import Factor
 from net2gp.linear.linearized import Linearized
 from net2gp.linear.precision import rechosen
 from net2gp.posteriors.recipes.around_network import AroundNetwork
@@ -27,9 +27,14 @@ from net2gp.serving.programs.gradients import (
     outputs,
     outputs_and_gradients,
 )
-from net2gp.serving.programs.moments import Law, Moments
+from net2gp.serving.programs.moments import Law, Moments, left_open
 from net2gp.serving.programs.novelty import Compared, compared
-from net2gp.serving.programs.tangents import Cover, difference, weight_blocks
+from net2gp.serving.programs.tangents import (
+    Cover,
+    difference,
+    prior_variances,
+    weight_blocks,
+)
 from net2gp.types import Inputs
 
 HEADS = (LastLayerFull, LastLayerDiagonal, LastLayerKron)
@@ -57,11 +62,12 @@ def around_network(process: AroundNetwork, x: Inputs, *, novelty: bool) -> Law:
     check_network(linearized)
     covariance, factor = process.covariance, 1.0
     while isinstance(covariance, ScaledCovariance):
-        covariance, factor = covariance.inner, factor * covariance.factor
+        factor *= covariance.factor
+        covariance = covariance.inner
     noted: dict[str, Compared] = {}
     if novelty:
-        kinds = {"seen": process.seen, "wide": process.widening and process.widening.seen}
-        for key, seen in kinds.items():
+        wide = None if process.widening is None else process.widening.seen
+        for key, seen in (("seen", process.seen), ("wide", wide)):
             if seen is not None:
                 noted[key] = compared(seen, linearized, C)
     passes = _Passes.of(linearized, covariance, list(noted.values()), x, C)
@@ -70,10 +76,14 @@ def around_network(process: AroundNetwork, x: Inputs, *, novelty: bool) -> Law:
     def moments(x: Inputs) -> Moments:
         out, found, phi = passes(x)
         shares = {key: one.shares(found, phi) for key, one in noted.items()}
+        covariances = factor * cover(found, phi)
+        share = shares.get("seen")
+        if novelty and share is None:
+            share = left_open(covariances, _prior_variances(process, found, phi))
         return Moments(
             out,
-            factor * cover(found, phi),
-            novelty=shares.get("seen"),
+            covariances,
+            novelty=share,
             excess=_excess(process, shares),
             gained=_gained(process, shares, found, phi),
         )
@@ -116,8 +126,7 @@ def _prior_variances(
     if phi is not None:
         wide = {name: prior[name].expand(value.shape) for name, value in params.items()}
         return phi.square() @ weights_of(wide).to(phi).mT
-    parts = [blocks(scaled(found[name], prior[name].to(params[name]))) for name in params]
-    return torch.stack(parts).sum(0).diagonal(dim1=1, dim2=2)
+    return prior_variances({name: prior[name] for name in params}, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +178,7 @@ class _Passes:
 
 
 @contextlib.contextmanager
-def _recorded(linearized: Linearized, head: nn.Module | None):  # type: ignore[no-untyped-def]
+def _recorded(linearized: Linearized, head: nn.Module | None) -> Iterator[list[Tensor]]:
     """Collect the inputs of the last layer."""
     inputs: list[Tensor] = []
     with LOCK, evaluating(linearized.network), contextlib.ExitStack() as stack:

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
     """Return what replaces operations: torch's own rules, and those for what torch leaves to its kernels."""
-    known = get_decompositions(
+    known: dict[Any, Callable[..., Any]] = get_decompositions(
         [
             aten.elu_backward,
             aten.gelu_backward,
@@ -45,7 +45,7 @@ def table() -> dict[Any, Callable[..., Any]]:
             aten.new_full,
         ]
     )
-    own = {
+    own: dict[Any, Callable[..., Any]] = {
         aten.convolution_backward.default: _convolution_backward,
         aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
         aten.avg_pool2d_backward.default: _avg_pool_backward,
@@ -56,19 +56,10 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 
 def _convolution_backward(
-    g: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    wanted: Sequence[bool],
+    g: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *settings: Any
 ) -> tuple[Tensor | None, None, None]:
     """The gradient in the input alone; a convolution with the flipped kernel where nothing is skipped."""
+    stride, padding, dilation, transposed, _, groups, wanted = settings
     if wanted[1] or wanted[2]:
         return NotImplemented
     if not wanted[0]:
@@ -91,32 +82,15 @@ def _convolution_backward(
     return back, None, None
 
 
-def _max_pool_backward(
-    g: Tensor,
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def _max_pool_backward(g: Tensor, x: Tensor, *settings: Any) -> Tensor:
     """Add each gradient at the place that the maximum came from."""
-    flat = torch.zeros_like(x).flatten(-2)
+    indices, flat = settings[-1], torch.zeros_like(x).flatten(-2)
     return flat.scatter_add(-1, indices.flatten(-2), g.flatten(-2)).reshape(x.shape)
 
 
-def _avg_pool_backward(
-    g: Tensor,
-    x: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
+def _avg_pool_backward(g: Tensor, x: Tensor, *settings: Any) -> Tensor:
     """Spread each gradient evenly over its window, by a transposed convolution of every channel."""
+    kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override = settings
     if ceil_mode or (any(padding) and not count_include_pad):
         return NotImplemented
     kernel = [*kernel_size] * (2 // len(kernel_size))
@@ -134,7 +108,7 @@ def _avg_pool_backward(
 
 
 def _pad(x: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
-    """Join borders of constants to the sides, which leaves the number of rows open, as torch's rule does not."""
+    """Join borders of constants to the sides, which leaves the number of rows open: torch's rule fixes it."""
     for number in range(len(pad) // 2):
         axis = x.dim() - 1 - number
         before, after = pad[2 * number : 2 * number + 2]

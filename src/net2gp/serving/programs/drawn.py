@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from net2gp.errors import NotAvailable
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.linearized import Linearized
-from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.conditioning.process import linearizations_of
-from net2gp.errors import NotAvailable
+from net2gp.posteriors.conditioning.samples import WeightSamples
+from net2gp.posteriors.posterior import Posterior
 from net2gp.serving.programs.gradients import check_network, outputs
 from net2gp.serving.programs.moments import Law, Moments
 from net2gp.types import Inputs
-from dataclasses import replace
 
 
-def drawn_networks(posterior: Posterior[Any], num_draws: int, seed: int) -> Law:
-    """Return the law of the network itself at S draws of its weights, as `WeightSamples(S, seed)` has it.
+def drawn_networks(posterior: Posterior[Any], samples: WeightSamples) -> Law:
+    """Return the law of the network itself at S draws of its weights, as `predict(x, samples=...)` has it.
 
     A point costs S forward passes. Their mean and covariance take the place of those of the posterior.
 
     Raises:
         NotAvailable: If the posterior has no law of weights.
     """
-    generator = torch.Generator().manual_seed(seed)
+    num_draws, generator = samples.num_samples, torch.Generator().manual_seed(samples.seed)
     weights = posterior.sample_weights(num_draws, generator=generator)
     linearized = next(iter(linearizations_of(posterior.process)), None)
     if linearized is None:

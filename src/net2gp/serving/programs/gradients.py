@@ -84,6 +84,8 @@ def outputs_and_gradients(
     C = num_outputs
     with torch.enable_grad():
         out, near = _tapped(linearized, x)
+        tapped = {name for tap in near for name in tap.names.values()}
+        _check_all(linearized, tapped)
         wide, far = _tapped(linearized, map_inputs(x, lambda value: repeated(value, C)))
         seed = torch.eye(C, dtype=out.dtype, device=out.device)
         seed = seed.repeat(out.shape[0], 1)
@@ -96,13 +98,16 @@ def outputs_and_gradients(
             name = tap.names.get(suffix)
             if name is not None:
                 found[name] = _sum(found[name], factor) if name in found else factor
-    missing = [name for name in linearized.params if name not in found]
+    return out.detach(), {name: found[name] for name in linearized.params}
+
+
+def _check_all(linearized: Linearized, tapped: set[str]) -> None:
+    missing = [name for name in linearized.params if name not in tapped]
     if missing:
         raise NotAvailable(
             f"the gradient of the parameter '{missing[0]}' cannot be exported: it is not the weight or the "
             f"bias of a module that has a rule. {DRAWS_INSTEAD}"
         )
-    return out.detach(), {name: found[name] for name in linearized.params}
 
 
 def _sum(one: Factor, other: Factor) -> Direct:

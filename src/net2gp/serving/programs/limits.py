@@ -12,9 +12,15 @@ from net2gp.limits.moments.evaluation import Evaluation
 from net2gp.limits.moments.expression_moments import run
 from net2gp.limits.tiles.batch import Tiles, pairs
 from net2gp.posteriors.conditioning.conditioned import Conditioned
-from net2gp.serving.programs.moments import Law, Moments
+from net2gp.serving.programs.moments import Law, Moments, left_open
 from net2gp.serving.programs.tangents import inverse_root
 from net2gp.types import Inputs
+
+ADVICE = (
+    "Of activations, those with closed forms have programs, such as nn.ReLU, nn.GELU and nn.LeakyReLU; "
+    "others are integrated by rules that depend on the points. Use one of these, or laplace on a trained "
+    "network."
+)
 
 
 def limit_process(process: Conditioned) -> Law:
@@ -51,14 +57,11 @@ def limit_process(process: Conditioned) -> Law:
         variance = (prior - (root @ cross).square().sum(0)).clamp(min=0)
         mean = cross.mT @ alpha
         blocks = variance[:, None, None] * torch.eye(C, dtype=torch.float64)
-        return Moments(mean, blocks, novelty=_share(variance, prior))
+        return Moments(mean, blocks, novelty=left_open(blocks, prior[:, None].expand(-1, C)))
 
     name = "NTK" if kernel.tangent else "NNGP"
-    return Law(moments, C, name, f"the {num_rows(process.x)} training inputs, and a root")
-
-
-def _share(variance: Tensor, prior: Tensor) -> Tensor:
-    return torch.where(prior > 0, variance / torch.where(prior > 0, prior, 1.0), 0.0)
+    carries = f"the {num_rows(process.x)} training inputs, and a root"
+    return Law(moments, C, name, carries, ADVICE)
 
 
 def _chosen(pair: tuple[Tensor, Tensor | None], tangent: bool) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from net2gp.types import Inputs
@@ -40,9 +41,23 @@ class Law:
         num_outputs: The number of outputs C.
         structure: What the program is made of, in a few words.
         carries: What it holds of the training data.
+        advice: What to do if its operations depend on values, so that they cannot be written down.
     """
 
     moments: Callable[[Inputs], Moments]
     num_outputs: int
     structure: str
     carries: str
+    advice: str = "Pass draws=32, which needs the network's forward pass alone."
+
+
+def left_open(covariances: Tensor, prior_variances: Tensor) -> Tensor:
+    """Return the share of the prior variance that data leave open, (B,), zero where there is none.
+
+    Args:
+        covariances: Covariances of the outputs, (B, C, C).
+        prior_variances: Their variances before any data, (B, C).
+    """
+    left = covariances.diagonal(dim1=1, dim2=2).sum(-1)
+    whole = prior_variances.to(left).sum(-1)
+    return torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0)

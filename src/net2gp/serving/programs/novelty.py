@@ -88,7 +88,7 @@ def _by_points(seen: SeenPoints, linearized: Linearized, num_outputs: int) -> Sh
 
 
 Sides = tuple[Tensor, Tensor | None]
-"""Inputs (B, I) and output gradients (B, C·O) of a weight that is used at one place; or gradients, and None."""
+"""Inputs (B, I) and output gradients (B, C·O) of a weight used at one place; or gradients, and None."""
 
 
 def _known(seen: SeenPoints, linearized: Linearized, num_outputs: int) -> dict[str, Sides]:

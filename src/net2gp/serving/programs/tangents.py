@@ -11,8 +11,8 @@ from net2gp.errors import NotAvailable
 from net2gp.linear.forward.factors import Factor, in_dtype, scaled
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.linear.linearized import Linearized
-from net2gp.posteriors.conditioning.conditioned import Conditioned
-from net2gp.posteriors.conditioning.systems import IterativeFactor
+from net2gp.posteriors.conditioning.conditioned import Conditioned, NoiseFactor, SpectralFactor
+from net2gp.posteriors.conditioning.systems import CurvatureFactor
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.weights.structure import prior_vector
 from net2gp.serving.programs.gradients import (
@@ -22,7 +22,7 @@ from net2gp.serving.programs.gradients import (
     outputs,
     outputs_and_gradients,
 )
-from net2gp.serving.programs.moments import Law, Moments
+from net2gp.serving.programs.moments import Law, Moments, left_open
 from net2gp.types import Inputs, Params
 
 MOST_NUMBERS = 2**26
@@ -61,7 +61,9 @@ def tangent_process(process: Conditioned | Whitened) -> Law:
         moved = _products(found, weights)[..., 0]
         if mean is not None:
             moved = moved + (out if mean is linearized else outputs(mean, x))
-        return Moments(moved, cover(found, None))
+        covariances = cover(found, None)
+        prior = prior_variances(kernel.prior_var, found)
+        return Moments(moved, covariances, novelty=left_open(covariances, prior))
 
     carries = "what the training rows say about the weights, as a matrix"
     return Law(moments, C, "tangent kernel", carries)
@@ -102,6 +104,15 @@ def difference(prior_var: Params, W: Tensor) -> Cover:
     return cover
 
 
+def prior_variances(prior_var: Params, found: dict[str, Factor]) -> Tensor:
+    """Return the diagonal of J V Jᵀ, (B, C), for the diagonal of V, by parameter."""
+    parts = [
+        blocks(scaled(in_dtype(found[name], torch.float64), value.double()))
+        for name, value in prior_var.items()
+    ]
+    return torch.stack(parts).sum(0).diagonal(dim1=1, dim2=2)
+
+
 def _whitened_root(
     process: Conditioned | Whitened, kernel: TangentKernel, num_weights: int
 ) -> Tensor:
@@ -128,12 +139,13 @@ def inverse_root(process: Conditioned) -> Tensor:
     Raises:
         NotAvailable: If there is no factorization, as after conjugate gradients.
     """
-    if isinstance(process.factor, IterativeFactor):
+    factor = process.factor
+    if not isinstance(factor, NoiseFactor | CurvatureFactor | SpectralFactor):
         raise NotAvailable(
             "a posterior by conjugate gradients has no factorization to export. Condition with "
             "solver=Cholesky() or solver=Lanczos()."
         )
-    return process.factor.root(torch.eye(len(process.alpha), dtype=torch.float64))
+    return factor.root(torch.eye(len(process.alpha), dtype=torch.float64))
 
 
 def _products(found: dict[str, Factor], W: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from net2gp.serving.programs.decompositions import table
 
 _REPEATED: ContextVar[dict[str, int] | None] = ContextVar("repeated", default=None)
-"""The repeated inputs of the graph that is being made, by the names of their nodes, and how often they are."""
+"""The repeated inputs of the graph that is being made, by their nodes' names, and how often they are."""
 
 
 def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
@@ -54,7 +54,7 @@ def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphMo
         )
         fake = [_of_any_rows(mode, value, name) for name, value in enumerate(inputs)]
         with torch.no_grad(), mode:
-            module = cast(fx.GraphModule, tracer(*fake))
+            module: fx.GraphModule = tracer(*fake)
     finally:
         _REPEATED.reset(token)
     _share(module.graph, noted)
@@ -64,10 +64,9 @@ def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphMo
 
 
 def _of_any_rows(mode: FakeTensorMode, value: Tensor, number: int) -> Tensor:
-    """Return a tensor without values whose number of rows is a symbol, the same for all inputs."""
+    """Return a tensor without values whose number of rows is a symbol."""
     sizes = [DimDynamic.DYNAMIC if not axis else DimDynamic.STATIC for axis in range(value.dim())]
-    context = StatelessSymbolicContext(dynamic_sizes=sizes)
-    # inputs from one source have one symbol
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
     source = ConstantSource(f"rows_of_{number}")
     return mode.from_tensor(value, source=source, symbolic_context=context)
 
@@ -91,7 +90,7 @@ def repeated(x: Tensor, times: int) -> Tensor:
     wide = x[:, None].expand(-1, times, *x.shape[1:]).flatten(0, 1)
     mode, noted = get_proxy_mode(), _REPEATED.get()
     if mode is not None and noted is not None:
-        noted[next(reversed(mode.tracer.graph.nodes)).name] = times  # type: ignore[union-attr]
+        noted[next(reversed(mode.tracer.graph.nodes)).name] = times
     return wide
 
 
