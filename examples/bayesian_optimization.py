@@ -39,12 +39,12 @@ def one_dimension(axes) -> None:
     law = model.posterior(grid)
     mean, variance = law.mean.detach(), law.variance.detach()
     plots.plot_regression(axes[0], grid, mean, variance, data=(x, y), truth=wavy(grid))
-    for seed in range(4):
+    for seed in range(6):
         draw = model.draw_function(generator=torch.Generator().manual_seed(seed))
         best = maximizer(PosteriorMean(draw), UNIT)
         axes[0].plot(grid, draw(grid), lw=0.7, color="gray")
         axes[0].plot(best, draw(best), "v", color="black", ms=5)
-    axes[0].set(title="four drawn functions and their maxima", xlim=(0, 1))
+    axes[0].set(title="six drawn functions and their maxima", xlim=(0, 1))
     acquisition = LogExpectedImprovement(model, best_f=y.max())
     axes[1].plot(grid, acquisition(grid[:, None]).detach().exp())
     axes[1].axvline(float(maximizer(acquisition, UNIT)), color="black", lw=0.8)
