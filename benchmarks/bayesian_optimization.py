@@ -36,6 +36,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -46,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "papers"))
 from claims import Claim, compared, judge
 
 from optimization_problems import PROBLEMS, maximized
-from run import made_by, processor
+from run import git, processor
 
 RESULTS = Path(__file__).resolve().parent / "results" / "bayesian_optimization.md"
 OURS, RIVAL, ENSEMBLE = "net2gp", "SingleTaskGP", "ensemble"
@@ -80,10 +81,17 @@ class Cell:
         """Run it, and keep what it found."""
         start = time.process_time()
         best = maximized(self.problem, self.model, self.acquisition, self.seed, steps)
-        content = {"best": best, "seconds": time.process_time() - start}
+        seconds = time.process_time() - start
+        content = {"best": best, "seconds": seconds, "revision": revision()}
         part = self.path(folder).with_suffix(".part")
         part.write_text(json.dumps(content))
         part.replace(self.path(folder))
+
+
+@cache
+def revision() -> str:
+    """The revision of the code as this program began."""
+    return git("rev-parse", "--short", "HEAD").strip()
 
 
 def seeds(options: argparse.Namespace) -> range:
@@ -135,8 +143,9 @@ def claims(options: argparse.Namespace) -> Iterator[Claim]:
 def mean_and_error(values: list[float]) -> str:
     """A mean with its standard error."""
     t = torch.tensor(values, dtype=torch.float64)
-    error = float(t.std()) / len(t) ** 0.5 if len(t) > 1 else float("nan")
-    return f"{float(t.mean()):.3f} ± {error:.3f}"
+    if len(t) == 1:
+        return f"{float(t):.3f}"
+    return f"{float(t.mean()):.3f} ± {float(t.std()) / len(t) ** 0.5:.3f}"
 
 
 def rows(options: argparse.Namespace, problem: str) -> Iterator[str]:
@@ -163,10 +172,13 @@ def write(options: argparse.Namespace, judged: list[Claim], missing: int) -> Non
     versions = (
         f"botorch {version('botorch')}, gpytorch {version('gpytorch')}, torch {torch.__version__}"
     )
+    found = [cell.found(options.cells) for cell in cells(options)]
+    revisions = sorted({cell["revision"] for cell in found if cell is not None})
     lines = [
         "# Bayesian optimization",
         "",
-        f"{made_by()} One core of {processor()}; {versions}.",
+        "Made by `python benchmarks/bayesian_optimization.py --cells FOLDER` at revision",
+        f"{', '.join(revisions)}, on one core of {processor()}; {versions}.",
         "",
         "The best value found, mean ± standard error over seeds (larger is better). The program says what",
         "functions, surrogates and claims are. CPU seconds were measured beside other programs.",
@@ -208,6 +220,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     torch.set_num_threads(1)
     options = parse()
+    revision()
     with tempfile.TemporaryDirectory() as scratch:
         options.cells = options.cells or Path(scratch)
         options.cells.mkdir(parents=True, exist_ok=True)

@@ -421,6 +421,12 @@ def test_what_cannot_be_is_said():
         classifier.draw_function()
     with pytest.raises(NotAvailable, match=r"the kernel is RBF"):
         ours(kernel=n2g.RBF()).draw_function()
+    places = nn.Sequential(
+        nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 4, 1), nn.ReLU(), nn.Conv1d(4, 1, 1), nn.Flatten()
+    )
+    coupled_places = PosteriorModel(n2g.condition(n2g.nngp(places), (X, X), n2g.Gaussian(0.1)))
+    with pytest.raises(NotAvailable, match=r"functions of coupled outputs"):
+        coupled_places.draw_function()
     with pytest.raises(InputError, match=r"Y must end in \(3, 1\)"):
         ours().condition_on_observations(NEW[0], Y[:2])
     with pytest.raises(NotAvailable, match=r"call\s+subset_output afterwards"):

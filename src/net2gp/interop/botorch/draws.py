@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from net2gp.errors import NotAvailable, check_count
 from net2gp.interop.kernels import Stretched
 from net2gp.limits.limit_kernels import LimitKernel
-from net2gp.limits.prior import Prior
 from net2gp.limits.sampling.twin import twin
 from net2gp.linalg.chance import random_normal
 from net2gp.posteriors.conditioning.conditioned import Conditioned
@@ -76,6 +76,11 @@ def drawn_function(
             "functions are drawn from posteriors under Gaussian noise, or from kernels with features. Draw "
             "values at candidates: botorch.generation.MaxPosteriorSampling(model)(candidates)."
         )
+    if fitted.process.rows_per_point > 1:
+        raise NotAvailable(
+            "functions of coupled outputs are drawn for kernels with features alone. Draw values at "
+            "candidates: botorch.generation.MaxPosteriorSampling(model)(candidates)."
+        )
     prior = [prior_function(fitted.kernel, width, generator) for _ in range(fitted.num_outputs)]
     return _conditioned(fitted.process, lambda x: torch.cat([f(x) for f in prior], 1), generator)
 
@@ -93,7 +98,7 @@ def prior_function(kernel: Kernel, width: int, generator: torch.Generator | None
         )
     prior = kernel.limit.prior
     network = twin(
-        _floating(kernel.limit.graph, prior),
+        copy.deepcopy(kernel.limit.graph).double(),  # values at the data are nearly cancelled
         width,
         weight_var=dict(prior.weight_vars),
         bias_var=dict(prior.bias_vars),
@@ -113,13 +118,6 @@ class _OneOutput:
     def __call__(self, x: Tensor) -> Tensor:
         dtype = next(self.network.parameters()).dtype
         return self.scale * self.network(x.to(dtype)).flatten(1)[:, :1].to(x)
-
-
-def _floating(graph: nn.Module, prior: Prior) -> nn.Module:
-    """The traced network in float64, since values at the data are differences of large numbers."""
-    import copy
-
-    return copy.deepcopy(graph).to(torch.float64)
 
 
 def _conditioned(
