@@ -121,7 +121,7 @@ def _errors_in_one_line(quiet: bool) -> Iterator[list[str]]:
         say(_sentence(error))
         raise typer.Exit(USAGE) from None
     except KeyboardInterrupt:
-        say("interrupted. Nothing was written.")
+        say("interrupted. No file was left half-written.")
         raise typer.Exit(INTERRUPTED) from None
     except (Net2GPError, ImportError, OSError, MemoryError, SafetensorError) as error:
         say(_sentence(error))

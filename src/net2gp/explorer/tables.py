@@ -19,7 +19,10 @@ TERMS, DEGREE = 240, 64
 _GROWTH = {"tanh": (0.0, -0.5), "silu": (1.0, 0.0), "softplus": (1.0, 0.0)}
 """Exponents of V(q) and E[φ'²] for large q, where tanh is a step, and the others are ramps."""
 
-_REACH, _NODES = 42.0, 6401  # Hermite functions of 240 terms end at 31, and tanh(20z) has poles at 0.08i
+_REACH, _NODES = (
+    42.0,
+    6401,
+)  # Hermite functions of 240 terms end at 31, and tanh(20z) has poles at 0.08i
 _TABLES = {"tanh": nn.Tanh(), "silu": nn.SiLU(), "softplus": nn.Softplus()}
 
 
