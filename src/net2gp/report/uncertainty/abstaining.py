@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from net2gp.report.uncertainty.outcomes import Labels, Numbers
-from net2gp.report.uncertainty.statistics import Estimate, estimate, mean, share
+from net2gp.report.uncertainty.statistics import Estimate, mean, root, share
 
 SHARES = tuple(range(96))
 """The shares of points that the slider refuses, in percent."""
@@ -81,14 +81,7 @@ def _shared(doubt: np.ndarray, loss: np.ndarray) -> np.ndarray:
 
 def _kept(loss: np.ndarray, percent: int, labels: bool) -> Estimate:
     kept = max(1, round(len(loss) * (1 - percent / 100)))
-    if labels:
-        return share(int(loss[:kept].sum()), kept)
-    found = mean(loss[:kept])
-    roots = [
-        np.nan if found[k] is None else np.sqrt(max(found[k], 0.0))
-        for k in ("value", "low", "high")
-    ]
-    return estimate(*roots, kept)
+    return share(int(loss[:kept].sum()), kept) if labels else root(mean(loss[:kept]))
 
 
 def _removed(loss: np.ndarray, labels: bool) -> Estimate | None:

@@ -217,4 +217,5 @@ def joint(pit: np.ndarray, level: float) -> Estimate:
     """
     D = pit.shape[1]
     parts = [covered(pit[:, d], level, 1 - (1 - LEVEL) / D) for d in range(D)]
-    return estimate(*(np.mean([p[k] for p in parts]) for k in ("value", "low", "high")), len(pit))
+    value, low, high = (float(np.mean([p[k] for p in parts])) for k in ("value", "low", "high"))
+    return estimate(value, low, high, len(pit))

@@ -145,7 +145,7 @@ def _parts(posterior: Posterior, x: Inputs, law: Distribution, y: Tensor | None)
 
 
 def _joined(x: Inputs, parts: list[dict[str, Any]]) -> Labels | Numbers:
-    joined = {
+    joined: dict[str, Any] = {
         name: None if any(part[name] is None for part in parts) else _join(parts, name)
         for name in parts[0]
         if name != "drawn"

@@ -12,7 +12,7 @@ import numpy as np
 from net2gp.errors import InputError
 from net2gp.report.uncertainty.outcomes import Labels, Numbers
 from net2gp.report.uncertainty.pages.words import shown
-from net2gp.report.uncertainty.statistics import Estimate, estimate, mean
+from net2gp.report.uncertainty.statistics import Estimate, mean, root
 
 LARGE = ("accuracy", "coverage", "confidence", "auroc", "novelty_auroc")
 """How the names of scores begin of which more is better; of all others less is."""
@@ -50,15 +50,10 @@ def scored(values: dict[str, Any], found: Labels | Numbers) -> dict[str, Estimat
 def _errors(found: Numbers, names: list[str]) -> dict[str, Estimate]:
     assert found.y is not None
     squares = (found.y - found.mean) ** 2
-    scores = {"rmse": _root(mean(squares.mean(1))), "mae": mean(np.sqrt(squares).mean(1))}
+    scores = {"rmse": root(mean(squares.mean(1))), "mae": mean(np.sqrt(squares).mean(1))}
     if len(names) > 1:
-        scores |= {f"rmse_{name}": _root(mean(squares[:, d])) for d, name in enumerate(names)}
+        scores |= {f"rmse_{name}": root(mean(squares[:, d])) for d, name in enumerate(names)}
     return scores
-
-
-def _root(one: Estimate) -> Estimate:
-    ends = [np.nan if one[k] is None else max(one[k], 0.0) ** 0.5 for k in ("value", "low", "high")]
-    return estimate(*ends, one["n"])
 
 
 def broken(scores: Mapping[str, Estimate], limits: Mapping[str, float]) -> list[str]:
@@ -76,7 +71,7 @@ def broken(scores: Mapping[str, Estimate], limits: Mapping[str, float]) -> list[
 
     >>> scores = {"nll": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}}
     >>> broken(scores, {"nll": 0.45})
-    ['nll is 0.5 (0.4–0.6, n = 9), above the limit 0.45.']
+    ['nll is 0.5 (0.4–0.6, n\xa0=\xa09), above the limit 0.45.']
     """
     found = []
     for name, limit in limits.items():

@@ -122,7 +122,7 @@ def _quarters(values: np.ndarray, columns: Sequence[str], look: np.ndarray) -> l
     parts = []
     for c in range(min(values.shape[1], MOST_COLUMNS)):
         column = values[:, c]
-        edges = np.unique(np.quantile(column[look], (0.25, 0.5, 0.75))) if len(look) else []
+        edges = np.unique(np.quantile(column[look], (0.25, 0.5, 0.75)))
         bounds = [-np.inf, *edges, np.inf]
         for low, high in pairwise(bounds):
             member = (column > low) & (column <= high)
@@ -132,9 +132,10 @@ def _quarters(values: np.ndarray, columns: Sequence[str], look: np.ndarray) -> l
 
 
 def _between(name: str, low: float, high: float) -> str:
+    ends = [f"{end:.4g}".replace("-", "−") for end in (low, high)]
     if np.isinf(low):
-        return f"{name} ≤ {high:.4g}"
-    return f"{name} > {low:.4g}" if np.isinf(high) else f"{low:.4g} < {name} ≤ {high:.4g}"
+        return f"{name} ≤ {ends[1]}"
+    return f"{name} > {ends[0]}" if np.isinf(high) else f"{ends[0]} < {name} ≤ {ends[1]}"
 
 
 def _tree(

@@ -32,8 +32,8 @@ def binned_error(probs: np.ndarray, right: np.ndarray, num_bins: int = 15) -> Es
     Returns:
         The error with its interval.
 
-    >>> binned_error(np.array([0.9, 0.8]), np.array([1.0, 0.0]), 1)["value"]
-    0.35
+    >>> binned_error(np.array([0.75, 0.75]), np.array([1.0, 0.0]), 1)["value"]
+    0.25
     """
     cell = np.clip(np.ceil(probs * num_bins).astype(int) - 1, 0, num_bins - 1)
     mass, moved = _masses(cell, right - probs, num_bins)

@@ -99,6 +99,19 @@ def _studentized(values: np.ndarray) -> np.ndarray:
     return np.nan_to_num(found, nan=0.0)
 
 
+def root(one: Estimate) -> Estimate:
+    """Take the square root of a number and of the ends of its interval.
+
+    >>> root({"value": 4.0, "low": 1.0, "high": None, "n": 3})
+    {'value': 2.0, 'low': 1.0, 'high': None, 'n': 3}
+    """
+    value, low, high = (
+        np.nan if one[name] is None else max(one[name], 0.0) ** 0.5
+        for name in ("value", "low", "high")
+    )
+    return estimate(value, low, high, one["n"])
+
+
 def area(inside: np.ndarray, outside: np.ndarray, value: float) -> Estimate:
     """Estimate the area under a ROC curve by Newcombe's interval, which also holds near 1.
 
@@ -134,7 +147,7 @@ def area(inside: np.ndarray, outside: np.ndarray, value: float) -> Estimate:
             middle = (near + far) / 2
             near, far = (near, middle) if off(middle) > 0 else (middle, far)
         ends.append(near if off(end) > 0 else end)
-    return estimate(value, *ends, n + m)
+    return estimate(value, ends[0], ends[1], n + m)
 
 
 def passing(inside: np.ndarray, outside: np.ndarray, value: float) -> Estimate:

@@ -27,13 +27,13 @@ def strangers(found: Labels | Numbers, others: dict[str, Labels | Numbers]) -> d
         For each kind and score the area under the ROC curve, the share of other points that pass where 95 %
         of held-out points do, and histograms.
     """
-    values = {}
+    values: dict[str, Values] = {}
     for name, other in others.items():
         scored = {"uncertainty": (unsure(found, found), unsure(other, found))}
         if found.novelty is not None and other.novelty is not None:
             scored["novelty"] = (found.novelty, other.novelty)
-        values[name] = {kind: _compared(*pair) for kind, pair in scored.items()}
-        values[name]["n"] = len(other)
+        values[name] = {"n": len(other)}
+        values[name] |= {kind: _compared(*pair) for kind, pair in scored.items()}
         if isinstance(other, Labels):
             values[name]["confidence"] = mean(other.probs.max(1))
     return values

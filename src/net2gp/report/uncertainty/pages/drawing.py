@@ -8,6 +8,9 @@ from html import escape
 
 import numpy as np
 
+Row = Sequence[float] | np.ndarray
+"""Numbers along one axis."""
+
 WIDTH, HEIGHT = 440, 330
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 52
 STYLES = ("a", "b", "c")
@@ -40,24 +43,20 @@ class Chart:
     legend: list[tuple[str, str, str]] = field(default_factory=list)
     identity: str = ""
 
-    def line(self, xs: Sequence[float], ys: Sequence[float], style: str, label: str = "") -> None:
+    def line(self, xs: Row, ys: Row, style: str, label: str = "") -> None:
         """Draw a line."""
         points = " ".join(f"{u:.1f},{v:.1f}" for u, v in self._places(xs, ys))
         self.marks.append(f'<polyline class="line {style}" points="{points}"/>')
         if label:
             self.legend.append(("line", style, label))
 
-    def dots(
-        self, xs: Sequence[float], ys: Sequence[float], style: str, sizes: Sequence[float] = ()
-    ) -> None:
+    def dots(self, xs: Row, ys: Row, style: str, sizes: Row = ()) -> None:
         """Draw a mark at each point, in the shape of its style."""
-        radii = sizes or [4.0] * len(xs)
+        radii = sizes if len(sizes) else [4.0] * len(xs)
         for (u, v), r in zip(self._places(xs, ys), radii, strict=True):
             self.marks.append(_dot(u, v, r, style))
 
-    def band(
-        self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], label: str = ""
-    ) -> None:
+    def band(self, xs: Row, low: Row, high: Row, label: str = "") -> None:
         """Fill the range between two lines."""
         there, back = self._places(xs, low), self._places(xs, high)[::-1]
         points = " ".join(f"{u:.1f},{v:.1f}" for u, v in [*there, *back])
@@ -72,9 +71,7 @@ class Chart:
             f'<line class="range" x1="{u:.1f}" x2="{u:.1f}" y1="{v:.1f}" y2="{w:.1f}"/>'
         )
 
-    def bars(
-        self, edges: Sequence[float], heights: Sequence[float], style: str, label: str = ""
-    ) -> None:
+    def bars(self, edges: Row, heights: Row, style: str, label: str = "") -> None:
         """Draw the outline of a histogram, filled faintly."""
         xs = np.repeat(edges, 2)
         ys = np.concatenate([[0.0], np.repeat(heights, 2), [0.0]])
@@ -108,7 +105,7 @@ class Chart:
         caption = f'<figcaption><ul class="legend">{keys}</ul></figcaption>' if keys else ""
         return f'<figure class="chart">{picture}{caption}</figure>'
 
-    def _places(self, xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
+    def _places(self, xs: Row, ys: Row) -> list[tuple[float, float]]:
         wide, high = self.x[1] - self.x[0] or 1.0, self.y[1] - self.y[0] or 1.0
         across, up = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
         return [

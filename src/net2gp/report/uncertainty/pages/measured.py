@@ -48,20 +48,6 @@ def _fair(values: Values) -> str:
 
 def _of_labels(values: Values) -> list[str]:
     compared = values["compared"]
-    chart = Chart(
-        "Accuracy against confidence. On the diagonal they are equal. The table below has the numbers.",
-        *("confidence", "share that is right", (0, 1), (0, 1)),
-    )
-    own = compared["posterior"]["bins"]
-    for line in own:
-        chart.whisker(line["confidence"], *line["band"])
-    chart.legend.append(("band", "", "where 95 % of points as sure as these would lie"))
-    chart.line([0, 1], [0, 1], "ideal", "as right as it says")
-    for style, (name, found) in zip(STYLES, compared.items(), strict=False):
-        xs = [line["confidence"] for line in found["bins"]]
-        chart.line(xs, [line["accuracy"]["value"] for line in found["bins"]], style)
-        chart.dots(xs, [line["accuracy"]["value"] for line in found["bins"]], style)
-        chart.legend.append(("dots", style, name))
     head = ("", "right", "mean confidence", "log loss", "Brier", "ECE", "smooth ECE")
     rows = [
         [
@@ -71,29 +57,48 @@ def _of_labels(values: Values) -> list[str]:
         ]
         for name, f in compared.items()
     ]
-    ece = compared["posterior"]
+    own = compared["posterior"]
     words = f"""If the posterior's probabilities were right, the ECE of {values["n"]:,} points would stay
-        below {number(ece["ece_if_right"])} in 95 % of cases; it is {number(ece["ece"]["value"])}. The
+        below {number(own["ece_if_right"])} in 95 % of cases; it is {number(own["ece"]["value"])}. The
         smooth ECE (Błasiok and Nakkiran, 2023) has no bins to choose. Both are too large on average for
         few points, which their intervals take into account."""
-    bins = table(
-        "bins of the reliability diagram",
-        ["mean confidence", "right", "expected if right", "points"],
-        [
-            [
-                percent(line["confidence"]),
-                cell(line["accuracy"], share=True),
-                "–".join(percent(v) for v in line["band"]),
-                f"{line['accuracy']['n']:,}",
-            ]
-            for line in own
-        ],
-    )
+    bins = f"<details><summary>The bins as a table</summary>{_bins(own)}</details>"
     return [
-        f'<div class="charts">{chart.html()}<div>{text(words)}<details><summary>The bins as a table'
-        f"</summary>{bins}</details></div></div>",
+        f'<div class="charts">{_reliability(compared)}<div>{text(words)}{bins}</div></div>',
         table("scores of all predictions", head, rows),
     ]
+
+
+def _reliability(compared: Values) -> str:
+    chart = Chart(
+        "Accuracy against confidence. On the diagonal they are equal. The table below has the numbers.",
+        *("confidence", "share that is right", (0, 1), (0, 1)),
+    )
+    for line in compared["posterior"]["bins"]:
+        chart.whisker(line["confidence"], *line["band"])
+    chart.legend.append(("band", "", "where 95 % would lie if the posterior is right"))
+    chart.line([0, 1], [0, 1], "ideal", "as right as it says")
+    for style, (name, found) in zip(STYLES, compared.items(), strict=False):
+        xs = [line["confidence"] for line in found["bins"]]
+        ys = [line["accuracy"]["value"] for line in found["bins"]]
+        chart.line(xs, ys, style)
+        chart.dots(xs, ys, style)
+        chart.legend.append(("dots", style, name))
+    return chart.html()
+
+
+def _bins(found: Values) -> str:
+    rows = [
+        [
+            percent(line["confidence"]),
+            cell(line["accuracy"], share=True),
+            "–".join(percent(v) for v in line["band"]),
+            f"{line['accuracy']['n']:,}",
+        ]
+        for line in found["bins"]
+    ]
+    head = ["mean confidence", "right", "expected if right", "points"]
+    return table("bins of the reliability diagram", head, rows)
 
 
 def _of_numbers(values: Values) -> list[str]:
@@ -187,22 +192,12 @@ def _quantiles(values: Values) -> str:
 def refusing_section(values: Values) -> str:
     """Write the curve of error against refused points, its slider and its table."""
     found, labels = values["refusing"], values["task"] == "classes"
-    curve = np.array([line[:2] for line in found["curve"]])
-    error = "error rate" if labels else "error (RMSE in units of the targets' deviation)"
-    doubt = "P(wrong)" if labels else "the predicted deviation, in units of the targets',"
-    curve[:, 1] *= 100 if labels else 1
-    top = float(curve[:, 1].max()) * 1.1 or 1.0
-    chart = Chart(
-        "Error of the points that are kept against the share that is refused. A curve that falls means that "
-        "uncertain points are those that are wrong. The table has the numbers.",
-        "% refused, the least certain first",
-        f"{error}, %" if labels else "error (RMSE, standardized)",
-        *((0, 95), (0, top)),
-    )
-    chart.line([0, 95], [curve[0, 1]] * 2, "ideal", "refusing at random")
-    chart.line(curve[:, 0], curve[:, 1], "a", "posterior")
-    chart.marker(0, "kept")
-    data = {"rows": found["curve"], "percent": labels, "doubt": doubt, "error": error}
+    data = {
+        "rows": found["curve"],
+        "percent": labels,
+        "doubt": "P(wrong)" if labels else "the predicted deviation, in units of the targets',",
+        "error": "error rate" if labels else "error (RMSE in units of the targets' deviation)",
+    }
     slider = (
         '<div class="slider" id="abstain"><label for="refused">Refuse the least certain</label>'
         '<input type="range" id="refused" min="0" max="95" step="1" value="0">'
@@ -215,20 +210,29 @@ def refusing_section(values: Values) -> str:
     words = """If points may be refused, or given to a person, the least certain should be the wrong ones.
         Thresholds are taken from the same points, which makes the numbers slightly too good for few of
         them."""
-    parts = [
+    below = table("error by share of refused points", ["refused", "error", "kept"], rows)
+    return section(
+        "refusing",
+        "Refusing: does it know when it is wrong?",
         text(words),
-        f'<div class="charts"><div>{chart.html()}{slider}</div>'
-        f"{table('error by share of refused points', ['refused', 'error', 'kept'], rows)}</div>",
-    ]
-    if found["removed"] is not None and found["removed"]["n"]:
-        one = found["removed"]
-        parts.append(
-            soft(
-                f"Of the {one['n']} errors, {percent(one['value'])} ({percent(one['low'])}–"
-                f"{percent(one['high'])}) are among the tenth of points that is least certain."
-            )
-        )
-    return section("refusing", "Refusing: does it know when it is wrong?", *parts)
+        f'<div class="charts"><div>{_risk(found, labels)}{slider}</div>{below}</div>',
+    )
+
+
+def _risk(found: Values, labels: bool) -> str:
+    curve = np.array([line[:2] for line in found["curve"]])
+    curve[:, 1] *= 100 if labels else 1
+    chart = Chart(
+        "Error of the points that are kept against the share that is refused. A curve that falls means that "
+        "uncertain points are those that are wrong. The table has the numbers.",
+        "% refused, the least certain first",
+        "error rate, %" if labels else "error (RMSE, standardized)",
+        *((0, 95), (0, float(curve[:, 1].max()) * 1.1 or 1.0)),
+    )
+    chart.line([0, 95], [curve[0, 1]] * 2, "ideal", "refusing at random")
+    chart.line(curve[:, 0], curve[:, 1], "a", "posterior")
+    chart.marker(0, "kept")
+    return chart.html()
 
 
 def _json(value: Any) -> str:
