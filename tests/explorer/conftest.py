@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from explorer.browser import opened
 from net2gp.explorer import write_explorer
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -30,33 +30,6 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_explorer(tmp_path_factory.mktemp("explorer") / "explorer.html")
-
-
-def opened(browser: Any, file: Path, fragment: str = "", **context: Any) -> Any:
-    """A tab with the page; `tab.problems` collects what its console says and what it asks of the network."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **context})
-    tab = context.new_page()
-    tab.set_default_timeout(20_000)
-    tab.problems = []
-    tab.on("console", lambda message: tab.problems.append(message.text))
-    tab.on("pageerror", lambda error: tab.problems.append(str(error)))
-    tab.on("request", lambda request: note_request(tab, request.url))
-    tab.goto(f"{file.as_uri()}#{fragment}")
-    until(tab, "explorer.times !== null")
-    return tab
-
-
-def until(tab: Any, condition: str, seconds: float = 20) -> None:
-    """Wait for a condition; Playwright's own way evaluates strings in the page, which the page forbids."""
-    end = time.monotonic() + seconds
-    while not tab.evaluate(condition):
-        assert time.monotonic() < end, f"{condition} did not come true within {seconds} s"
-        time.sleep(0.02)
-
-
-def note_request(tab: Any, url: str) -> None:
-    if not url.startswith(("file:", "data:", "blob:")):
-        tab.problems.append(f"asked for {url}")
 
 
 @pytest.fixture(scope="session")

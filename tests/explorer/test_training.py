@@ -1,4 +1,4 @@
-"""Finite networks, their training, the phases of deep networks and the evidence: as torch and net2gp have them."""
+"""Finite networks, their training, phases and evidence: as torch and net2gp have them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from explorer.conftest import until
-from explorer.same_network import ACTIVATIONS, TABLES, net_of, same_network
 from torch import Tensor, nn
 
 import net2gp as n2g
+from explorer.browser import until
+from explorer.same_network import ACTIVATIONS, TABLES, net_of, same_network
 from net2gp.limits import correlation_fixed_point, critical_line, depth_scales, fixed_point, slope
 
 X = torch.tensor([-2.7, -1.9, -0.6, 0.0, 0.5, 1.3, 2.8], dtype=torch.float64)[:, None]
@@ -47,10 +47,12 @@ def as_torch(net: dict, width: int, weights: list, biases: list) -> nn.Sequentia
 @pytest.mark.parametrize("net", NETS, ids=lambda net: net["activation"])
 def test_outputs_and_gradients_of_finite_networks(tab, net) -> None:
     script = """([net, width, x, y]) => {
-        const network = makeNetwork(net, width, makeNormals(5)), copy = (parts) => parts.map((p) => Array.from(p));
+        const network = makeNetwork(net, width, makeNormals(5));
+        const copy = (parts) => parts.map((p) => Array.from(p));
         const before = { W: copy(network.W), b: copy(network.b) }, pass = forward(network, x);
         const loss = descend(network, x, y, 0.5);
-        return { ...before, outputs: Array.from(pass.outputs), loss, W1: copy(network.W), b1: copy(network.b) };
+        const outputs = Array.from(pass.outputs);
+        return { ...before, outputs, loss, W1: copy(network.W), b1: copy(network.b) };
     }"""
     width = 7
     found = tab.evaluate(script, [net, width, flat(X), flat(Y)])
@@ -79,16 +81,21 @@ def test_functions_and_their_slopes(tab, name) -> None:
     found = numbers(tab.evaluate(script, [name, values.tolist()]))
     right = ACTIVATIONS[name](values)
     (slopes,) = torch.autograd.grad(right.sum(), values)
-    torch.testing.assert_close(found, torch.stack([right.detach(), slopes], 1), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        found, torch.stack([right.detach(), slopes], 1), rtol=1e-9, atol=1e-10
+    )
 
 
-@pytest.mark.parametrize("net", [NETS[0], NETS[1], net_of("erf", 2)], ids=lambda net: net["activation"])
+@pytest.mark.parametrize(
+    "net", [NETS[0], NETS[1], net_of("erf", 2)], ids=lambda net: net["activation"]
+)
 @pytest.mark.parametrize("ridge", [0.0, 0.05])
 def test_gradient_flow_over_time(tab, net, ridge) -> None:
     times = [0.0, 0.3, 4.0, 100.0, math.inf]
     script = """([net, x, y, z, times, ridge]) => {
         const one = diagonals(net, Float64Array.from(x)), two = diagonals(net, Float64Array.from(z));
-        const gram = gramKernels(net, one), cross = crossKernels(net, two, one), modes = flowModes(gram, ridge);
+        const gram = gramKernels(net, one), cross = crossKernels(net, two, one);
+        const modes = flowModes(gram, ridge);
         return times.map((time) => {
             const law = flowLaw(gram, cross, two.nngp, y, modes, time === null ? Infinity : time);
             return [Array.from(law.mean), Array.from(law.variance)];
@@ -115,12 +122,14 @@ def test_a_predicted_path_is_the_flow_from_its_start(tab) -> None:
         return Array.from(predictedPath({ cross, y }, modes, time, start));
     }"""
     found = tab.evaluate(script, [net, flat(X), flat(Y), flat(NEW), 7.0])
-    flow = n2g.gradient_flow(same_network(net), (X, Y), weight_var=net["weightVar"], bias_var=net["biasVar"])
+    flow = n2g.gradient_flow(
+        same_network(net), (X, Y), weight_var=net["weightVar"], bias_var=net["biasVar"]
+    )
     right = flow.path(7.0, NEW, start=torch.cos)[:, 0]
     torch.testing.assert_close(numbers(found), right, rtol=0, atol=1e-8)
 
 
-WEIGHTS, BIASES = [0.5, 1.3, 2.0, 3.1, 5.0], [0.0, 0.05, 0.7]
+WEIGHTS, BIASES = [0.5, 1.3, 3.1], [0.0, 0.05, 0.7]
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -144,10 +153,14 @@ def test_phases(tab, name) -> None:
     assert ((found[:, 0] > 1e200) == q.isinf()).all()
 
 
-@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name not in ("relu", "leaky", "abs", "linear")])
+@pytest.mark.parametrize(
+    "name", [name for name in ACTIVATIONS if name not in ("relu", "leaky", "abs", "linear")]
+)
 def test_the_critical_line(tab, name) -> None:
     biases = torch.tensor([0.0, 0.01, 0.05, 0.3, 1.0], dtype=torch.float64)
-    found = tab.evaluate("([name, bs]) => bs.map((b) => criticalWeight(name, b) || null)", [name, biases.tolist()])
+    found = tab.evaluate(
+        "([name, bs]) => bs.map((b) => criticalWeight(name, b) || null)", [name, biases.tolist()]
+    )
     bound = 1e-4 if name in TABLES else 1e-6
     for bias, weight in zip(biases, found, strict=True):
         try:
@@ -161,7 +174,9 @@ def test_the_critical_line(tab, name) -> None:
 
 @pytest.mark.parametrize("name", ["relu", "leaky", "abs", "linear"])
 def test_homogeneous_activations_are_critical_without_bias_only(tab, name) -> None:
-    with_bias, without = tab.evaluate("(name) => [criticalWeight(name, 0.1) || null, criticalWeight(name, 0)]", name)
+    with_bias, without = tab.evaluate(
+        "(name) => [criticalWeight(name, 0.1) || null, criticalWeight(name, 0)]", name
+    )
     assert with_bias is None
     assert math.isclose(without, float(critical_line(ACTIVATIONS[name], 0.0)), rel_tol=1e-9)
 
@@ -182,7 +197,14 @@ def test_the_evidence_chooses_better_variances_which_net2gp_values_alike(open_pa
 
     chosen = build(state["weightVar"], state["biasVar"], state["noise"])
     assert math.isclose(float(chosen.log_marginal_likelihood()), after, rel_tol=1e-7)
-    for factors in ((1.3, 1, 1), (0.75, 1, 1), (1, 1.3, 1), (1, 0.75, 1), (1, 1, 1.3), (1, 1, 0.75)):
+    for factors in (
+        (1.3, 1, 1),
+        (0.75, 1, 1),
+        (1, 1.3, 1),
+        (1, 0.75, 1),
+        (1, 1, 1.3),
+        (1, 1, 0.75),
+    ):
         names = ("weightVar", "biasVar", "noise")
         limits = ((0.05, 6), (1e-3, 2), (1e-4, 1))
         pairs = zip(names, factors, limits, strict=True)
@@ -191,7 +213,10 @@ def test_the_evidence_chooses_better_variances_which_net2gp_values_alike(open_pa
 
 
 def test_networks_approach_the_limit_as_one_over_the_root_of_their_width(tab) -> None:
-    script = """([net, x, y]) => [...widthsJob({ net, seed: 2, count: 40, widths: [16, 64, 256], x: Float64Array.from(x), y, noise: 0.05 })]"""
+    script = """([net, x, y]) => {
+        const job = { net, seed: 2, count: 40, widths: [16, 64, 256], noise: 0.05 };
+        return [...widthsJob({ ...job, x: Float64Array.from(x), y })];
+    }"""
     rows = tab.evaluate(script, [NETS[0], flat(X), flat(Y)])
     for name in ("kernel", "mean"):
         assert rows[0][name] / 8 < rows[2][name] < rows[0][name] / 2
@@ -204,10 +229,13 @@ def test_wide_networks_are_trained_to_where_the_theory_takes_them(tab) -> None:
         const gram = gramKernels(net, one), cross = crossKernels(net, two, one), modes = flowModes(gram, 0);
         const rate = learningRate(gram);
         return [16, 256].map((width) => {
-            const shots = [...trainJob({ net, width, seed: 4, count: 3, grid, x, y, rate: rate / 4, last: 100 })].filter(Boolean);
+            const job = { net, width, seed: 4, count: 3, grid, x, y, rate: rate / 4, last: 100 };
+            const shots = [...trainJob(job)].filter(Boolean);
             const starts = shots.filter((s) => s.step === 0), ends = shots.filter((s) => s.step === 100);
-            const gaps = ends.map((s, i) => rootMeanSquare(s.grid, predictedPath({ cross, y }, modes, 25 * rate, starts[i])));
-            return [gaps.reduce((a, b) => a + b) / gaps.length, Math.max(...ends.map((s) => s.loss / shots[3].loss))];
+            const predicted = starts.map((start) => predictedPath({ cross, y }, modes, 25 * rate, start));
+            const gaps = ends.map((s, i) => rootMeanSquare(s.grid, predicted[i]));
+            const losses = ends.map((s) => s.loss / shots[3].loss);
+            return [gaps.reduce((a, b) => a + b) / gaps.length, Math.max(...losses)];
         });
     }"""
     (narrow, _), (wide, shrunk) = tab.evaluate(script, [NETS[0], flat(X), flat(Y), flat(NEW)])
@@ -231,10 +259,13 @@ def test_a_click_into_the_phase_diagram_chooses_variances(open_page) -> None:
     tab.locator("#phase").scroll_into_view_if_needed()
     box = tab.locator("#phase").bounding_box()
     tab.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.4 * box["height"])
-    until(tab, "explorer.state.weightVar !== 2 && explorer.state.biasVar !== 0.2")
+    until(tab, "explorer.state.weightVar !== 2.7 && explorer.state.biasVar !== 1.4")
     tab.locator("#phase").focus()
     before = tab.evaluate("explorer.state.weightVar")
     tab.keyboard.press("ArrowRight")
     until(tab, f"explorer.state.weightVar > {before}")
     tab.locator("#critical").click()
-    until(tab, "Math.abs(phaseAt('tanh', explorer.state.weightVar, explorer.state.biasVar).chi - 1) < 1e-3")
+    until(
+        tab,
+        "Math.abs(phaseAt('tanh', explorer.state.weightVar, explorer.state.biasVar).chi - 1) < 1e-3",
+    )

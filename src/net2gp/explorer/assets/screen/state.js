@@ -20,8 +20,8 @@ const round = (value, digits = 4) => Number(value.toPrecision(digits));
 const roundPoint = ([x, y]) => [Math.round(x * 1000) / 1000, Math.round(y * 1000) / 1000];
 
 function initialState() {
-  return { mode: "posterior", depth: 2, activation: "erf", width: Infinity, norm: false, skip: false, weightVar: 2,
-    biasVar: 0.2, noise: 0.01, steps: 200, kernel: "nngp", seed: 1, points: PRESETS.wave[1].map(roundPoint) };
+  return { mode: "posterior", depth: 2, activation: "gelu", width: Infinity, norm: false, skip: false, weightVar: 2.7,
+    biasVar: 1.4, noise: 0.01, steps: 200, kernel: "nngp", seed: 1, points: PRESETS.wave[1].map(roundPoint) };
 }
 
 function toFragment(state) {

@@ -12,8 +12,8 @@ function axisTitle(f, text) {
 }
 
 function drawWidths(rows, width) {
-  const canvas = byId("widths"), f = frame(canvas, [Math.log(3.4), Math.log(1200)], [Math.log(0.004), Math.log(3)], MARGINS);
-  axes(f, WIDTHS.slice(0, -1).map(Math.log), [0.01, 0.1, 1].map(Math.log), (v) => String(round(Math.exp(v), 4)));
+  const canvas = byId("widths"), f = frame(canvas, [Math.log(3.4), Math.log(1200)], [Math.log(0.0008), Math.log(3)], MARGINS);
+  axes(f, WIDTHS.slice(0, -1).map(Math.log), [0.001, 0.01, 0.1, 1].map(Math.log), (v) => String(round(Math.exp(v), 4)));
   axisTitle(f, "width");
   const styles = [["kernel", color("draw"), [], "kernel"], ["mean", color("band"), [6, 3], "posterior mean"]];
   clipped(f, () => styles.forEach(([name, style, dash]) => {
@@ -60,6 +60,17 @@ function widthsNote(rows) {
 const PHASES = { activation: "", values: null, line: [] };
 const PHASE_SIZE = [36, 54];
 
+// The critical line in parts, since it may jump from one fixed point to another
+function criticalParts(activation) {
+  const parts = [[]];
+  for (let i = 0; i <= 80; i++) {
+    const b = (i / 80) ** 2 * PHASE_B[1], w = criticalWeight(activation, b), part = parts.at(-1), before = part.at(-1);
+    if (!Number.isFinite(w) || (before && Math.abs(w - before[0]) > 0.6)) parts.push([]);
+    if (Number.isFinite(w)) parts.at(-1).push([w, b]);
+  }
+  return parts;
+}
+
 function phaseValues(activation) {
   if (PHASES.activation === activation) return PHASES;
   const [rows, columns] = PHASE_SIZE, values = new Float64Array(rows * columns);
@@ -70,8 +81,7 @@ function phaseValues(activation) {
       values[i * columns + j] = Math.log(slopeAt(activation, w, fixedPoint(activation, w, b)));
     }
   }
-  const line_ = Array.from({ length: 61 }, (_, i) => (i / 60) ** 2 * 2).map((b) => [criticalWeight(activation, b), b]);
-  return Object.assign(PHASES, { activation, values, line: line_.filter(([w]) => Number.isFinite(w)) });
+  return Object.assign(PHASES, { activation, values, line: criticalParts(activation) });
 }
 
 const PHASE_MARGINS = { ...MARGINS, left: 34 };
@@ -84,10 +94,11 @@ function drawPhase(state) {
   const { values, line: critical } = phaseValues(state.activation), f = frame(byId("phase"), PHASE_W, PHASE_B, PHASE_MARGINS);
   heatmap(f, values, ...PHASE_SIZE, (v) => 0.5 + v / 2.4, true);
   axes(f, [1, 2, 3, 4, 5, 6], [0, 1, 2]);
-  axisTitle(f, "weight variance; upwards: bias variance");
+  axisTitle(f, "σ² of weights →    σ² of biases ↑");
   clipped(f, () => {
-    line(f, critical.map(([w]) => w), critical.map(([, b]) => b), "#ffffff", 4);
-    line(f, critical.map(([w]) => w), critical.map(([, b]) => b), "#101418", 2);
+    for (const [style, width] of [["#ffffff", 4], ["#101418", 2]]) {
+      for (const part of critical) line(f, part.map(([w]) => w), part.map(([, b]) => b), style, width);
+    }
   });
   const x = f.toX(state.weightVar), y = f.toY(state.biasVar);
   for (const [style, width] of [["#101418", 5], ["#ffffff", 2.5]]) {

@@ -51,7 +51,7 @@ function makeCharts(explorer) {
     else depthsWorker.ask({ kind: "depths", ...common });
     drawLower();
   };
-  return [follow];
+  return follow;
 }
 
 function bindPhase(explorer) {

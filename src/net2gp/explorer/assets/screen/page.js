@@ -34,7 +34,23 @@ const explorer = (() => {
   function settle() {
     const fragment = `#${toFragment(state)}`;
     if (location.hash !== fragment) history.replaceState(null, "", fragment);
-    for (const follow of later) follow(state, result);
+    for (const { follow, holder } of later) if (!holder || visible.has(holder)) follow(state, result);
+  }
+
+  // Parts of the page below the window compute nothing until they are looked at
+  const visible = new Set();
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) visible.add(target);
+      else visible.delete(target);
+    }
+    if (entries.some(({ isIntersecting }) => isIntersecting)) changed();
+  }, { rootMargin: "120px" });
+
+  function follow(follower, id = null) {
+    const holder = id && byId(id);
+    if (holder) watcher.observe(holder);
+    later.push({ follow: follower, holder });
   }
 
   function changed() {
@@ -68,6 +84,13 @@ const explorer = (() => {
       event.target.value = "";
     });
     byId("add").addEventListener("click", points.add);
+    byId("link").addEventListener("click", () => {
+      settle();
+      navigator.clipboard.writeText(location.href).then(() => { byId("link").textContent = "Copied"; }, () => {
+        byId("link").textContent = "It is the address of this page";
+      });
+      setTimeout(() => { byId("link").textContent = "Copy a link"; }, 2000);
+    });
     byId("redraw").addEventListener("click", () => set({ seed: (state.seed % 999983) + 1 }));
     window.addEventListener("resize", changed);
     window.addEventListener("hashchange", () => set(fromFragment(location.hash)));
@@ -78,11 +101,15 @@ const explorer = (() => {
     bind();
     finite = makeFinite(explorer);
     makePlayer(explorer);
-    later.push(...makeCharts(explorer));
+    explorer.eight = makeEight(explorer);
+    follow(explorer.eight.follow, "eight");
+    follow(makeCharts(explorer), "widths");
+    follow(makePython(explorer));
+    if (byId("own")) makeOwn(explorer);
     draw();
   }
 
-  return { state, set, changed, glide, draw, start, times: null, later, get result() { return result; }, get finite() { return finite; } };
+  return { state, set, changed, glide, draw, start, follow, times: null, get result() { return result; }, get finite() { return finite; } };
 })();
 
 explorer.start();

@@ -96,4 +96,6 @@ function* trainJob({ net, width, seed, count, grid, x, y, rate, last }) {
   }
 }
 
-const JOBS = { wide: wideJob, widths: widthsJob, train: trainJob, choose: chooseJob, depths: depthsJob };
+const JOBS = {
+  wide: wideJob, widths: widthsJob, train: trainJob, choose: chooseJob, depths: depthsJob, eight: eightJob,
+};
