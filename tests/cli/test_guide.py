@@ -28,6 +28,8 @@ def test_the_blocks_of_the_page_run_in_order(tmp_path, monkeypatch, run):
             answer = run(*arguments)
             assert answer.code == 0, (line, answer.err)
             commands.append(arguments[0])
-            named = [arguments[n + 1] for n, one in enumerate(arguments) if one in ("-o", "--figure")]
+            named = [
+                arguments[n + 1] for n, one in enumerate(arguments) if one in ("-o", "--figure")
+            ]
             assert all((tmp_path / file).is_file() for file in named), line
     assert set(commands) >= {"fit", "predict", "report", "compare", "kernel", "explore", "info"}

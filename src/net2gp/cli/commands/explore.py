@@ -50,5 +50,6 @@ def explore(options: ExploreOptions) -> Result:
         )
         problem = make_problem(network, read_data(options.data, wanted), options, "")
         with replacing(path) as partial:
-            write_explorer(partial, problem.network, (problem.x, problem.y))
+            data, likelihood = (problem.x, problem.y), problem.likelihood(None)
+            write_explorer(partial, problem.network, data, likelihood=likelihood)
     return Result({"output": path}, f"The page is at {path.resolve()}. Open it in a browser.")
