@@ -164,6 +164,27 @@ def test_pictures_of_a_folder_are_read_by_class(folder, run):
     assert set(found[0]) >= {"label", "prob_blue", "prob_red"}
 
 
+@pytest.mark.parametrize("method", ["adapt_classes", "nngp"])
+def test_classes_may_be_others_than_the_outputs_for_methods_that_allow_it(folder, run, method):
+    text = (folder / "words.csv").read_text().replace("cheap", "fair", 20)
+    (folder / "three.csv").write_text(text)
+    given = (
+        "model.py:classifier",
+        "three.csv",
+        "--weights",
+        "classifier.pt",
+        "-o",
+        "p.safetensors",
+    )
+    run("fit", *given).refused(
+        "the data have 3 classes (cheap, dear, fair), but the network tells 2"
+    )
+    answer = run("fit", *given, "--method", method, "--standardize", "features")
+    assert answer.code == 0, answer.err
+    assert run("predict", "p.safetensors", "three.csv").code == 0
+    assert {"prob_cheap", "prob_dear", "prob_fair"} < set(rows("predictions.csv")[0])
+
+
 def test_a_network_that_moved_is_asked_for_and_found(fitted, run):
     (fitted / "model.py").rename(fitted / "other.py")
     run("predict", "posterior.safetensors", "test.csv").refused("Pass --network with its new place")

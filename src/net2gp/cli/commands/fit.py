@@ -13,7 +13,7 @@ import typer
 from torch import nn
 
 from net2gp.cli.files import check_output
-from net2gp.cli.methods import METHODS, Settings, fit_posterior, structure_of
+from net2gp.cli.methods import METHODS, NEW_CLASSES, Settings, fit_posterior, structure_of
 from net2gp.cli.options import (
     DATA_HELP,
     NETWORK_HELP,
@@ -68,7 +68,13 @@ class Prepared:
 
 
 def prepare(
-    options: DataOptions, network: NetworkOptions, name: str, data: Path, method: MethodOptions
+    options: DataOptions,
+    network: NetworkOptions,
+    name: str,
+    data: Path,
+    method: MethodOptions,
+    *,
+    new_classes: bool = False,
 ) -> Prepared:
     """Read a network and data, and keep some of them back.
 
@@ -78,6 +84,7 @@ def prepare(
         name: The network.
         data: The file of data.
         method: The task, the held-out data, the seed.
+        new_classes: Whether the classes may be others than the outputs of the network.
     """
     wanted = Wanted(options.target, options.features, options.image_size, needs_target=True)
     loaded = read_data(data, wanted)
@@ -87,11 +94,11 @@ def prepare(
         share: float | None = float(method.held_out) if method.held_out else None
     except ValueError:
         share = None
-    held_out, kept = None, {}
+    held_out, kept = None, dict[str, Any]()
     if share is not None:
         loaded, held_out = loaded.divided(share, method.seed)
         kept = {"share": share, "seed": method.seed}
-    problem = make_problem(module, loaded, options, method.task)
+    problem = make_problem(module, loaded, options, method.task, new_classes=new_classes)
     if method.held_out and share is None:
         path = Path(method.held_out)
         held_out = read_data(path, problem.reading.wanted(needs_target=True))
@@ -115,7 +122,8 @@ def fit(options: FitOptions) -> Result:
     path = check_output(options.output, [".safetensors"])
     one_of(options.method, list(METHODS), "--method")
     structure_of(options.structure)
-    prepared = prepare(options, options, options.network, options.data, options)
+    new = options.method in NEW_CLASSES
+    prepared = prepare(options, options, options.network, options.data, options, new_classes=new)
     problem, held_out = prepared.problem, prepared.held_out
     both = None if held_out is None else problem.also(held_out)
     settings = Settings.of(options, options.structure, both)

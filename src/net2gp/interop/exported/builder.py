@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -116,7 +117,7 @@ class Builder:
             function, arguments = REWRITTEN[name](given)
             self.made[node] = self.graph.call_function(function, *self._new(arguments))
         else:
-            function = FUNCTIONS.get(name, node.target)
+            function = FUNCTIONS.get(name) or cast(Callable, node.target)
             arguments = (self._new(node.args), self._new(node.kwargs))
             self.made[node] = self.graph.call_function(function, *arguments)
 

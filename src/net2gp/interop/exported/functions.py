@@ -71,7 +71,11 @@ def _full(like: Tensor, size: Sequence[int], value: float) -> Tensor:
     return torch.full(size, value, dtype=like.dtype, device=like.device)
 
 
-MADE = {"aten.zeros.default": _zeros, "aten.ones.default": _ones, "aten.full.default": _full}
+MADE: dict[str, Callable] = {
+    "aten.zeros.default": _zeros,
+    "aten.ones.default": _ones,
+    "aten.full.default": _full,
+}
 """Tensors made of nothing, which follow a parameter in dtype and device in place of the example."""
 
 
