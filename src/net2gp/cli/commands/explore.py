@@ -33,7 +33,7 @@ def explore(options: ExploreOptions) -> Result:
     \b
     Examples:
       net2gp explore
-      net2gp explore model.py:build train.csv --weights weights.safetensors --target price -o mine.html
+      net2gp explore model.py:build train.csv --weights w.safetensors -o mine.html
     """
     from net2gp.explorer import write_explorer
 

@@ -112,9 +112,10 @@ def fit(options: FitOptions) -> Result:
     \b
     Examples:
       net2gp fit resnet20.pt2 cifar.npz -o posterior.safetensors
-      net2gp fit model.py:build train.csv --weights weights.safetensors --target price --standardize both
+      net2gp fit model.py:build train.csv --weights w.safetensors --target price
+      net2gp fit model.py:build train.csv --weights w.pt --standardize both --method adapt
       net2gp fit model.py:build train.csv --method nngp --target price --held-out 0.2
-      net2gp fit model.py:build pictures/ --weights net.pt --image-mean 0.5,0.5,0.5 --image-std 0.2,0.2,0.2
+      net2gp fit net.pt2 pictures/ --image-mean 0.5,0.5,0.5 --image-std 0.2,0.2,0.2
 
     The file remembers where the network is, which columns are its inputs, and how they are standardized, so
     that `net2gp predict` needs the file and new data alone.

@@ -51,7 +51,8 @@ def report(options: ReportOptions) -> Result:
     Examples:
       net2gp report posterior.safetensors
       net2gp report posterior.safetensors --held-out test.csv -o report.html
-      net2gp report posterior.safetensors --held-out test.npz --other noise=noise.npz --fail-under nll=0.4
+      net2gp report posterior.safetensors --held-out test.npz --other noise=noise.npz
+      net2gp report posterior.safetensors --fail-under coverage90=0.88 --json
 
     Without --held-out the data are those that `net2gp fit --held-out` kept back. Scores that should be large
     must be at least their limit, such as accuracy and coverage90, and others at most.
