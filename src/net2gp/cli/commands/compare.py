@@ -109,8 +109,7 @@ def _all(
     prepared: Prepared, options: CompareOptions, names: list[str]
 ) -> tuple[dict[str, Scored], dict[str, Net2GPError]]:
     """Fit and score all methods; return what failed beside it."""
-    import_module("net2gp.methods")  # before the clock starts
-
+    _load_derivatives()
     problem, held_out = prepared.problem, prepared.held_out
     assert held_out is not None
     x, y = problem.also(held_out)
@@ -137,6 +136,13 @@ def _all(
                 found[name] = Scored(predicted, scores(predicted, y, problem.reading), seconds)
             advance(note=name)
     return found, failed
+
+
+def _load_derivatives() -> None:
+    """Let torch load what it needs for derivatives before a clock starts: some seconds, once."""
+    import_module("net2gp.methods")
+    torch.func.jvp(torch.sin, (torch.ones(2),), (torch.ones(2),))
+    torch.func.vmap(torch.func.jacrev(torch.sin))(torch.ones(2, 2))
 
 
 @torch.no_grad()
