@@ -221,3 +221,29 @@ def test_several_targets_have_columns_of_their_own(folder, run):
     np.testing.assert_allclose(column("predictions.csv", "mean_low"), values[:, 2], atol=0.1)
     np.testing.assert_allclose(column("predictions.csv", "mean_high"), values[:, 3], atol=1.0)
     assert {"std_low", "quantile_0.95_high"} < set(rows("predictions.csv")[0])
+
+
+def test_a_posterior_in_float64_predicts_in_it(folder, run):
+    assert run(*FIT, "--dtype", "float64").code == 0
+    assert run("predict", "posterior.safetensors", "test.csv", "-o", "out.npz").code == 0
+    with np.load("out.npz") as found:
+        assert found["mean"].dtype == np.float64
+
+
+def test_pairs_of_npy_files_and_tables_with_tabs_are_the_same_data(folder, run):
+    train = numbers("train.csv")
+    np.save("x.npy", train[:, :3])
+    np.save("y.npy", train[:, 3])
+    (folder / "train.tsv").write_text((folder / "train.csv").read_text().replace(",", "\t"))
+    arguments = ("--standardize", "both", "--weights", "regressor.safetensors", "--held-out", "0.3")
+    scores = []
+    for file, target in (("train.csv", "price"), ("train.tsv", "price"), ("x.npy", "y.npy")):
+        given = ("fit", "model.py:regressor", file, "--target", target, *arguments, "--json")
+        answer = run(*given, "-o", f"{file}.safetensors")
+        assert answer.code == 0, answer.err
+        scores.append(json.loads(answer.out)["scores"])
+        assert run("report", f"{file}.safetensors", "-o", "page.html").code == 0
+    assert scores[0] == scores[1] == scores[2]
+    pair = ("--held-out", "x.npy", "--target", "y.npy", "-o", "page.html")
+    assert run("report", "train.csv.safetensors", *pair).code == 0
+    run(*given, "--held-out", "x.npy").refused("Held-out data of .npy need a share")

@@ -28,6 +28,7 @@ from net2gp.cli.reading.data import Loaded, Wanted, read_data
 from net2gp.cli.reading.networks import Source, build
 from net2gp.cli.running import Result
 from net2gp.cli.saved import Note, save_posterior
+from net2gp.errors import InputError
 from net2gp.posteriors.posterior import Posterior
 
 
@@ -98,9 +99,16 @@ def prepare(
     if share is not None:
         loaded, held_out = loaded.divided(share, method.seed)
         kept = {"share": share, "seed": method.seed}
+        if data.suffix == ".npy":  # whose targets are a file, and no columns
+            kept["target"] = [str(Path(one).expanduser().resolve()) for one in options.target]
     problem = make_problem(module, loaded, options, method.task, new_classes=new_classes)
     if method.held_out and share is None:
         path = Path(method.held_out)
+        if path.suffix == ".npy":
+            raise InputError(
+                "a .npy file has no targets. Held-out data of .npy need a share, such as --held-out 0.2, or "
+                "a .npz with arrays x and y."
+            )
         held_out = read_data(path, problem.reading.wanted(needs_target=True))
         kept = {"path": str(path.expanduser().resolve())}
     return Prepared(source, problem, held_out, kept)

@@ -28,6 +28,9 @@ class ReportOptions(PredictionOptions):
         str | None,
         typer.Option(help="Data with targets that fit did not see; what fit held out if left out."),
     ] = None
+    target: Annotated[
+        list[str], typer.Option(help="The .npy file of targets, if --held-out is a .npy.")
+    ] = field(default_factory=list)
     other: Annotated[
         list[str],
         typer.Option(help="NAME=FILE of data of another kind, to see whether they are noticed."),
@@ -66,7 +69,7 @@ def report(options: ReportOptions) -> Result:
     named = dict(_pairs(options.other, "--other"))
     posterior, note, network = open_posterior(options.posterior, options)
     reading, like = note.reading, example(network).to(options.device)
-    loaded = read_held_out(note, options.held_out)
+    loaded = read_held_out(note, options.held_out, options.target)
     strangers = {
         name: reading.inputs(read_data(Path(file), reading.wanted(needs_target=False)), like)
         for name, file in named.items()
