@@ -164,6 +164,27 @@ def test_pictures_of_a_folder_are_read_by_class(folder, run):
     assert set(found[0]) >= {"label", "prob_blue", "prob_red"}
 
 
+@pytest.mark.parametrize("method", ["adapt_classes", "nngp"])
+def test_classes_may_be_others_than_the_outputs_for_methods_that_allow_it(folder, run, method):
+    text = (folder / "words.csv").read_text().replace("cheap", "fair", 20)
+    (folder / "three.csv").write_text(text)
+    given = (
+        "model.py:classifier",
+        "three.csv",
+        "--weights",
+        "classifier.pt",
+        "-o",
+        "p.safetensors",
+    )
+    run("fit", *given).refused(
+        "the data have 3 classes (cheap, dear, fair), but the network tells 2"
+    )
+    answer = run("fit", *given, "--method", method, "--standardize", "features")
+    assert answer.code == 0, answer.err
+    assert run("predict", "p.safetensors", "three.csv").code == 0
+    assert {"prob_cheap", "prob_dear", "prob_fair"} < set(rows("predictions.csv")[0])
+
+
 def test_a_network_that_moved_is_asked_for_and_found(fitted, run):
     (fitted / "model.py").rename(fitted / "other.py")
     run("predict", "posterior.safetensors", "test.csv").refused("Pass --network with its new place")
@@ -200,3 +221,29 @@ def test_several_targets_have_columns_of_their_own(folder, run):
     np.testing.assert_allclose(column("predictions.csv", "mean_low"), values[:, 2], atol=0.1)
     np.testing.assert_allclose(column("predictions.csv", "mean_high"), values[:, 3], atol=1.0)
     assert {"std_low", "quantile_0.95_high"} < set(rows("predictions.csv")[0])
+
+
+def test_a_posterior_in_float64_predicts_in_it(folder, run):
+    assert run(*FIT, "--dtype", "float64").code == 0
+    assert run("predict", "posterior.safetensors", "test.csv", "-o", "out.npz").code == 0
+    with np.load("out.npz") as found:
+        assert found["mean"].dtype == np.float64
+
+
+def test_pairs_of_npy_files_and_tables_with_tabs_are_the_same_data(folder, run):
+    train = numbers("train.csv")
+    np.save("x.npy", train[:, :3])
+    np.save("y.npy", train[:, 3])
+    (folder / "train.tsv").write_text((folder / "train.csv").read_text().replace(",", "\t"))
+    arguments = ("--standardize", "both", "--weights", "regressor.safetensors", "--held-out", "0.3")
+    scores = []
+    for file, target in (("train.csv", "price"), ("train.tsv", "price"), ("x.npy", "y.npy")):
+        given = ("fit", "model.py:regressor", file, "--target", target, *arguments, "--json")
+        answer = run(*given, "-o", f"{file}.safetensors")
+        assert answer.code == 0, answer.err
+        scores.append(json.loads(answer.out)["scores"])
+        assert run("report", f"{file}.safetensors", "-o", "page.html").code == 0
+    assert scores[0] == scores[1] == scores[2]
+    pair = ("--held-out", "x.npy", "--target", "y.npy", "-o", "page.html")
+    assert run("report", "train.csv.safetensors", *pair).code == 0
+    run(*given, "--held-out", "x.npy").refused("Held-out data of .npy need a share")

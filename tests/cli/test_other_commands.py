@@ -156,3 +156,15 @@ def test_every_command_has_help_with_examples(run):
         answer = run(name, "--help")
         assert answer.code == 0
         assert f"net2gp {name}" in answer.out
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [PAIR, ("classifier.pt2", "points.npz")],
+    ids=["table", "program"],
+)
+def test_the_explorer_begins_with_a_network_and_its_data(folder, run, pair):
+    assert run("explore", "-o", "plain.html").code == 0
+    answer = run("explore", *pair, "-o", "page.html")
+    assert answer.code == 0, answer.err
+    assert (folder / "page.html").stat().st_size > (folder / "plain.html").stat().st_size

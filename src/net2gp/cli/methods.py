@@ -116,7 +116,7 @@ def structure_of(text: str) -> Any:
 def _laplace(problem: Problem, settings: Settings) -> Posterior:
     from net2gp import LastLayer, laplace, tuning
 
-    chosen = {"matched": None, "evidence": tuning.Evidence()}.get(settings.tuning)
+    chosen: Any = {"matched": None, "evidence": tuning.Evidence()}.get(settings.tuning)
     if settings.tuning == "validation":
         assert settings.held_out is not None
         chosen = tuning.Validation(settings.held_out)
@@ -177,7 +177,7 @@ def _limit(tangent: bool) -> Callable[[Problem, Settings], Posterior]:
         if problem.reading.task == "classification":
             problem.likelihood(settings.noise_var)  # which refuses a noise
             return adapt_classes(kernel, data, num_classes=len(problem.reading.classes))
-        open_numbers = {
+        open_numbers: dict[str, Any] = {
             name: start
             for name, start, given in (
                 ("variance", 1.0, settings.prior_var),
@@ -235,5 +235,5 @@ METHODS: dict[str, Callable[[Problem, Settings], Posterior]] = {
 }
 """The methods by name."""
 
-UNTRAINED = ("nngp", "ntk", "ensemble", "multi_swag", "mean_field", "nuts")
-"""Methods that do not use the parameters that the network has."""
+NEW_CLASSES = ("adapt_classes", "nngp", "ntk")
+"""Methods whose classes may be others than the outputs of the network."""

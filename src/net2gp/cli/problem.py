@@ -127,7 +127,12 @@ class Problem:
 
 
 def make_problem(
-    network: nn.Module, loaded: Loaded, options: DataOptions, task: str, *, trained: bool = True
+    network: nn.Module,
+    loaded: Loaded,
+    options: DataOptions,
+    task: str,
+    *,
+    new_classes: bool = False,
 ) -> Problem:
     """Put a network and data together, and guess what is not said.
 
@@ -136,7 +141,7 @@ def make_problem(
         loaded: The data, with targets.
         options: How they are read.
         task: "regression", "classification", or nothing.
-        trained: Whether outputs of the network count, so that its number of classes is known.
+        new_classes: Whether the classes may be others than the outputs of the network.
     """
     if task:
         one_of(task, TASKS, "--task")
@@ -155,12 +160,11 @@ def make_problem(
     chosen = task or _guessed(loaded.y, outputs)
     reading = replace(plain, task=chosen)
     if chosen == "classification":
-        reading = replace(reading, classes=_classes(loaded.y, outputs, trained))
+        reading = replace(reading, classes=_classes(loaded.y, outputs, new_classes))
     elif options.standardize in ("target", "both"):
         if loaded.y.dtype.kind not in "fiu":
             return Problem(network, reading, x, reading.values(loaded, like))
-        y = loaded.y.reshape(len(loaded.y), -1)
-        own = Scaling.of("target", loaded.x, y)
+        own = Scaling.of("target", loaded.x, loaded.y.reshape(len(loaded.y), -1))
         reading = replace(
             reading, scaling=replace(reading.scaling, y_mean=own.y_mean, y_std=own.y_std)
         )
@@ -257,14 +261,14 @@ def _guessed(y: np.ndarray, outputs: int) -> str:
     return found
 
 
-def _classes(y: np.ndarray, outputs: int, trained: bool) -> list[str]:
+def _classes(y: np.ndarray, outputs: int, new: bool) -> list[str]:
     """The names of the classes in the order of the outputs."""
     names = sorted({_name(one) for one in y.reshape(-1)}, key=_order)
     count = max(outputs, 2)
     numbers = all(name.isdecimal() for name in names)
-    if numbers and int(names[-1]) < count:
-        return [str(index) for index in range(count)]
-    if len(names) == count or (not trained and outputs > 1):
+    if numbers and (new or int(names[-1]) < count):
+        return [str(index) for index in range(int(names[-1]) + 1 if new else count)]
+    if len(names) == count or new:
         if numbers:
             say(f"labels {_some(names)} are the outputs 0 to {len(names) - 1}, in this order.")
         return names

@@ -69,7 +69,7 @@ def command(
             _show(result, options.json, caught)
             raise typer.Exit(result.code)
 
-        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        run.__name__, run.__doc__ = function.__name__, _joined(inspect.getdoc(function) or "")
         run.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
         app.command(function.__name__)(run)
         return function
@@ -77,10 +77,17 @@ def command(
     return register
 
 
+def _joined(text: str) -> str:
+    """Paragraphs without line breaks, which terminals make, except for those that begin with \\b."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in paragraphs)
+
+
 def _parameters(kind: type) -> list[inspect.Parameter]:
+    """The fields as parameters, those of the command itself before those that commands share."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
-    for one in fields(kind):
+    for one in sorted(fields(kind), key=lambda one: one.name not in kind.__annotations__):
         default = inspect.Parameter.empty if one.default is MISSING else one.default
         if one.default_factory is not MISSING:
             default = one.default_factory()
@@ -121,7 +128,7 @@ def _errors_in_one_line(quiet: bool) -> Iterator[list[str]]:
         say(_sentence(error))
         raise typer.Exit(USAGE) from None
     except KeyboardInterrupt:
-        say("interrupted. Nothing was written.")
+        say("interrupted. No file was left half-written.")
         raise typer.Exit(INTERRUPTED) from None
     except (Net2GPError, ImportError, OSError, MemoryError, SafetensorError) as error:
         say(_sentence(error))

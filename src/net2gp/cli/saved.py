@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,20 +128,23 @@ def _source(note: Note, options: PredictionOptions) -> Source:
     return source
 
 
-def read_held_out(note: Note, given: str | None) -> Loaded:
+def read_held_out(note: Note, given: str | None, target: Sequence[str] = ()) -> Loaded:
     """Read held-out data: those of a file, or the share that `fit` held out.
 
     Args:
         note: What is known of the posterior.
         given: A file, or None for what was held out at fit.
+        target: The file of its targets, if it is a .npy.
     """
+    wanted = note.reading.wanted(needs_target=True)
     if given:
-        return read_data(Path(given), note.reading.wanted(needs_target=True))
+        return read_data(Path(given), replace(wanted, target=target or wanted.target))
     if not note.held_out:
         raise InputError(
             "no data were held out at fit. Pass --held-out FILE, or fit with --held-out 0.2."
         )
     if "path" in note.held_out:
-        return read_data(Path(note.held_out["path"]), note.reading.wanted(needs_target=True))
-    whole = read_data(Path(note.data), note.reading.wanted(needs_target=True))
+        return read_data(Path(note.held_out["path"]), wanted)
+    target = note.held_out.get("target", wanted.target)
+    whole = read_data(Path(note.data), replace(wanted, target=target))
     return whole.divided(note.held_out["share"], note.held_out["seed"])[1]

@@ -53,14 +53,29 @@ def demo(out: str | os.PathLike = "demo_output") -> Path:
             advance(note=name)
     for section in sections:
         for figure in section.figures:
-            (folder / f"{figure.name}.png").write_bytes(figure.png)
+            _put(folder / f"{figure.name}.png", figure.png)
     footer = f"""Written by net2gp {__version__} with PyTorch {torch.__version__} on one CPU thread in
         {perf_counter() - start:.0f} seconds. Timings vary; every other number repeats. Networks
         and data were chosen, after trying others, to be small and to show one thing each; they are not
         averages over problems. A network that is calibrated already gains little from its process."""
     path = folder / "index.html"
-    path.write_text(page(TITLE, LEAD, sections, footer), encoding="utf-8")
+    _put(path, page(TITLE, LEAD, sections, footer).encode())
     return path
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file beside its place and then rename it, so that it is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"{path} could not be written: {error.strerror}. Free some space, or pass another folder: "
+            "net2gp demo --out some_folder."
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -58,8 +59,8 @@ def compare(options: CompareOptions) -> Result:
     \b
     Examples:
       net2gp compare resnet20.pt2 cifar.npz --held-out 0.5
-      net2gp compare model.py:build train.csv --weights net.pt --target price --held-out test.csv \\
-        --methods laplace,laplace/kron,nngp,ensemble -o table.csv --figure calibration.png
+      net2gp compare model.py:build train.csv --weights w.pt --methods laplace,nngp,ensemble
+      net2gp compare net.pt2 train.csv --held-out test.csv -o table.csv --figure figure.png
 
     The bare network of a regression has one standard deviation for all points: the root mean square of its
     errors on the data that are not held out. A method that fails is reported, and the others go on.
@@ -108,6 +109,7 @@ def _all(
     prepared: Prepared, options: CompareOptions, names: list[str]
 ) -> tuple[dict[str, Scored], dict[str, Net2GPError]]:
     """Fit and score all methods; return what failed beside it."""
+    _load_derivatives()
     problem, held_out = prepared.problem, prepared.held_out
     assert held_out is not None
     x, y = problem.also(held_out)
@@ -134,6 +136,13 @@ def _all(
                 found[name] = Scored(predicted, scores(predicted, y, problem.reading), seconds)
             advance(note=name)
     return found, failed
+
+
+def _load_derivatives() -> None:
+    """Let torch load what it needs for derivatives before a clock starts: some seconds, once."""
+    import_module("net2gp.methods")
+    torch.func.jvp(torch.sin, (torch.ones(2),), (torch.ones(2),))
+    torch.func.vmap(torch.func.jacrev(torch.sin))(torch.ones(2, 2))
 
 
 @torch.no_grad()
@@ -164,7 +173,7 @@ def _draw(path: Path, prepared: Prepared, found: Mapping[str, Scored]) -> None:
     held_out, reading = prepared.held_out, prepared.problem.reading
     assert held_out is not None
     y = prepared.problem.also(held_out)[1].cpu()
-    canvas, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.5))
+    canvas, (left, right) = pyplot.subplots(1, 2, figsize=(10, 5 + 0.2 * len(found)))
     if reading.task == "classification":
         probs = {name: torch.from_numpy(one.predicted["probs"]) for name, one in found.items()}
         plots.plot_reliability(left, probs, y)
@@ -187,10 +196,25 @@ def _draw(path: Path, prepared: Prepared, found: Mapping[str, Scored]) -> None:
             if name != NETWORK
         }
         plots.plot_risk_coverage(right, pairs, risk="squared error of the most certain")
+    _style((left, right), list(found))
     canvas.tight_layout()
     with replacing(path) as partial:
         canvas.savefig(partial, dpi=150)
     pyplot.close(canvas)
+
+
+def _style(axes: Iterable[Any], names: list[str]) -> None:
+    """Give each method one color and dash in all pictures, and put legends below them."""
+    from net2gp.plots import COLORS
+
+    dashes = ("-", "--", ":", "-.")
+    for ax in axes:
+        for line in ax.get_lines():
+            name = str(line.get_label()).partition(" (")[0]
+            if name in names:
+                turn, color = divmod(names.index(name), len(COLORS))
+                line.set(color=COLORS[color], linestyle=dashes[turn % len(dashes)])
+        ax.legend(loc="upper left", bbox_to_anchor=(0, -0.14), frameon=False)
 
 
 def _text(rows: list[dict[str, Any]]) -> str:

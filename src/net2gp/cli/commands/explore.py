@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from net2gp.cli.files import check_output
+from net2gp.cli.files import check_output, replacing
 from net2gp.cli.options import DATA_HELP, NETWORK_HELP, DataOptions, NetworkOptions
 from net2gp.cli.problem import make_problem, placed
 from net2gp.cli.reading.data import Wanted, read_data
@@ -33,13 +33,14 @@ def explore(options: ExploreOptions) -> Result:
     \b
     Examples:
       net2gp explore
-      net2gp explore model.py:build train.csv --weights weights.safetensors --target price -o mine.html
+      net2gp explore model.py:build train.csv --weights w.safetensors -o mine.html
     """
     from net2gp.explorer import write_explorer
 
     path = check_output(options.output, [".html", ".htm"])
     if options.network is None:
-        page = write_explorer(path)
+        with replacing(path) as partial:
+            write_explorer(partial)
     else:
         if options.data is None:
             raise UsageError("a network needs data to be looked at: net2gp explore NETWORK DATA.")
@@ -48,5 +49,7 @@ def explore(options: ExploreOptions) -> Result:
             build(Source(options.network, options.weights)), options.device, options.dtype
         )
         problem = make_problem(network, read_data(options.data, wanted), options, "")
-        page = write_explorer(path, problem.network, (problem.x, problem.y))
-    return Result({"output": page}, f"The page is at {page.resolve()}. Open it in a browser.")
+        with replacing(path) as partial:
+            data, likelihood = (problem.x, problem.y), problem.likelihood(None)
+            write_explorer(partial, problem.network, data, likelihood=likelihood)
+    return Result({"output": path}, f"The page is at {path.resolve()}. Open it in a browser.")

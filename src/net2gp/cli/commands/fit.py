@@ -13,7 +13,7 @@ import typer
 from torch import nn
 
 from net2gp.cli.files import check_output
-from net2gp.cli.methods import METHODS, Settings, fit_posterior, structure_of
+from net2gp.cli.methods import METHODS, NEW_CLASSES, Settings, fit_posterior, structure_of
 from net2gp.cli.options import (
     DATA_HELP,
     NETWORK_HELP,
@@ -28,6 +28,7 @@ from net2gp.cli.reading.data import Loaded, Wanted, read_data
 from net2gp.cli.reading.networks import Source, build
 from net2gp.cli.running import Result
 from net2gp.cli.saved import Note, save_posterior
+from net2gp.errors import InputError
 from net2gp.posteriors.posterior import Posterior
 
 
@@ -68,7 +69,13 @@ class Prepared:
 
 
 def prepare(
-    options: DataOptions, network: NetworkOptions, name: str, data: Path, method: MethodOptions
+    options: DataOptions,
+    network: NetworkOptions,
+    name: str,
+    data: Path,
+    method: MethodOptions,
+    *,
+    new_classes: bool = False,
 ) -> Prepared:
     """Read a network and data, and keep some of them back.
 
@@ -78,6 +85,7 @@ def prepare(
         name: The network.
         data: The file of data.
         method: The task, the held-out data, the seed.
+        new_classes: Whether the classes may be others than the outputs of the network.
     """
     wanted = Wanted(options.target, options.features, options.image_size, needs_target=True)
     loaded = read_data(data, wanted)
@@ -87,13 +95,20 @@ def prepare(
         share: float | None = float(method.held_out) if method.held_out else None
     except ValueError:
         share = None
-    held_out, kept = None, {}
+    held_out, kept = None, dict[str, Any]()
     if share is not None:
         loaded, held_out = loaded.divided(share, method.seed)
         kept = {"share": share, "seed": method.seed}
-    problem = make_problem(module, loaded, options, method.task)
+        if data.suffix == ".npy":  # whose targets are a file, and no columns
+            kept["target"] = [str(Path(one).expanduser().resolve()) for one in options.target]
+    problem = make_problem(module, loaded, options, method.task, new_classes=new_classes)
     if method.held_out and share is None:
         path = Path(method.held_out)
+        if path.suffix == ".npy":
+            raise InputError(
+                "a .npy file has no targets. Held-out data of .npy need a share, such as --held-out 0.2, or "
+                "a .npz with arrays x and y."
+            )
         held_out = read_data(path, problem.reading.wanted(needs_target=True))
         kept = {"path": str(path.expanduser().resolve())}
     return Prepared(source, problem, held_out, kept)
@@ -105,9 +120,10 @@ def fit(options: FitOptions) -> Result:
     \b
     Examples:
       net2gp fit resnet20.pt2 cifar.npz -o posterior.safetensors
-      net2gp fit model.py:build train.csv --weights weights.safetensors --target price --standardize both
+      net2gp fit model.py:build train.csv --weights w.safetensors --target price
+      net2gp fit model.py:build train.csv --weights w.pt --standardize both --method adapt
       net2gp fit model.py:build train.csv --method nngp --target price --held-out 0.2
-      net2gp fit model.py:build pictures/ --weights net.pt --image-mean 0.5,0.5,0.5 --image-std 0.2,0.2,0.2
+      net2gp fit net.pt2 pictures/ --image-mean 0.5,0.5,0.5 --image-std 0.2,0.2,0.2
 
     The file remembers where the network is, which columns are its inputs, and how they are standardized, so
     that `net2gp predict` needs the file and new data alone.
@@ -115,7 +131,8 @@ def fit(options: FitOptions) -> Result:
     path = check_output(options.output, [".safetensors"])
     one_of(options.method, list(METHODS), "--method")
     structure_of(options.structure)
-    prepared = prepare(options, options, options.network, options.data, options)
+    new = options.method in NEW_CLASSES
+    prepared = prepare(options, options, options.network, options.data, options, new_classes=new)
     problem, held_out = prepared.problem, prepared.held_out
     both = None if held_out is None else problem.also(held_out)
     settings = Settings.of(options, options.structure, both)

@@ -48,7 +48,8 @@ def predict(options: PredictOptions) -> Result:
     Examples:
       net2gp predict posterior.safetensors new.csv -o predictions.csv
       net2gp predict posterior.safetensors images.npz -o predictions.npz --json
-      net2gp predict posterior.safetensors new.csv --network moved/model.py:build --quantiles 0.1,0.5,0.9
+      net2gp predict posterior.safetensors new.csv --network moved/model.py:build
+      net2gp predict posterior.safetensors new.csv --quantiles 0.1,0.5,0.9
 
     A regression has mean, std and quantiles of the target, a classification the probability of each class and
     the label. epistemic_var is the part of the variance that more data would remove, aleatoric_var the part

@@ -28,6 +28,9 @@ class ReportOptions(PredictionOptions):
         str | None,
         typer.Option(help="Data with targets that fit did not see; what fit held out if left out."),
     ] = None
+    target: Annotated[
+        list[str], typer.Option(help="The .npy file of targets, if --held-out is a .npy.")
+    ] = field(default_factory=list)
     other: Annotated[
         list[str],
         typer.Option(help="NAME=FILE of data of another kind, to see whether they are noticed."),
@@ -51,7 +54,8 @@ def report(options: ReportOptions) -> Result:
     Examples:
       net2gp report posterior.safetensors
       net2gp report posterior.safetensors --held-out test.csv -o report.html
-      net2gp report posterior.safetensors --held-out test.npz --other noise=noise.npz --fail-under nll=0.4
+      net2gp report posterior.safetensors --held-out test.npz --other noise=noise.npz
+      net2gp report posterior.safetensors --fail-under coverage90=0.88 --json
 
     Without --held-out the data are those that `net2gp fit --held-out` kept back. Scores that should be large
     must be at least their limit, such as accuracy and coverage90, and others at most.
@@ -65,7 +69,7 @@ def report(options: ReportOptions) -> Result:
     named = dict(_pairs(options.other, "--other"))
     posterior, note, network = open_posterior(options.posterior, options)
     reading, like = note.reading, example(network).to(options.device)
-    loaded = read_held_out(note, options.held_out)
+    loaded = read_held_out(note, options.held_out, options.target)
     strangers = {
         name: reading.inputs(read_data(Path(file), reading.wanted(needs_target=False)), like)
         for name, file in named.items()

@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -107,22 +108,14 @@ def _built(name: str) -> nn.Module:
 
 
 def _imported(home: str) -> Any:
-    """Import a module by name, with the current folder on the path, or a file."""
-    if home.endswith(".py"):
-        path = Path(home).expanduser()
-        if not path.is_file():
-            raise InputError(f"there is no file {path}. {WAYS}.")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        found = importlib.util.module_from_spec(spec)
-        run = lambda: spec.loader.exec_module(found)  # type: ignore[union-attr]
-    else:
-        found = None
-        run = lambda: importlib.import_module(home)
-    sys.path.insert(0, os.getcwd())
+    """Import a module by name, with the current folder on the path, or a file with its own."""
+    path = Path(home).expanduser()
+    if path.suffix == ".py" and not path.is_file():
+        raise InputError(f"there is no file {path}. {WAYS}.")
+    folders = [os.getcwd(), str(path.parent.resolve())] if path.suffix == ".py" else [os.getcwd()]
+    sys.path[:0] = folders
     try:
-        result = run()
+        return _run(path) if path.suffix == ".py" else importlib.import_module(home)
     except ModuleNotFoundError as error:
         raise InputError(f"{home} cannot be imported: {error}. {WAYS}.") from None
     except Exception as error:  # whatever the user's own code raises
@@ -130,8 +123,18 @@ def _imported(home: str) -> Any:
             f"importing {home} failed with {type(error).__name__}: {error}"
         ) from None
     finally:
-        sys.path.remove(os.getcwd())
-    return result if found is None else found
+        for folder in folders:
+            sys.path.remove(folder)
+
+
+def _run(path: Path) -> ModuleType:
+    """Run a file as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 def _load_weights(network: nn.Module, path: Path) -> None:

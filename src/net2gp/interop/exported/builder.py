@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
 
 from net2gp.errors import NetworkError
-from net2gp.interop.exported.functions import DROPPED, FUNCTIONS, REWRITTEN, SILENT, named_arguments
+from net2gp.interop.exported.functions import (
+    DROPPED,
+    FUNCTIONS,
+    MADE,
+    REWRITTEN,
+    SILENT,
+    named_arguments,
+)
 from net2gp.interop.exported.layers import EXPORT, LAYERS, NATIVE, TURNS
 
 
@@ -32,6 +40,11 @@ class Builder:
             **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }
+        self.floating = [
+            name
+            for name in signature.inputs_to_parameters.values()
+            if self.program.state_dict[name].is_floating_point()
+        ]
         self._place_values(set(signature.inputs_to_parameters.values()))
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node.name not in self.homes:
@@ -97,13 +110,21 @@ class Builder:
             self.made[node] = self._new(given["input"])
         elif node.target is operator.getitem and str(node.args[0].target) == NATIVE:  # type: ignore[union-attr]
             self.made[node] = self._new(node.args[0])
+        elif name in MADE and self._is_of_parameters(given["dtype"]):
+            like = self.graph.get_attr(self.floating[0])
+            self.made[node] = self.graph.call_function(MADE[name], (like, *self._new(node.args)))
         elif name in REWRITTEN:
             function, arguments = REWRITTEN[name](given)
             self.made[node] = self.graph.call_function(function, *self._new(arguments))
         else:
-            function = FUNCTIONS.get(name, node.target)
+            function = FUNCTIONS.get(name) or cast(Callable, node.target)
             arguments = (self._new(node.args), self._new(node.kwargs))
             self.made[node] = self.graph.call_function(function, *arguments)
+
+    def _is_of_parameters(self, dtype: torch.dtype | None) -> bool:
+        """Whether a dtype is that of the parameters, which may change when the module is used."""
+        kinds = {self.program.state_dict[name].dtype for name in self.floating}
+        return bool(kinds) and (dtype in kinds or dtype is None)
 
     def _layer(self, name: str, given: dict[str, Any]) -> str | None:
         """Put the layer of an operation where its parameters are, and return its name, or None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,26 @@ def _sliced(given: dict[str, Any]) -> tuple[Callable, tuple]:
         given["start"], None if isinstance(end, int) and end > ENDLESS else end, given["step"]
     )
     return operator.getitem, ((given["input"], (slice(None),) * given["dim"] + (part,)), {})
+
+
+def _zeros(like: Tensor, size: Sequence[int]) -> Tensor:
+    return torch.zeros(size, dtype=like.dtype, device=like.device)
+
+
+def _ones(like: Tensor, size: Sequence[int]) -> Tensor:
+    return torch.ones(size, dtype=like.dtype, device=like.device)
+
+
+def _full(like: Tensor, size: Sequence[int], value: float) -> Tensor:
+    return torch.full(size, value, dtype=like.dtype, device=like.device)
+
+
+MADE: dict[str, Callable] = {
+    "aten.zeros.default": _zeros,
+    "aten.ones.default": _ones,
+    "aten.full.default": _full,
+}
+"""Tensors made of nothing, which follow a parameter in dtype and device in place of the example."""
 
 
 def _recurrent(function: Callable) -> Callable[[dict[str, Any]], tuple[Callable, tuple]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -22,7 +22,7 @@ TURNS = ("aten.permute.default", "aten.t.default", "aten.transpose.int")
 
 def shape_of(node: fx.Node) -> Sequence[int]:
     """The shape that a tensor had when the program was exported."""
-    return node.meta["val"].shape  # type: ignore[no-any-return]
+    return node.meta["val"].shape
 
 
 def _linear(given: dict[str, Any]) -> nn.Module | None:
@@ -36,15 +36,14 @@ def _convolution(given: dict[str, Any]) -> nn.Module | None:
     if given.get("transposed"):
         return None
     outputs, inputs, *kernel = shape_of(given["weight"])
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
     options: dict[str, Any] = {
         key: value if isinstance(value, str) else tuple(value) * (len(kernel) // len(value))
         for key, value in given.items()
         if key in ("stride", "padding", "dilation")
     }
-    shape: Any = (inputs * given["groups"], outputs, tuple(kernel))
-    bias = given["bias"] is not None
-    return kind(*shape, groups=given["groups"], bias=bias, device="meta", **options)
+    options |= {"groups": given["groups"], "bias": given["bias"] is not None, "device": "meta"}
+    return cast(nn.Module, kind(inputs * given["groups"], outputs, tuple(kernel), **options))
 
 
 def _batch_norm(given: dict[str, Any]) -> nn.Module:
@@ -78,8 +77,8 @@ def _group_norm(given: dict[str, Any]) -> nn.Module:
 
 
 def _embedding(given: dict[str, Any]) -> nn.Module:
-    padding = given["padding_idx"]
-    return nn.Embedding(*shape_of(given["weight"]), None if padding < 0 else padding, device="meta")
+    padding, (number, width) = given["padding_idx"], shape_of(given["weight"])
+    return nn.Embedding(number, width, None if padding < 0 else padding, device="meta")
 
 
 LAYERS: dict[str, Callable[[dict[str, Any]], nn.Module | None]] = {

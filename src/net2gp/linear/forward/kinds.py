@@ -38,7 +38,8 @@ def check_kind(network: Any) -> nn.Module:
     if isinstance(network, torch.export.ExportedProgram):
         raise NetworkError(
             "the network is a program of torch.export, whose graph is fixed. Pass the Python module that "
-            "was exported, with load_state_dict(program.state_dict)."
+            "was exported, with load_state_dict(program.state_dict), or what "
+            "net2gp.interop.exported.from_program(program) makes of it."
         )
     if not isinstance(network, nn.Module):
         raise NetworkError(f"network must be a torch.nn.Module, but is {describe(network)}.")
@@ -50,7 +51,8 @@ def check_kind(network: Any) -> nn.Module:
     if any(type(module).__module__.startswith("torch.export.") for module in network.modules()):
         raise NetworkError(
             "the network was exported by torch.export, which keeps one mode and the shapes of its example. "
-            "Pass the Python module that was exported, in eval mode."
+            "Pass the Python module that was exported, in eval mode, or what "
+            "net2gp.interop.exported.from_program(program) makes of the program."
         )
     _check_quantized(network)
     return network
