@@ -31,8 +31,10 @@ ROOMS = (
     "linalg",
     "linear",
     "memory",
+    "plots",
     "report",
     "serving",
+    "tasks",
     "types",
 )
 """Namespaces that are reached from net2gp without being names of its front door."""

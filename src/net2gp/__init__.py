@@ -79,11 +79,9 @@ __all__ = [
     "metrics",
     "nngp",
     "ntk",
-    "plots",
     "save",
     "solvers",
     "structures",
-    "tasks",
     "training",
     "tune",
     "tuning",
@@ -121,9 +119,11 @@ _ROOMS = (
     "linear",
     "memory",
     "methods",
+    "plots",
     "posteriors",
     "report",
     "serving",
+    "tasks",
     "types",
 )
 
