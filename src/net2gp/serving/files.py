@@ -134,8 +134,23 @@ def write_onnx(
     model = made.model_proto
     entry = model.metadata_props.add()
     entry.key, entry.value = FACTS, json.dumps(facts)
+    _check_runs(model.SerializeToString())
     with written(path) as partial:
         onnx.save(model, str(partial))
+
+
+def _check_runs(body: bytes) -> None:
+    """Raise if onnxruntime is there and lacks an operation, such as the arc cosine in float64."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return
+    try:
+        onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise NotAvailable(
+            f"onnxruntime cannot run this program: {str(error).splitlines()[0]} Write a .pt2 file."
+        ) from error
 
 
 def _last_cause(error: BaseException) -> str:
