@@ -63,7 +63,7 @@ class Found:
     hits: dict[str, float] = field(default_factory=dict)
 
 
-def lenet(count: int, structure: n2g.Structure) -> n2g.Posterior[Any]:
+def lenet(count: int, structure: n2g.structures.Structure) -> n2g.Posterior[Any]:
     """The trained LeNet with a posterior of some training images."""
     x, y = data.mnist("train")
     network = data.pretrained("full_mnist_lenet_adaml2")
