@@ -287,8 +287,8 @@ def judged(found: list[Row], load: Load) -> list[tuple[str, bool]]:
     ]
     return [
         (f"1. largest difference {gaps:.1e}", gaps <= DIFFERENCE),
-        (f"2. LastLayer() at most {max(last, default=0):.2f} ×", max(last, default=0) <= LAST),
-        (f"3. Kron() with one output {max(kron, default=0):.2f} ×", max(kron, default=0) <= KRON),
+        *([(f"2. LastLayer() at most {max(last):.2f} ×", max(last) <= LAST)] if last else []),
+        *([(f"3. Kron() with one output {max(kron):.2f} ×", max(kron) <= KRON)] if kron else []),
         (f"4. {load.errors} errors in {load.answered + load.errors} requests", load.errors == 0),
     ]
 

@@ -49,6 +49,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.convolution_backward.default: _convolution_backward,
         aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
         aten.avg_pool2d_backward.default: _avg_pool_backward,
+        aten.acos.default: _acos,
+        aten.atan2.default: _atan2,
         aten.baddbmm.default: _add_products,
         aten.constant_pad_nd.default: _pad,
     }
@@ -127,3 +129,25 @@ def _add_products(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: fl
     product = a @ b
     product = product if alpha == 1 else alpha * product
     return product if beta == 0 else (x if beta == 1 else beta * x) + product
+
+
+def _acos(c: Tensor) -> Tensor:
+    """The angle of (c, √(1 − c²)) in float64, where onnxruntime has no arc cosine or tangent."""
+    if c.dtype is not torch.float64:
+        return NotImplemented
+    angle = aten.acos.default(c.float()).double()
+    return _refined(angle, c, (1 - c * c).clamp(min=0).sqrt())
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of (x, y) in float64."""
+    if y.dtype is not torch.float64:
+        return NotImplemented
+    length = (x * x + y * y).clamp(min=1e-300).sqrt()
+    angle = aten.atan2.default(y.float(), x.float()).double()
+    return _refined(angle, x / length, y / length)
+
+
+def _refined(angle: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Add to an angle in float32 what it misses: sin(θ − θ₀) = s cos θ₀ − c sin θ₀, which is θ − θ₀ here."""
+    return angle + s * (angle + torch.pi / 2).sin() - c * angle.sin()
