@@ -24,10 +24,8 @@ if TYPE_CHECKING:
         limits,
         links,
         metrics,
-        plots,
         solvers,
         structures,
-        tasks,
         training,
         tuning,
     )
