@@ -53,8 +53,13 @@ class Answer:
 
 
 @pytest.fixture
-def run():
-    return lambda *arguments: Answer(CliRunner().invoke(app, [str(one) for one in arguments]))
+def run(monkeypatch):
+    def run(*arguments: object) -> Answer:
+        words = [str(one) for one in arguments]
+        monkeypatch.setattr("sys.argv", ["net2gp", *words])
+        return Answer(CliRunner().invoke(app, words))
+
+    return run
 
 
 def table(seed: int = 0) -> np.ndarray:

@@ -98,7 +98,8 @@ def export(
     >>> from net2gp import serving
     >>> x = torch.linspace(-1, 1, 8)[:, None]
     >>> network = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-    >>> posterior = n2g.laplace(network.eval(), (x, x), n2g.Gaussian(0.1), prior_var=1.0)
+    >>> data = x, network.eval()(x).detach()
+    >>> posterior = n2g.laplace(network, data, n2g.Gaussian(0.1), prior_var=1.0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     facts = serving.export(posterior, f"{folder}/program.pt2", x)
     ...     answers = serving.load(f"{folder}/program.pt2")(x[:2])
