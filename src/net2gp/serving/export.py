@@ -95,14 +95,14 @@ def export(
 
     >>> import tempfile
     >>> import net2gp as n2g
-    >>> from net2gp import serving
+    >>> from net2gp.serving import load
     >>> x = torch.linspace(-1, 1, 8)[:, None]
     >>> network = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     >>> data = x, network.eval()(x).detach()
     >>> posterior = n2g.laplace(network, data, n2g.Gaussian(0.1), prior_var=1.0)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     facts = serving.export(posterior, f"{folder}/program.pt2", x)
-    ...     answers = serving.load(f"{folder}/program.pt2")(x[:2])
+    ...     facts = export(posterior, f"{folder}/program.pt2", x)
+    ...     answers = load(f"{folder}/program.pt2")(x[:2])
     >>> torch.allclose(answers["std"], posterior.predict(x[:2]).stddev, rtol=1e-4)
     True
     >>> facts["carries"]
