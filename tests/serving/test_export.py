@@ -63,6 +63,27 @@ def test_a_program_for_onnxruntime_says_what_the_posterior_says(kind, points, tm
     check(run_alone(tmp_path / "a.onnx", points, tmp_path), expected)
 
 
+def test_values_inside_of_an_onnx_program_may_be_called_like_its_outputs(tmp_path):
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    ).eval()
+    x = torch.randn(30, 1, 6, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Net2GPWarning)
+        posterior = n2g.laplace(
+            network,
+            (x, (x.mean((1, 2, 3)) > 0).long()),
+            n2g.Categorical(),
+            structure=n2g.LastLayer(),
+        )
+    serving.export(posterior, tmp_path / "a.onnx", x, novelty=False)  # the pooling is a mean
+    answers = serving.load(tmp_path / "a.onnx")(x[:3])
+    marginal = posterior.marginal(x[:3])
+    check(answers, {"mean": marginal.mean, "variance": marginal.variance})
+
+
 def test_a_program_needs_torch_alone(points, tmp_path):
     posterior = fitted("classes LastLayer()")
     serving.export(

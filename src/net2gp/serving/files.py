@@ -24,6 +24,9 @@ FACTS = "net2gp.json"
 
 OPSET = 18
 
+PREFIX = "answer_"
+"""What the names of outputs begin with until those of the values inside of the graph are known."""
+
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
@@ -122,7 +125,7 @@ def write_onnx(
                 dynamo=True,
                 verbose=False,
                 input_names=names,
-                output_names=outputs,
+                output_names=[PREFIX + name for name in outputs],
                 opset_version=OPSET,
             )
         except Exception as error:
@@ -132,11 +135,22 @@ def write_onnx(
             ) from error
     assert made is not None
     model = made.model_proto
+    _rename(model.graph, {name: f"{name}_inside" for name in outputs})
+    _rename(model.graph, {PREFIX + name: name for name in outputs})
     entry = model.metadata_props.add()
     entry.key, entry.value = FACTS, json.dumps(facts)
     _check_runs(model.SerializeToString())
     with written(path) as partial:
         onnx.save(model, str(partial))
+
+
+def _rename(graph: Any, new: dict[str, str]) -> None:
+    """Give values of a graph other names: a value inside may already have the name of an output."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = new.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
+        node.output[:] = [new.get(name, name) for name in node.output]
 
 
 def _check_runs(body: bytes) -> None:
