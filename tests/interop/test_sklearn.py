@@ -348,6 +348,22 @@ def test_predictions_are_those_of_the_posterior(estimator):
     assert np.linalg.eigvalsh(covariance).min() > 0
 
 
+@pytest.mark.parametrize("noise_var", [None, 0.04])
+def test_the_units_of_a_column_say_nothing_about_the_others(noise_var):
+    X, y = table()
+    units = np.array([1.0, 1000.0]) if noise_var is None else np.array([1000.0, 1000.0])
+    noise = (noise_var, noise_var and noise_var * 1e6)
+    columns, weights = np.c_[y, np.roll(y, 1)], np.linspace(0.5, 2.0, len(y))
+    plain, scaled = (
+        LaplaceRegressor(noise_var=variance, random_state=0).fit(X, columns * unit, weights)
+        for variance, unit in zip(noise, (1.0, units), strict=True)
+    )
+    for ours, theirs in zip(*(m.predict(X, return_std=True) for m in (plain, scaled)), strict=True):
+        np.testing.assert_allclose(ours, theirs / units, rtol=1e-3, atol=1e-4)
+    evidence = scaled.log_marginal_likelihood_value_ + weights.sum() * np.log(units).sum()
+    assert plain.log_marginal_likelihood_value_ == pytest.approx(evidence, abs=0.1)
+
+
 @pytest.mark.parametrize("estimator", REGRESSORS, ids=name)
 def test_draws_have_the_mean_and_covariance_of_predictions(estimator):
     X, y = table()

@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 import torch
+from torch._export.serde.schema import SCHEMA_VERSION
 
 from net2gp import serving
 from net2gp.errors import FileFormatError, InputError
@@ -82,7 +83,11 @@ WEIGHTS = "data/weights/model_weights_config.json"
         ("data/constants/model.pt", lambda body: pickle.dumps(Bomb())),
         (WEIGHTS, edited("use_pickle", True)),
         (WEIGHTS, edited("path_name", "opaque_obj_0")),
+        ("data/constants/a\nb.pt", lambda body: pickle.dumps(Bomb())),
         ("models/model.json", edited("target", "torch.load")),
+        ("models/model.json", edited("target", "torch.ops.aten.from_file.default")),
+        ("models/model.json", edited("target", "torch.ops.aten.save.default")),
+        ("models/model.json", edited("expr_str", "1" * 60 + "!")),
         ("models/model.json", edited("target", "torch.ops.higher_order.cond")),
         ("models/model.json", edited("expr_str", "__import__('os').getpid()")),
         ("models/model.json", edited("guards_code", ["__import__('os').getpid()"])),
@@ -98,12 +103,68 @@ def test_a_file_that_would_run_code_is_refused(written, where, change):
     [
         ("extra/net2gp.json", lambda body: b'{"kind": "other"}'),
         ("extra/net2gp.json", lambda body: b"{"),
+        ("extra/net2gp.json", lambda body: b"[" * 100_000),
+        ("extra/net2gp.json", lambda body: b'{"kind": "net2gp program"}'),
+        ("extra/net2gp.json", edited("x", ["load", ["N", 4]])),
         ("models/model.json", lambda body: body[: len(body) // 2]),
     ],
 )
 def test_a_file_of_another_kind_is_refused(written, where, change):
     with pytest.raises(FileFormatError, match="no program of net2gp"):
         serving.load(changed(written, where, change))
+
+
+def older_format(archive, target):
+    """The files that torch 2.6 wrote, whose parts later versions still unpickle."""
+    unpickled = ("serialized_state_dict", "serialized_constants", "serialized_example_inputs")
+    target.writestr("x/extra/net2gp.json", archive.read("archive/extra/net2gp.json"))
+    target.writestr("version", ".".join(map(str, SCHEMA_VERSION)))
+    target.writestr("serialized_exported_program.json", archive.read("archive/models/model.json"))
+    for name in unpickled:
+        target.writestr(f"{name}.pt", bomb(b""))
+
+
+def with_second(name):
+    """Two programs, of which readers may take either."""
+
+    def write(archive, target):
+        for part in archive.namelist():
+            target.writestr(part, archive.read(part))
+        other = archive.read("archive/models/model.json").replace(b"ops.aten", b"ops.other")
+        target.writestr(zipfile.ZipInfo(name), other)
+
+    return write
+
+
+def compressed(archive, target):
+    """Parts whose size in memory has nothing to do with that of the file."""
+    for part in archive.namelist():
+        target.writestr(part, archive.read(part), zipfile.ZIP_DEFLATED)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    "write",
+    [
+        older_format,
+        with_second("archive/models/model.JSON"),
+        with_second("archive/models/model.json"),
+        with_second("other/models/model.json"),
+        compressed,
+    ],
+)
+def test_an_archive_that_torch_does_not_write_is_refused(write, written, tmp_path):
+    path = tmp_path / "odd.pt2"
+    with zipfile.ZipFile(written) as archive, zipfile.ZipFile(path, "w") as target:
+        write(archive, target)
+    with pytest.raises(FileFormatError, match="no program of net2gp"):
+        serving.load(path)
+
+
+def test_a_program_may_have_any_name(written, tmp_path):
+    path = tmp_path / "program"
+    path.write_bytes(written.read_bytes())
+    assert serving.load(path)(torch.zeros(2, 4))["mean"].shape == (2, 1)
 
 
 def test_missing_and_corrupted_files_are_named(written, tmp_path):

@@ -64,6 +64,10 @@ def test_json_and_npz_give_the_answers_of_the_program(client, program):
         (b'{"x": [[1, 2, 3, 4], [1]]}', 400, "rows of one length"),
         (b'{"x": [["a", 2, 3, 4]]}', 400, "array of numbers"),
         (b'{"x": [[NaN, 2, 3, 4]]}', 400, "finite"),
+        (b'{"x": [[1e39, 2, 3, 4]]}', 400, "finite"),
+        (b'{"x": [[%s, 2, 3, 4]]}' % (b"9" * 4000), 400, "array of numbers"),
+        (b'{"x": %s}' % (b"[" * 100_000), 400, "no JSON"),
+        (b'{"x": null}', 400, "array of numbers"),
         (b'{"x": []}', 400, "shape (N, 4)"),
         (b'{"x": %s}' % str([[0] * 4] * 9).encode(), 413, "at most 8 points"),
         (b" " * (2**20 + 1), 413, "at most 1 MB"),
@@ -88,6 +92,37 @@ def test_pickles_and_large_archives_are_refused(client):
             client.post("/predict", content=body.getvalue(), headers=headers).status_code == status
         )
     assert client.post("/predict", content=b"no", headers={"content-type": NPZ}).status_code == 400
+
+
+@pytest.mark.parametrize("kind", ["complex64", "datetime64[s]", "S1", [("a", "f4")]])
+def test_arrays_of_other_things_than_numbers_are_refused(client, kind):
+    body = io.BytesIO()
+    np.savez(body, x=np.zeros((2, 4), kind))
+    answer = client.post("/predict", content=body.getvalue(), headers={"content-type": NPZ})
+    assert answer.status_code == 400
+    assert "array of numbers" in answer.json()["error"]
+
+
+def test_a_prediction_that_overflows_is_refused_in_both_forms(program):
+    app = create_app(serving.Program(program.facts, lambda x: {"mean": 1e30 * x["x"]}))
+    body = io.BytesIO()
+    np.savez(body, x=np.full((1, 4), 1e20, np.float32))
+    with testclient.TestClient(app) as client:
+        for sent, kind in ((b'{"x": [[1e20, 0, 0, 0]]}', "text/json"), (body.getvalue(), NPZ)):
+            answer = client.post("/predict", content=sent, headers={"content-type": kind})
+            assert answer.status_code == 400
+            assert "not finite" in answer.json()["error"]
+
+
+def test_whole_numbers_are_taken_as_they_are_or_refused(program):
+    facts = {**program.facts, "inputs": {"x": ["int32", ["N"]]}}
+    app = create_app(serving.Program(facts, lambda x: {"mean": x["x"]}))
+    with testclient.TestClient(app) as client:
+        assert client.post("/predict", json={"x": [7]}).json() == {"mean": [7]}
+        for value, message in ((0.5, "whole"), (True, "whole"), (2**40, "int32"), (2**63, "int32")):
+            answer = client.post("/predict", json={"x": [value]})
+            assert answer.status_code == 400
+            assert message in answer.json()["error"]
 
 
 def test_a_program_is_not_corrected(client):
@@ -129,7 +164,8 @@ def test_corrections_move_predictions_and_are_taken_back():
         assert np.allclose(ask()["mean"], one.mean(x[20:22]), atol=1e-4)
         client.delete(f"/correct/{numbers[1]}")
         assert ask() == before
-        assert client.delete(f"/correct/{numbers[1]}").status_code == 404
+        for number in (numbers[1], "9" * 5000, "\u0663", "-1"):
+            assert client.delete(f"/correct/{number}").status_code == 404
         for body, message in (
             ({"x": [[0] * 4]}, "x and y"),
             ({"x": [[0] * 3], "y": [[1]]}, "shape (N, 4)"),
@@ -164,6 +200,23 @@ def test_requests_that_wait_share_passes():
     values, answers = asyncio.run(ask())
     assert all(torch.equal(a["y"], 2 * v) for a, v in zip(answers, values, strict=True))
     assert sizes == [3, 4, 6]
+
+
+def test_a_request_that_fails_leaves_those_beside_it_alone():
+    def run(x):
+        if (x["x"] < 0).any():
+            raise IndexError("no such token")
+        return {"y": 2 * x["x"]}
+
+    async def ask():
+        batcher = Batcher(run, most_points=8)
+        values = [torch.full((1, 1), value) for value in (1.0, 2.0, -1.0, 3.0)]
+        asked = (batcher({"x": value}) for value in values)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    one, two, wrong, three = asyncio.run(ask())
+    assert [float(found["y"]) for found in (one, two, three)] == [2, 4, 6]
+    assert isinstance(wrong, IndexError)
 
 
 def test_what_cannot_be_served_is_named():

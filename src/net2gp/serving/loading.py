@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -22,11 +23,17 @@ from net2gp.types import Inputs
 OPERATIONS = ("torch.ops.aten.", "torch.ops.prims.", "_operator.", "math.", "torch.sym_")
 """What the operations of a program may be: operations on tensors, and arithmetic on their sizes."""
 
+FILES = ("torch.ops.aten.from_file", "torch.ops.aten.save")
+"""Operations on tensors that read and write files."""
+
 SIZES = re.compile(
     r"(?:Symbol\('[su]\d+'(?:, (?:positive|nonnegative|integer)=True)*\)|Integer\(-?\d+\)"
-    r"|Mul|Add|Pow|Mod|FloorDiv|PythonMod|CleanDiv|Max|Min|[su]\d+|\d+|[\s+\-*/(),])*"
+    r"|Mul|Add|Pow|Mod|FloorDiv|PythonMod|CleanDiv|Max|Min|[su]\d+|\d+|[\s+\-*/(),])*+"
 )
-"""What the size of a tensor may be written as: torch evaluates these as Python."""
+"""What the size of a tensor may be written as: torch evaluates these as Python.
+
+The pattern never goes back, so that the time is proportional to the length.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +116,12 @@ def load(path: str | os.PathLike) -> Program:
 
 
 def _load_pt2(path: Path) -> Program:
-    facts = _checked(path)
+    facts, checked = _checked(path)
     try:
-        module = torch.export.load(str(path)).module()
+        module = torch.export.load(checked).module()
     except Exception as error:
-        raise FileFormatError(f"torch cannot read {path}: {str(error).splitlines()[0]}") from error
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FileFormatError(f"torch cannot read {path}: {why}") from error
 
     def run(x: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -123,33 +131,50 @@ def _load_pt2(path: Path) -> Program:
     return Program(facts, run)
 
 
-def _checked(path: Path) -> dict[str, Any]:
-    """Return the facts of a `.pt2` file, or raise if it holds more than operations on tensors."""
+def _checked(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
+    """Return the facts of a `.pt2` file and its parts for torch, or raise if it holds more than operations.
+
+    Readers of archives differ in what they make of odd ones, so torch gets a new one of what was checked.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = {name.partition("/")[2]: name for name in archive.namelist()}
-            facts = json.loads(archive.read(names[f"extra/{FACTS}"]))
-            inside = {
-                inner: json.loads(archive.read(name))
-                for inner, name in names.items()
-                if inner.endswith(".json") and not inner.startswith("extra/")
-            }
-            pickled = [
-                inner
-                for inner, name in names.items()
-                if inner.startswith("data/sample_inputs") and archive.getinfo(name).file_size
-            ]
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        parts = _parts(path)
+        facts = json.loads(parts[f"extra/{FACTS}"])
+        inside = [
+            json.loads(body)
+            for inner, body in parts.items()
+            if inner.endswith(".json") and not inner.startswith("extra/")
+        ]
+        wrong = [inner for inner, body in parts.items() if inner.endswith(".pt") and body]
+        wrong += [inner for inner in parts if inner.startswith("data/aotinductor")]
+        wrong += [what for content in inside for what in _foreign(content)]
+    except (KeyError, ValueError, RecursionError, NotImplementedError, zipfile.BadZipFile) as error:
         raise FileFormatError(f"{path} is no program of net2gp, or it is corrupted.") from error
-    pickled += [inner for inner in names if re.match(r"data/(weights|constants)/.*\.pt$", inner)]
-    pickled += [inner for inner in names if inner.startswith("data/aotinductor")]
-    wrong = pickled or [what for content in inside.values() for what in _foreign(content)]
     if wrong:
         raise FileFormatError(
             f"{path} holds more than operations on tensors ({wrong[0]}), and was not loaded. Export the "
             "posterior again."
         )
-    return _of_kind(facts, path)
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for inner, body in parts.items():
+            archive.writestr(f"archive/{inner}", body)
+    whole.seek(0)
+    return _of_kind(facts, path), whole
+
+
+def _parts(path: Path) -> dict[str, bytes]:
+    """The parts of an archive as torch writes it: in one folder, not compressed, in lower case, each once."""
+    parts: dict[str, bytes] = {}
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        folder = entries[0].filename.partition("/")[0] if entries else ""
+        for entry in entries:
+            root, _, inner = entry.filename.partition("/")
+            plain = entry.compress_type == zipfile.ZIP_STORED and inner == inner.lower()
+            if root != folder or not plain or not inner or inner in parts:
+                raise zipfile.BadZipFile(entry.filename)
+            parts[inner] = archive.read(entry)
+    return parts
 
 
 def _foreign(content: Any) -> Iterator[str]:
@@ -160,7 +185,7 @@ def _foreign(content: Any) -> Iterator[str]:
     if not isinstance(content, dict):
         return
     for key, value in content.items():
-        if key == "target" and isinstance(value, str) and not value.startswith(OPERATIONS):
+        if key == "target" and isinstance(value, str) and not _on_tensors(value):
             yield f"the operation {value}"
         elif key == "expr_str" and not SIZES.fullmatch(str(value)):
             yield f"the size {value}"
@@ -172,6 +197,10 @@ def _foreign(content: Any) -> Iterator[str]:
             yield from _foreign(value)
 
 
+def _on_tensors(operation: str) -> bool:
+    return operation.startswith(OPERATIONS) and not operation.startswith(FILES)
+
+
 def _load_onnx(path: Path) -> Program:
     try:
         import onnxruntime
@@ -181,7 +210,10 @@ def _load_onnx(path: Path) -> Program:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:
         raise FileFormatError(f"{path} is no program of net2gp, or it is corrupted.") from error
-    body = session.get_modelmeta().custom_metadata_map.get(FACTS, "{}")
+    try:
+        facts = json.loads(session.get_modelmeta().custom_metadata_map.get(FACTS, "{}"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} is no program of net2gp, or it is corrupted.") from error
     names = [one.name for one in session.get_outputs()]
 
     def run(x: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -189,10 +221,26 @@ def _load_onnx(path: Path) -> Program:
         found = session.run(names, given)
         return {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
 
-    return Program(_of_kind(json.loads(body), path), run)
+    return Program(_of_kind(facts, path), run)
 
 
 def _of_kind(facts: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(facts, dict) or facts.get("kind") != "net2gp program":
+    known = isinstance(facts, dict) and facts.get("kind") == "net2gp program"
+    if not known or not _are_inputs(facts.get("inputs")):
         raise FileFormatError(f"{path} is no program of net2gp.")
     return facts
+
+
+def _are_inputs(inputs: Any) -> bool:
+    """Whether these are the dtype and the shape of each input by its name."""
+    if not isinstance(inputs, dict) or not inputs:
+        return False
+    pairs = [
+        one if isinstance(one, list) and len(one) == 2 else [None, None] for one in inputs.values()
+    ]
+    return all(
+        isinstance(getattr(torch, str(kind), None), torch.dtype)
+        and isinstance(shape, list)
+        and shape
+        for kind, shape in pairs
+    )

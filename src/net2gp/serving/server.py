@@ -158,7 +158,7 @@ async def _body(request: Request, limits: Limits) -> dict[str, Any]:
         return _arrays(bytes(data), most)
     try:
         found = json.loads(bytes(data))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Refused(400, 'the body is no JSON. Send {"x": [[...], ...]}.') from None
     if not isinstance(found, dict) or not found:
         raise Refused(400, 'the body must be an object such as {"x": [[...], ...]}.')
@@ -180,19 +180,27 @@ def _arrays(data: bytes, most: int) -> dict[str, Any]:
 
 
 def _tensor(name: str, value: Any, dtype: torch.dtype) -> Tensor:
+    kinds = "fiub" if dtype.is_floating_point else "iub" if dtype == torch.bool else "iu"
     try:
-        array = np.asarray(value, dtype=np.float64 if dtype.is_floating_point else None)
-        tensor = torch.as_tensor(array)
-    except (ValueError, TypeError):
-        raise Refused(400, f"{name} must be an array of numbers with rows of one length.") from None
-    if tensor.dtype == torch.bool or (not dtype.is_floating_point and tensor.is_floating_point()):
+        array = np.asarray(value)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype.kind not in "fiub":
+        raise Refused(400, f"{name} must be an array of numbers with rows of one length.")
+    if array.dtype.kind not in kinds:
         raise Refused(400, f"{name} must hold whole numbers.")
+    tensor = torch.from_numpy(array.astype(np.float64 if dtype.is_floating_point else np.int64))
+    tensor = tensor.to(dtype)
     if not bool(torch.isfinite(tensor).all()):
-        raise Refused(400, f"{name} must be finite, but has NaN or infinite entries.")
-    return tensor.to(dtype)
+        raise Refused(400, f"{name} must be finite, but has NaN or infinite entries in {dtype}.")
+    if not dtype.is_floating_point and not (tensor.numpy() == array).all():
+        raise Refused(400, f"{name} has whole numbers that {dtype} cannot hold.")
+    return tensor
 
 
 def _response(found: Batch, *, npz: bool) -> Response:
+    if not all(bool(torch.isfinite(value).all()) for value in found.values()):
+        raise Refused(400, "the prediction of these points is not finite: they are too large.")
     if not npz:
         return JSONResponse({name: value.tolist() for name, value in found.items()})
     whole = io.BytesIO()
@@ -274,8 +282,8 @@ class _OfPosterior:
             raise Refused(409, str(error)) from None
 
     def undo(self, number: str) -> None:
-        if not number.isdecimal() or int(number) not in self.live.corrections:
-            raise Refused(404, f"there is no correction {number}.")
+        if number not in map(str, self.live.corrections):
+            raise Refused(404, f"there is no correction {number[:20]}.")
         self.live.undo(int(number))
 
     def _points(self, value: Any, limits: Limits) -> Tensor:

@@ -29,7 +29,9 @@ class LaplaceRegressor(OfNetwork, Regressor):
 
     Predictions are the network's own, and each gets a covariance: what `net2gp.laplace` returns. `fit` does
     not train a network that is given; pass it the data of its training. Without a network `fit` trains a
-    small perceptron of its own, one hidden layer of 32 tanh units, on standardized inputs and targets.
+    small perceptron of its own, one hidden layer of 32 tanh units, on standardized inputs and targets. If
+    targets have several columns, a noise that is chosen is the same share of each column's variance, and
+    `posterior_` and `likelihood_` are those of standardized targets.
 
     Args:
         network: A trained module, or `net2gp.linearize(module, only=...)` to choose parameters. None trains a
@@ -77,15 +79,28 @@ class LaplaceRegressor(OfNetwork, Regressor):
         self.random_state = random_state
 
     def _fit(self, X: Array, y: Array, weights: Array | None) -> None:
-        trained = self.network is None
+        self._center, self._spread = 0.0, 1.0
+        trained, likelihood, log_size = self.network is None, Gaussian(self.noise_var), 0.0
+        if trained and y.shape[1] > 1:
+            center, spread = moments(
+                torch.from_numpy(y), None if weights is None else torch.from_numpy(weights)
+            )
+            self._center, self._spread = center.numpy(), spread.numpy()
+            y = (y - self._center) / self._spread
+            if self.noise_var is not None:
+                likelihood = Gaussian(likelihood.noise_var / spread.square())
+            log_size = float(spread.log().sum()) * (len(y) if weights is None else weights.sum())
         self.linearized_ = self._trained(X, y, weights) if trained else self._linearization()
-        data, likelihood = (self._tensor(X), self._tensor(y)), Gaussian(self.noise_var)
+        data = self._tensor(X), self._tensor(y)
         self._keep(*_approximated(self, data, likelihood, self._counts(weights)))
+        self.log_marginal_likelihood_value_ -= log_size
 
     def _trained(self, X: Array, y: Array, weights: Array | None) -> Linearized:
         first, counts = distinct(np.hstack([X, y]), weights)
         x, targets, w = (torch.from_numpy(v) for v in (X[first], y[first], counts))
-        center, spread = moments(targets, w)
+        center, spread = targets.new_zeros(y.shape[1]), targets.new_ones(y.shape[1])
+        if y.shape[1] == 1:
+            center, spread = moments(targets, w)
         network = Perceptron(x, center, spread, self._seed(), w)
 
         def loss(f: Tensor) -> Tensor:
