@@ -201,3 +201,11 @@ def test_every_entry_of_the_table_is_a_part_of_the_library_and_every_paper_is_be
     assert {*PARTS, *FOUND_BY, *NOT_RECORDED} - known == set()
     assert set(FOUND_BY.values()) <= set(PARTS)
     assert {key for _, keys in PARTS.values() for key in keys} == set(WORKS)
+
+
+def test_an_estimator_is_cited_by_its_posterior():
+    from net2gp.interop.sklearn import NNGPRegressor
+
+    fitted = NNGPRegressor().fit(X.numpy(), Y.numpy()[:, 0])
+    assert len(cite(fitted)) > 0
+    assert str(cite(fitted)) == str(cite(fitted.posterior_))

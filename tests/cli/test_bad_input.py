@@ -278,3 +278,8 @@ def test_an_error_that_nobody_foresaw_is_one_line_too(folder, run, monkeypatch):
     assert answer.code == 1
     assert "ZeroDivisionError: by zero (not an error that net2gp foresaw" in answer.err
     assert "Traceback" not in answer.err
+
+
+def test_a_single_number_as_target_is_told_to_have_points(folder, run):
+    np.savez(folder / "one.npz", x=np.zeros((1, 2)), y=np.float64(1.0))
+    run("fit", FIT[1], "one.npz", "-o", "a.safetensors").refused("y[None]")

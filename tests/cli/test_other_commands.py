@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
@@ -101,6 +102,21 @@ def test_a_report_that_misses_a_limit_ends_with_three(fitted, run):
         "beauty=1",
     )
     run(*named).refused("beauty")
+
+
+def test_limits_of_a_report_are_in_the_units_of_the_target(fitted, run):
+    command = ("report", "posterior.safetensors", "--held-out", "test.csv")
+    assert run(*command).code == 0
+    page = json.loads((fitted / "report.json").read_text(encoding="utf-8"))
+    assert "targets in units of" in page["title"]
+    unit = float(page["title"].rpartition(" ")[2].rstrip(")"))
+    scores = page["scores"]
+    for name in ("rmse", "mae", "width90", "nll"):
+        own = scores[name]["value"]
+        true = own + math.log(unit) if name == "nll" else own * unit
+        step = 0.01 * abs(true) + 0.01
+        assert run(*command, "--fail-under", f"{name}={true + step}").code == 0
+        assert run(*command, "--fail-under", f"{name}={true - step}").code == 3
 
 
 def test_a_report_looks_at_other_data(fitted, run):

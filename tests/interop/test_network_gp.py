@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
@@ -186,3 +187,9 @@ def test_the_library_does_not_load_botorch_by_itself():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_arrays_are_told_to_become_tensors():
+    x = np.zeros((3, 2))
+    with pytest.raises(InputError, match=r"must be tensors.*torch\.as_tensor"):
+        NetworkGP(x, x[:, :1])

@@ -212,3 +212,8 @@ def test_points_of_another_form_are_refused(written):
     ):
         with pytest.raises(InputError, match=message):
             program(x)
+
+
+def test_points_that_are_no_tensors_are_told_to_become_some(written):
+    with pytest.raises(InputError, match=r"must be a tensor.*torch\.as_tensor"):
+        serving.load(written)(table()[0].numpy())

@@ -108,6 +108,7 @@ def _by_year(entry: tuple[Reference, tuple[str, ...]]) -> tuple[int, str]:
 
 def _names(one: Any) -> list[str]:
     """The names in PARTS, or in NOT_RECORDED, of what was passed and of what it consists of."""
+    one = getattr(one, "posterior_", one)  # of an estimator
     named = one if isinstance(one, type) or hasattr(one, "__qualname__") else type(one)
     if not str(getattr(named, "__module__", "")).startswith("net2gp") and not is_dataclass(named):
         raise InputError(

@@ -75,6 +75,11 @@ class Program:
         found = dict(x) if isinstance(x, Mapping) else dict(zip(expected, tensors(x), strict=False))
         if set(found) != set(expected) or (isinstance(x, tuple) and len(x) != len(expected)):
             raise InputError(f"x must have the inputs {', '.join(expected)}, but is {describe(x)}.")
+        for name, value in found.items():
+            if not isinstance(value, Tensor):
+                raise InputError(
+                    f"{name} must be a tensor, but is {describe(value)}. Pass torch.as_tensor({name})."
+                )
         counts = {len(value) if value.dim() else 0 for value in found.values()}
         for name, (kind, shape) in expected.items():
             value, dtype = found[name], getattr(torch, kind)

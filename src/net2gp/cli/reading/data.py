@@ -95,6 +95,12 @@ def read_data(path: Path, wanted: Wanted) -> Loaded:
     found = _READERS[kind](path, wanted)
     if wanted.needs_target and found.y is None:
         raise InputError(f"{path} has no targets. {_ADVICE[kind]}")
+    for name, values in (("x", found.x), ("y", found.y)):
+        if values is not None and not np.ndim(values):
+            raise InputError(
+                f"{path} holds a single number as {name}. Give it a first axis of points: a single one is "
+                f"{name}[None]."
+            )
     if found.y is not None and len(found.y) != len(found.x):
         raise InputError(
             f"{path} has {len(found.x)} inputs and {len(found.y)} targets. Give both as many rows."

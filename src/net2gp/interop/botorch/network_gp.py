@@ -166,6 +166,11 @@ def family_of(kernel: Kernel | nn.Module, num_scales: int | None) -> Family:
 
 
 def _check(x: Tensor, y: Tensor) -> None:
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise InputError(
+            f"train_X and train_Y must be tensors, but are {describe(x)} and {describe(y)}. Pass for example "
+            "torch.as_tensor(x, dtype=torch.float64)."
+        )
     if x.dim() != 2 or y.dim() != 2 or len(x) != len(y):
         raise InputError(
             "train_X must have shape (N, d) and train_Y (N, C), one row for each observation, but they are "
