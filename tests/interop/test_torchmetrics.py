@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch.distributions import Bernoulli, Categorical, Normal
+from torch.distributions import Bernoulli, Categorical, Normal, StudentT
 
 from net2gp import metrics
 from net2gp.errors import InputError
@@ -133,6 +133,11 @@ def test_a_metric_can_be_used_with_forward_and_copied():
 def test_wrong_input_is_refused_in_a_sentence():
     with pytest.raises(InputError, match="labels are predicted by probabilities, but got Normal"):
         BrierScore().update(Normal(0.0, 1.0), LABELS)
+    with pytest.raises(InputError, match="nll takes the law of y, but got Tensor"):
+        NegativeLogLikelihood().update(torch.ones(2, 2), LABELS[:2])
+    for wrong in (StudentT(3.0, torch.zeros(2, 1)), torch.zeros(2, 1)):
+        with pytest.raises(InputError, match="Gaussian intervals, but got"):
+            Coverage().update(wrong, torch.zeros(2, 1))
     with pytest.raises(InputError, match="num_bins"):
         CalibrationError(num_bins=0)
     with pytest.raises(InputError, match="low must be below high"):

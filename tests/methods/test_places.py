@@ -347,6 +347,13 @@ def test_held_out_places_choose_prior_and_scale():
         assert score >= bare.log_prob(data[1].clamp(min=0))[kept].mean() - 0.02
 
 
+def test_labels_of_some_places_are_refused_on_held_out_data():
+    network, x, y, _ = task(Pixels)
+    few = images(4, seed=7), y[:4, :1]
+    with pytest.raises(n2g.errors.InputError, match=r"for each of the .* places"):
+        n2g.laplace(network, (x, y), n2g.Categorical(), tuning=Validation(few))
+
+
 def test_regression_at_places_is_bayesian_linear_regression():
     network = made(Pixels, 2)
     x = images()

@@ -593,6 +593,9 @@ def test_bad_input_is_refused_with_what_to_type():
             r"columns must name the 3 columns of x, but has 1",
         ),
         ((posterior, (x, y)), {"columns": "abc"}, r"columns must be a list"),
+        ((posterior, (x, y)), {"columns": ["a", "b", "a"]}, r"columns .* 'a' is there twice"),
+        ((posterior, (x, y)), {"classes": ["a", "b", "b"]}, r"classes .* 'b' is there twice"),
+        ((posterior, (x, y)), {"others": [x]}, r"others must be inputs by name, but is .*list"),
         ((posterior, (x, y)), {"classes": ["a", "b"]}, r"classes must name the 3 classes"),
         ((posterior, (x, y)), {"images": True}, r"images must have shape .* Pass images=False"),
         (

@@ -10,7 +10,7 @@ from torch import nn
 
 import net2gp as n2g
 from net2gp import serving
-from net2gp.errors import InputError, Net2GPWarning, NotAvailable
+from net2gp.errors import InputError, Net2GPWarning, NetworkError, NotAvailable
 from net2gp.links import WeightSamples
 from serving.programs import Convolutions, check, classifier, fitted, run_alone, table, wanted
 
@@ -211,6 +211,10 @@ def test_what_has_no_program_is_refused_with_what_has_one(make, message, tmp_pat
         ("a.pt2", {"format": "jit"}, "format is 'jit'"),
         ("no/a.pt2", {}, "there is no folder"),
         ("a.pt2", {"levels": (0.0, 0.5)}, "levels lie between 0 and 1"),
+        ("a.pt2", {"levels": ()}, "levels lie between 0 and 1"),
+        ("a.pt2", {"levels": 0.5}, "levels lie between 0 and 1"),
+        ("a.pt2", {"levels": "ab"}, "levels lie between 0 and 1"),
+        ("a.pt2", {"classes": "a"}, "classes must name 1 classes"),
         ("a.pt2", {"draws": 0}, "num_samples"),
         ("a.pt2", {"novelty": 1}, "novelty"),
     ],
@@ -220,3 +224,6 @@ def test_bad_arguments_are_named(name, settings, message, tmp_path):
         serving.export(fitted("numbers Diagonal()"), tmp_path / name, table()[0], **settings)
     with pytest.raises(InputError, match="takes a posterior"):
         serving.export(classifier(), tmp_path / "a.pt2", table()[0])
+    for wrong, error in ((table()[0][:, :2], NetworkError), (table()[0].double(), InputError)):
+        with pytest.raises(error, match="network"):
+            serving.export(fitted("numbers Diagonal()"), tmp_path / "a.pt2", wrong)

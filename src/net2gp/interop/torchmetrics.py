@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Independent,
+    MultivariateNormal,
+    Normal,
+)
 
 from net2gp import metrics
 from net2gp.errors import InputError, check_count
@@ -204,10 +211,7 @@ class Coverage(_Sums):
             prediction: `posterior.predict(x)` under Gaussian noise, or mean and variance.
             y: The targets, in the shape of the mean.
         """
-        pair = (
-            prediction if isinstance(prediction, tuple) else (prediction.mean, prediction.variance)
-        )
-        mean, var = (value.double() for value in pair)
+        mean, var = (value.double() for value in _moments(prediction))
         level = torch.tensor(self.levels, dtype=torch.float64, device=mean.device)
         self.inside += metrics.coverage(mean, var, y.double(), level) * y.numel()
         self.count += y.numel()
@@ -216,6 +220,19 @@ class Coverage(_Sums):
         """The share at each level."""
         count = self._seen()
         return self.inside / count
+
+
+def _moments(prediction: Distribution | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a Gaussian prediction."""
+    if isinstance(prediction, tuple):
+        return prediction
+    base = prediction.base_dist if isinstance(prediction, Independent) else prediction
+    if not isinstance(base, Normal | MultivariateNormal):
+        raise InputError(
+            f"Coverage is that of Gaussian intervals, but got {type(base).__name__}. Pass "
+            "posterior.predict(x) under Gaussian noise, or (mean, variance) to take the law as a Gaussian."
+        )
+    return base.mean, base.variance
 
 
 class RiskCoverage(_Sums):

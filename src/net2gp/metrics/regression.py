@@ -72,6 +72,10 @@ def nll(distribution: Distribution, y: Tensor) -> Tensor:
     >>> nll(Categorical(logits=torch.zeros(3, 2)), torch.tensor([0, 1, 1]))
     tensor(0.6931)
     """
+    if not isinstance(distribution, Distribution):
+        raise InputError(
+            f"nll takes the law of y, but got {type(distribution).__name__}. Pass posterior.predict(x)."
+        )
     shape = distribution.batch_shape + distribution.event_shape
     check_tensors(y=y)
     if y.dim() == len(shape) - 1 and shape[-1:] == (1,):

@@ -54,8 +54,8 @@ class Batcher:
             answers = await asyncio.to_thread(self.run, joined)
         except Exception as error:  # whatever the runtime raises belongs to one of these requests
             if len(taken) > 1:
-                for one in taken:
-                    await self._answer([one])
+                for request in taken:
+                    await self._answer([request])
             elif not taken[0][1].done():
                 taken[0][1].set_exception(error)
             return

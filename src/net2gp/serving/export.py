@@ -164,8 +164,13 @@ def _check(
         raise InputError(
             f"draws must be a number or WeightSamples(32), but is {describe(samples)}. Pass draws=32."
         )
-    if not levels or not all(0 < float(level) < 1 for level in levels):
+    try:
+        between = [0 < float(level) < 1 for level in levels]
+    except (TypeError, ValueError):
+        between = []
+    if not between or not all(between):
         raise InputError(f"levels lie between 0 and 1, but are {levels}. Pass levels=(0.05, 0.95).")
+    posterior.mean(rows(x, slice(0, 1)))  # names points of another shape or dtype
 
 
 def _law(posterior: Posterior[Any], x: Inputs, samples: WeightSamples | None, novelty: bool) -> Law:
@@ -241,7 +246,7 @@ def _facts(
 
 
 def _names(classes: Sequence[str], num_outputs: int) -> list[str]:
-    names = [str(name) for name in classes]
+    names = [] if isinstance(classes, str) else [str(name) for name in classes]
     if len(names) != num_outputs:
         raise InputError(
             f"classes must name {num_outputs} classes, one for each output, but has {len(names)} names."

@@ -88,7 +88,7 @@ class LaplaceRegressor(OfNetwork, Regressor):
             self._center, self._spread = center.numpy(), spread.numpy()
             y = (y - self._center) / self._spread
             if self.noise_var is not None:
-                likelihood = Gaussian(likelihood.noise_var / spread.square())
+                likelihood = Gaussian(self.noise_var / spread.square())
             log_size = float(spread.log().sum()) * (len(y) if weights is None else weights.sum())
         self.linearized_ = self._trained(X, y, weights) if trained else self._linearization()
         data = self._tensor(X), self._tensor(y)

@@ -142,6 +142,11 @@ class EachPlace:
         f = self.rows(f)
         if y.numel() == len(f):
             y = y.reshape(-1)
+        elif y.numel() % len(f):
+            raise InputError(
+                f"y must have targets for each of the {len(f)} places of these points, but has the shape "
+                f"{tuple(y.shape)}. Pass the labels of all places."
+            )
         else:
             y = y.movedim(-1 if self.axis is None else self.axis, -1).reshape(len(f), -1)
         if y.is_floating_point() or not bool((y == IGNORED).any()):

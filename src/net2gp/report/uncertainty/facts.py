@@ -94,6 +94,10 @@ def checked(
             )
         known = _repeated(x, posterior.x)
     _check_law(posterior, x, y)
+    if not isinstance(others, Mapping | None):
+        raise InputError(
+            f"others must be inputs by name, but is {describe(others)}. Pass others={{'shifted': x}}."
+        )
     found = {str(name): _like(name, other, like) for name, other in (others or {}).items()}
     for name, other in found.items():
         _check_shape(name, other, x)
@@ -192,7 +196,7 @@ def _columns(columns: Sequence[str] | None, x: Inputs, images: bool) -> list[str
             f"columns must name the {x.shape[1]} columns of x, but has {len(columns)} names. Pass one name "
             "per column, in their order."
         )
-    return [str(name) for name in columns]
+    return _different([str(name) for name in columns], "columns")
 
 
 def _names(classes: Sequence[str] | None) -> list[str]:
@@ -200,7 +204,15 @@ def _names(classes: Sequence[str] | None) -> list[str]:
         raise InputError(
             f"classes must be a list of names, but is {classes!r}. Pass [{classes!r}, …]."
         )
-    return [] if classes is None else [str(name) for name in classes]
+    return [] if classes is None else _different([str(name) for name in classes], "classes")
+
+
+def _different(names: list[str], what: str) -> list[str]:
+    """The names, of which scores and slices have one each."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{what} must be different names, but {twice[0]!r} is there twice.")
+    return names
 
 
 def _repeated(x: Inputs, known: Inputs) -> int:
