@@ -11,21 +11,6 @@ import pytest
 from explorer.browser import opened
 from net2gp.explorer import write_explorer
 
-CHROMIUM = Path("/usr/bin/chromium")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright drives the browser: pip install playwright"
-    )
-    if not CHROMIUM.exists():
-        pytest.skip(f"there is no {CHROMIUM}: apt install chromium")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
 
 @pytest.fixture(scope="session")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:

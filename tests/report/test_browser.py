@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 
 import net2gp as n2g
 from net2gp.report import UncertaintyReport, uncertainty_report
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
@@ -25,25 +22,14 @@ def report() -> UncertaintyReport:
     )
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium: install the package chromium of the distribution")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 SIZES = {"laptop": (1280, 800), "phone": (390, 844)}
 
 
 @pytest.fixture(params=SIZES)
-def page(request, browser, report, tmp_path) -> Iterator[Any]:
+def page(request, chromium, report, tmp_path) -> Iterator[Any]:
     width, height = SIZES[request.param]
     path, _ = report.save(tmp_path / "report")
-    context = browser.new_context(viewport={"width": width, "height": height}, offline=True)
+    context = chromium.new_context(viewport={"width": width, "height": height}, offline=True)
     page = context.new_page()
     errors, requests = [], []
     page.on("console", lambda message: errors.append(message.text))
@@ -96,9 +82,9 @@ def test_every_table_and_link_can_be_reached_by_keyboard(page):
     assert {"refused", "#calibration"} <= reached
 
 
-def test_without_scripts_the_numbers_are_in_a_table(browser, report, tmp_path):
+def test_without_scripts_the_numbers_are_in_a_table(chromium, report, tmp_path):
     path, _ = report.save(tmp_path / "report")
-    context = browser.new_context(java_script_enabled=False, offline=True)
+    context = chromium.new_context(java_script_enabled=False, offline=True)
     page = context.new_page()
     page.goto(path.as_uri())
     assert not page.locator("#abstain").is_visible()
@@ -118,9 +104,9 @@ def contrast(first: list[float], second: list[float]) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_lines_stand_out_in_both_color_schemes(browser, report, tmp_path, scheme):
+def test_text_and_lines_stand_out_in_both_color_schemes(chromium, report, tmp_path, scheme):
     path, _ = report.save(tmp_path / "report")
-    page = browser.new_page(color_scheme=scheme)
+    page = chromium.new_page(color_scheme=scheme)
     page.goto(path.as_uri())
     color = """([query, name]) => getComputedStyle(document.querySelector(query))[name]
         .match(/[0-9.]+/g).map(Number)"""
