@@ -91,6 +91,25 @@ def mixed(likelihood: Any) -> Predict:
     return predict
 
 
+def limit_of(kernel: Callable[[nn.Module], Any]) -> Predict:
+    """A network of infinite width, two layers of ReLUs."""
+
+    def predict(_: Sequence[nn.Module], data: Pair, x: Tensor) -> Distribution:
+        layers = (
+            *(nn.Linear(x.shape[1], 1), nn.ReLU(), nn.Linear(1, 1)),
+            *(nn.ReLU(), nn.Linear(1, 1)),
+        )
+        return n2g.tuning.fit_kernel(kernel(nn.Sequential(*layers).double()), data).predict(x)
+
+    return predict
+
+
+def beside_limits(networks: Sequence[nn.Module], data: Pair, x: Tensor) -> Distribution:
+    """What `laplace` predicts, mixed with two networks of infinite width."""
+    posterior = posterior_of(networks[0], data, n2g.Gaussian(), None)
+    return bayes.with_limits(posterior).predict(x)
+
+
 def gaussian(method: Callable[..., Pair]) -> Predict:
     """A method of `uci.py`, which gives means and variances."""
 
@@ -115,6 +134,7 @@ STRUCTURES: dict[str, Any] = {
 }
 NARROW = ", not widened"
 PROCESS, MIXTURE, DEFAULT = "RBF GP", "mixture of five", "net2gp"
+WITH_LIMITS = "net2gp with limits"
 RIVALS = ("network", PROCESS, *PEERS_STRUCTURES)
 EXCEPTIONS = dict.fromkeys(
     [("concrete", PROCESS), ("protein-tertiary-structure", PROCESS)],
@@ -126,6 +146,9 @@ METHODS: dict[str, dict[str, Predict | None]] = {
         "network": gaussian(bare),
         **{f"net2gp{name}": default(n2g.Gaussian(), one) for name, one in STRUCTURES.items()},
         **{f"net2gp{name}{NARROW}": narrow(one) for name, one in STRUCTURES.items()},
+        WITH_LIMITS: beside_limits,
+        "wide network, NNGP": limit_of(n2g.nngp),
+        "wide network, NTK": limit_of(n2g.ntk),
         PROCESS: gaussian(partial(plain_process, tuning=TUNING, most=CONDITIONED)),
         MIXTURE: mixed(n2g.Gaussian()),
         **dict.fromkeys(name for name in PEERS_STRUCTURES),

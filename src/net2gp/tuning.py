@@ -1,5 +1,6 @@
 """Ways to choose what a model leaves open: prior variances, noise, length scales, architectures."""
 
+from net2gp.methods.kernel_fit import fit_kernel
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Validation
 from net2gp.methods.selection import EVIDENCE, Fit, Selection, sweep
 from net2gp.posteriors import Spectrum, spectrum, tune
@@ -12,6 +13,7 @@ __all__ = [
     "Selection",
     "Spectrum",
     "Validation",
+    "fit_kernel",
     "spectrum",
     "sweep",
     "tune",

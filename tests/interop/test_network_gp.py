@@ -13,8 +13,8 @@ from torch import nn
 import net2gp as n2g
 from net2gp.errors import InputError
 from net2gp.interop.botorch import NetworkGP
-from net2gp.interop.botorch.evidence import LogNormal, most_probable
 from net2gp.interop.kernels import Stretched, with_variances
+from net2gp.methods.most_probable import LogNormal, most_probable
 from net2gp.posteriors.posterior import Posterior
 
 double = torch.float64
@@ -59,6 +59,7 @@ def test_hyper_parameters_are_a_maximum_of_evidence_and_prior(fitted):
 def density(values):
     """The log density of hyper-parameters, apart from the search."""
     from net2gp.interop.botorch import network_gp as parts
+    from net2gp.methods import kernel_fit
 
     network = parts.default_network(3)
     kernel = n2g.nngp(network, weight_var=values["weight_var"], bias_var=values["bias_var"])
@@ -67,9 +68,9 @@ def density(values):
     posterior = n2g.condition(kernel, (X - 0.5, y), n2g.Gaussian(values["noise_var"]))
     total = posterior.log_marginal_likelihood()
     priors = {
-        "lengthscale": parts.LENGTHSCALE,
-        "weight_var": parts.WEIGHTS,
-        "bias_var": parts.BIASES,
+        "lengthscale": kernel_fit.LENGTHSCALE,
+        "weight_var": kernel_fit.WEIGHTS,
+        "bias_var": kernel_fit.BIASES,
         "noise_var": parts.NOISE,
     }
     for name, prior in priors.items():

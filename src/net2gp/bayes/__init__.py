@@ -54,6 +54,7 @@ from net2gp.bayes.variational.mc_dropout import mc_dropout
 from net2gp.bayes.variational.mean_field import linearized_mean_field, mean_field
 from net2gp.likelihoods.laws import product_of_experts
 from net2gp.linalg.langevin import sghmc_step, sgld_step
+from net2gp.methods.kernel_fit import with_limits
 from net2gp.posteriors.recipes.composition import compose, draw_composition
 from net2gp.posteriors.recipes.mixed import mixture
 from net2gp.posteriors.recipes.sums import average, weighted_sum
@@ -139,4 +140,5 @@ __all__ = [
     "to_arviz",
     "weight_decay_of_prior",
     "weighted_sum",
+    "with_limits",
 ]

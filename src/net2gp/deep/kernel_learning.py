@@ -14,6 +14,7 @@ from net2gp.deep.saturation import saturation
 from net2gp.errors import InputError, check_count, check_positive
 from net2gp.inputs import check_made, describe, follows, gather, rows
 from net2gp.kernels import RBF, BaseKernel
+from net2gp.kernels.constant_mean import ConstantMean
 from net2gp.kernels.values import moved
 from net2gp.likelihoods.traits import has_gaussian_noise, of_points
 from net2gp.linear import Linearized, linearize
@@ -224,23 +225,6 @@ def learn_kernel(
     if isinstance(x, Tensor):
         saturation(found, x).warn()
     return cast("Posterior[Observed]", posterior)
-
-
-@savable("deep.ConstantMean")
-@dataclass(frozen=True, eq=False)
-class ConstantMean:
-    """The same mean for all points.
-
-    Args:
-        value: The mean of each output, (C,).
-    """
-
-    value: Tensor = field(repr=False)
-
-    def __call__(self, x: Inputs) -> Tensor:
-        """The mean at N points, (N, C)."""
-        first = x if isinstance(x, Tensor) else next(iter(rows(x, slice(None))))
-        return self.value.expand(len(first), -1)
 
 
 class _Learning:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError, NotAvailable, check_positive
 from net2gp.inputs import describe
-from net2gp.interop.kernels import with_variances
 from net2gp.kernels.values import is_kernel
 from net2gp.limits import LimitKernel
+from net2gp.limits.limit_kernels import with_variances
 from net2gp.types import Kernel
 
 __all__ = ["NetworkKernel"]

@@ -12,7 +12,7 @@ from botorch.models.deterministic import DeterministicModel
 from torch import Tensor, nn
 
 from net2gp.errors import NotAvailable, check_count
-from net2gp.interop.kernels import Stretched
+from net2gp.kernels.stretched import Stretched
 from net2gp.limits.limit_kernels import LimitKernel
 from net2gp.limits.sampling.twin import twin
 from net2gp.linalg.chance import random_normal

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Standardize
@@ -11,22 +10,14 @@ from torch import Tensor, nn
 
 from net2gp.errors import InputError
 from net2gp.inputs import describe
-from net2gp.interop.botorch.evidence import LogNormal, most_probable
 from net2gp.interop.botorch.model import PosteriorModel
-from net2gp.interop.kernels import Stretched, with_variances
-from net2gp.kernels.values import is_kernel
 from net2gp.likelihoods import Gaussian
-from net2gp.limits import LimitKernel, nngp
 from net2gp.limits.modules.pointwise import Rbf
+from net2gp.methods.kernel_fit import family_of
+from net2gp.methods.most_probable import LogNormal, most_probable
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.posterior import Posterior
 from net2gp.types import Kernel
-
-LENGTHSCALE = LogNormal(0.4, 1.0)
-"""The prior of length scales in a cube of side 1; a layer divides squared distances by d beside."""
-
-WEIGHTS, BIASES = LogNormal(1.0, 1.0), LogNormal(0.3, 1.0)
-"""The priors of the variances of weights (or of the whole kernel) and biases."""
 
 POINTS_PER_INPUT = 2
 """How many points there must be for each input before it has a length scale of its own."""
@@ -115,54 +106,9 @@ class NetworkGP(PosteriorModel):
         self.hyperparameters, self.log_density = found, density
 
 
-@dataclass(frozen=True)
-class Family:
-    """Kernels by their hyper-parameters.
-
-    Args:
-        kernel: The kernel for values of the hyper-parameters, by keyword.
-        priors: The priors of the hyper-parameters, by keyword.
-    """
-
-    kernel: Callable[..., Kernel]
-    priors: Mapping[str, LogNormal]
-
-
 def default_network(d: int) -> nn.Module:
     """Return Linear → sines → Linear → GELU → Linear for d inputs."""
     return nn.Sequential(nn.Linear(d, 64), Rbf(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
-
-
-def family_of(kernel: Kernel | nn.Module, num_scales: int | None) -> Family:
-    """Return the kernels that are searched.
-
-    Args:
-        kernel: A network or a kernel.
-        num_scales: How many length scales there are. None is one for all inputs.
-
-    Returns:
-        The kernels with stretched inputs and variances of their own.
-
-    Raises:
-        InputError: If it is neither.
-    """
-    if isinstance(kernel, nn.Module):
-        kernel = nngp(kernel)
-    if not is_kernel(kernel):
-        raise InputError(
-            f"kernel must be a network or a kernel, but is {type(kernel).__name__}. Pass for example "
-            "NetworkGP(x, y, torch.nn.Sequential(...)), or leave it out."
-        )
-    scales = replace(LENGTHSCALE, count=num_scales)
-    if isinstance(kernel, LimitKernel):
-        return Family(
-            lambda lengthscale, **values: Stretched(with_variances(kernel, **values), lengthscale),
-            {"lengthscale": scales, "weight_var": WEIGHTS, "bias_var": BIASES},
-        )
-    return Family(
-        lambda lengthscale, output_var: Stretched(kernel.scaled(output_var), lengthscale),
-        {"lengthscale": scales, "output_var": WEIGHTS},
-    )
 
 
 def _check(x: Tensor, y: Tensor) -> None:

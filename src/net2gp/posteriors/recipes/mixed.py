@@ -333,7 +333,7 @@ def _check_alike(members: tuple[Posterior, ...]) -> None:
                 f"{type(first.likelihood).__name__}. Mix posteriors of the same kind of targets."
             )
         own = _shapes(member)
-        if own != shapes:
+        if own and shapes and own != shapes:  # a limit has no parameters
             wrong = sorted(n for n in own.keys() | shapes.keys() if own.get(n) != shapes.get(n))[0]
             raise InputError(
                 f"the networks are of unlike architectures: '{wrong}' has shape {own.get(wrong)} in "

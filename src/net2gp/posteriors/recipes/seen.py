@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from net2gp.errors import NetworkError
-from net2gp.inputs import chunks
+from net2gp.inputs import chunks, rows
+from net2gp.linalg import pivots
 from net2gp.linear.curvatures.head import features, has_features, last_linearized
 from net2gp.linear.forward.places import channels_of, num_places
 from net2gp.linear.linearized import Linearized
@@ -40,6 +41,9 @@ EDGE = 0.9
 
 NUM_POINTS = 400
 """Training inputs whose tangent kernel is kept."""
+
+TOGETHER = 200
+"""Candidates among them whose columns of the kernel are computed together."""
 
 MOST_PARAMETERS = 100_000
 """Parameters up to which the tangent kernel of all of them is used, and not the last layer's."""
@@ -190,7 +194,7 @@ def seen_by(
     if at_points and whole.num_params <= MOST_PARAMETERS:
         names = () if whole is linearized else tuple(whole.params)
         with suppress(NetworkError):  # layers before the last one may have no kernel
-            return replace(_points(whole, some.some(NUM_POINTS).x, ordinary), names=names)
+            return replace(_points(whole, some.x, ordinary), names=names)
     try:
         head = last_linearized(linearized, few)
     except NetworkError:
@@ -215,14 +219,42 @@ def _is_last(linearized: Linearized, x: Inputs) -> bool:
 def _points(
     linearized: Linearized, points: Inputs, ordinary: Callable[[Tensor], float]
 ) -> SeenPoints:
-    K = linearized.trace_kernel()(points).double()
-    scales = K.diagonal().clamp(min=1e-300).sqrt()
-    noisy = K / scales / scales[:, None]
+    """Keep the points that the others say least about, and note what they leave open of each.
+
+    Each pivot of the normalized kernel is the point of the largest share that the pivots before it leave
+    open, so that 400 of them know nearly what all points know. If fewer leave nothing open, some of the
+    others are kept as well: each one makes its surroundings surer. Cost: twice as many columns.
+    """
+    kernel = linearized.trace_kernel()
+    scales = kernel.diag(points).double().clamp(min=1e-300).sqrt()
+    at = kernel.keep(points) or (lambda z: (kernel(points, z), None))
+
+    def columns(index: Tensor) -> Tensor:
+        return at(rows(points, index))[0].double() / scales[:, None] / scales[index]
+
+    chosen, cross = _knowing(columns, torch.arange(len(scales), device=scales.device))
+    noisy = cross[chosen]
     noisy.diagonal().add_(NOISE)
     L = torch.linalg.cholesky(noisy)
     whitening = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
-    own = 1 / whitening.square().sum(0) - NOISE
-    return SeenPoints(points, whitening, scales, ordinary(own))
+    shares = 1 - (whitening @ cross.mT).square().sum(0)
+    shares[chosen] = 1 / whitening.square().sum(0) - NOISE
+    return SeenPoints(rows(points, chosen), whitening, scales[chosen], ordinary(shares.clamp(0, 1)))
+
+
+def _knowing(columns: Callable[[Tensor], Tensor], every: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices (M,) of points that know most of what all know, and their columns of the kernel (N, M)."""
+    count = len(every)
+    if count <= NUM_POINTS:
+        return every, columns(every)
+    # a thousandth of the noise is more than float32 rounds, and nothing is open below it
+    ones = every.new_ones(count, dtype=torch.float64)
+    found = pivots(ones, columns, NUM_POINTS, block=TOGETHER, largest=1e-3 * NOISE)
+    chosen, cross = found.index, found.L @ found.L[found.index].mT
+    if len(chosen) < NUM_POINTS:
+        rest = ones.index_fill(0, chosen, 0.0).nonzero()[: NUM_POINTS - len(chosen), 0]
+        chosen, cross = torch.cat([chosen, rest]), torch.cat([cross, columns(rest)], 1)
+    return chosen, cross
 
 
 def _features(
