@@ -36,7 +36,7 @@ def with_widening(search: Search, found: Tuned, posterior: Posterior) -> Posteri
     assert isinstance(process, AroundNetwork)
     with evaluating(process.linearized.network):
         some = task.some(FEW_SHARES)
-        seen = seen_by(task, some, ordinary=edge)
+        seen = seen_by(task, some, ordinary=edge, at_random=True)
     if seen is None:
         return posterior
     few = some.some(min(VARIANCE_POINTS, num_rows(some.x)))

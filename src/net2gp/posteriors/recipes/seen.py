@@ -169,7 +169,11 @@ class Widening:
 
 
 def seen_by(
-    task: Task, some: Task, *, ordinary: Callable[[Tensor], float] | None = None
+    task: Task,
+    some: Task,
+    *,
+    ordinary: Callable[[Tensor], float] | None = None,
+    at_random: bool = False,
 ) -> SeenPoints | SeenFeatures | None:
     """What the training inputs tell a network.
 
@@ -183,6 +187,8 @@ def seen_by(
         some: The task at `FEW_SHARES` of the inputs, a random choice.
         ordinary: What the training inputs' own shares say is ordinary; None takes what all but one in fifty
             (or a thousand places) stay below.
+        at_random: Keep a random choice of points, which are dense where the data are, and not those that the
+            others say least about, which leave the same everywhere.
 
     Returns:
         What was seen, or None.
@@ -194,7 +200,8 @@ def seen_by(
     if at_points and whole.num_params <= MOST_PARAMETERS:
         names = () if whole is linearized else tuple(whole.params)
         with suppress(NetworkError):  # layers before the last one may have no kernel
-            return replace(_points(whole, some.x, ordinary), names=names)
+            points = some.some(NUM_POINTS).x if at_random else some.x
+            return replace(_points(whole, points, ordinary), names=names)
     try:
         head = last_linearized(linearized, few)
     except NetworkError:
