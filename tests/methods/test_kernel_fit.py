@@ -91,6 +91,17 @@ def test_more_points_than_asked_for_are_left_out():
     assert len(posterior.x) == 30
 
 
+def test_equal_points_with_other_targets_are_noise_even_if_they_are_rare():
+    x, y = table(200)
+    y = (2 * x[:, :1]).sin()  # no noise but at the repeated points
+    again = x[:20], y[:20] + 0.3 * torch.randn(20, 1, generator=torch.Generator().manual_seed(5))
+    both = torch.cat([x, again[0]]), torch.cat([y, again[1]])
+    posterior = fit_kernel(n2g.RBF(), both, num_tuned=30)
+    assert 0.002 < float(posterior.likelihood.noise_var) < 0.02  # 20 of 220 rows have .09
+    exact = fit_kernel(n2g.RBF(), (x, y), num_tuned=30)
+    assert float(exact.likelihood.noise_var) < 0.01 * float(posterior.likelihood.noise_var)
+
+
 def test_a_constant_column_targets_without_an_axis_and_float32():
     x, y = table()
     x[:, 2] = 4.0
@@ -112,6 +123,7 @@ def test_two_targets_have_their_own_means():
     ("kernel", "change", "said"),
     [
         ("no kernel", lambda x, y: (x, y), "kernel must be"),
+        (n2g.ntk(wide(5)), lambda x, y: (x, y), "cannot take inputs"),
         (n2g.RBF(), lambda x, y: ({"x": x}, y), "one floating tensor"),
         (n2g.RBF(), lambda x, y: (x, y[:, 0].long()), "real targets"),
         (n2g.RBF(), lambda x, y: (x[:1], y[:1]), "at least two points"),
@@ -144,11 +156,28 @@ def test_limits_are_of_the_network_that_is_given():
         torch.testing.assert_close(member.predict(x[:5]).mean, expected.mean)
 
 
+def test_a_network_and_limits_of_another_one_are_saved_one_by_one(tmp_path):
+    x, y = table(30)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    around = n2g.condition(n2g.linearize(network).kernel(), (x, y), n2g.Gaussian(0.01))
+    wide_ones = bayes.with_limits(around, wide())
+    with pytest.raises(InputError, match="Save its members"):
+        n2g.save(wide_ones, tmp_path / "all.safetensors")
+    for number, member in enumerate(wide_ones.process.members):
+        path = tmp_path / f"{number}.safetensors"
+        n2g.save(member, path)
+        again = n2g.load(path, wide() if number else network)
+        assert torch.equal(again.predict(x).mean, member.predict(x).mean)
+
+
 def test_limits_of_classes_and_of_posteriors_without_data_are_refused():
     x, y = table()
     labels = n2g.condition(n2g.RBF(), (x, (y[:, 0] > 0).long()), n2g.Categorical())
     with pytest.raises(InputError, match="for regression"):
         bayes.with_limits(labels)
+    with pytest.raises(InputError, match="takes a posterior"):
+        bayes.with_limits(wide())
     stream = n2g.data.Stream([(x, y)])
     network = nn.Linear(3, 1).double()
     summed = n2g.condition(n2g.linearize(network).kernel(), stream, n2g.Gaussian(0.01))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from net2gp.errors import InputError, check_count
@@ -32,6 +34,9 @@ WEIGHTS, BIASES = LogNormal(1.0, 1.0), LogNormal(0.3, 1.0)
 
 NOISE = LogNormal(0.01, 2.3, lower=1e-6)
 """The prior of the noise, as a share of the variance of the targets: within a factor of ten, most likely."""
+
+SMALLER, LARGER = 2.0, 9.0
+"""How much smaller or larger, in logarithms, the noise of all points may be than the noise of a few."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,10 @@ def fit_kernel(
     points, all under log-normal priors: a length scale for each column of a table (or one for inputs of
     another shape), the variances of weights and biases of a network's limit, or the variance of another
     kernel, and the noise. Inputs and targets are measured in their standard deviations, and m is the average
-    of each target. Limits without length scales take every column for equally important, which tables
-    seldom bear out. Cost: some fifty evaluations of the kernel at `num_tuned` points, and M³/3 for M points
-    that it is conditioned on.
+    of each target. The noise is chosen once more on all points that the process is conditioned on. Limits
+    without length scales take every column for equally important, which tables
+    seldom bear out. Cost: some fifty evaluations of the kernel at `num_tuned` points, and a dozen
+    factorizations, M³/3 each, for M points that it is conditioned on.
 
     Args:
         kernel: `ntk(network)`, `nngp(network)`, any other kernel, or a network, whose NNGP is taken.
@@ -132,6 +138,9 @@ def fit_kernel(
     table = x.dim() == 2
     units = _deviations(known, table)
     family = family_of(kernel, x.shape[1] if table else None)
+    family.kernel(**{name: torch.ones(prior.shape) for name, prior in family.priors.items()}).check(
+        known
+    )
     some = fixed_choice(len(known), num_tuned).to(x.device)
     few = (known[some].double(), targets[some.to(y.device)].double())
     center = ConstantMean(mean.value.double())
@@ -147,6 +156,11 @@ def fit_kernel(
         lambda **values: process(few, center, **values), {**family.priors, "noise_var": NOISE}
     )
     found = {name: value.detach() for name, value in found.items()}
+    if len(known) > len(some):
+        scales = found["lengthscale"] * units
+        values = {n: v for n, v in found.items() if n not in ("lengthscale", "noise_var")}
+        K = family.kernel(lengthscale=scales, **values)(known).detach()
+        found["noise_var"] = _noise(K, (targets - mean.value) / variance**0.5, found["noise_var"])
     return process((known, targets), mean, **found)
 
 
@@ -182,6 +196,11 @@ def with_limits(
     References: Lee et al., Deep neural networks as Gaussian processes, ICLR 2018; Jacot, Gabriel, Hongler,
     Neural tangent kernel, NeurIPS 2018; Hoeting et al., Bayesian model averaging, Statistical Science 1999.
     """
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            f"with_limits takes a posterior, but got {describe(posterior)}. Pass laplace(network, data, "
+            "Gaussian())."
+        )
     if not has_gaussian_noise(posterior.likelihood):
         raise InputError(
             f"with_limits is for regression, but the likelihood is {type(posterior.likelihood).__name__}. "
@@ -203,6 +222,30 @@ def _two_layers(x: Inputs) -> nn.Module:
         *(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)),
     )
     return nn.Sequential(*layers).to(x)
+
+
+def _noise(K: Tensor, residuals: Tensor, start: Tensor) -> Tensor:
+    """The most probable noise of all points, from the one of a few: equal points with other targets are rare.
+
+    Brent's method over log σ² up to e⁹ times as large, a Cholesky factorization for each of a dozen values.
+    """
+    K, residuals = K.double(), residuals.double()
+    least = float(start.log()) - SMALLER
+
+    def loss(log: float) -> float:
+        noisy = K.clone()
+        noisy.diagonal().add_(math.exp(log))
+        L, failed = torch.linalg.cholesky_ex(noisy)
+        if int(failed):
+            return math.inf
+        white = torch.linalg.solve_triangular(L, residuals, upper=False)
+        log_det = residuals.shape[1] * float(L.diagonal().log().sum())
+        prior = float(NOISE.log_density(torch.tensor(log, dtype=torch.float64)))
+        return 0.5 * float(white.square().sum()) + log_det - prior
+
+    ends = (max(least, math.log(NOISE.lower)), min(least + SMALLER + LARGER, 0.0))
+    found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 0.05})
+    return start.new_tensor(math.exp(found.x))
 
 
 def _deviations(x: Tensor, table: bool) -> Tensor:

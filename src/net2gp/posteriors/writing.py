@@ -99,6 +99,11 @@ def network_value(kernel: Kernel, x: Inputs | None) -> Tensor | None:
     return values[0] if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
 
 
+def limits_of(kernel: Kernel) -> list[LimitKernel]:
+    """The limits of networks inside of a kernel."""
+    return [one for one in _of_networks(kernel) if isinstance(one, LimitKernel)]
+
+
 def _of_networks(kernel: Any) -> Iterator[LimitKernel | TangentKernel]:
     """The kernels inside of a kernel that belong to a network."""
     if isinstance(kernel, LimitKernel | TangentKernel):

@@ -22,7 +22,7 @@ from net2gp.posteriors.conditioning.process import evaluated, linearizations_of
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipe import Recipe
 from net2gp.posteriors.split import Split
-from net2gp.posteriors.writing import check_value
+from net2gp.posteriors.writing import check_value, limits_of
 from net2gp.tags import savable
 from net2gp.types import Data, Inputs, Kernel, Likelihood, Params
 
@@ -176,6 +176,13 @@ class Mixed:
 
     def network_value(self, x: Inputs) -> Tensor | None:
         """The outputs by which `load` knows the architecture, those of the first member."""
+        graphs = {one.limit.graph.code for m in self.members for one in limits_of(m.process.kernel)}
+        if len(graphs) > 1 or (graphs and any(_shapes(member) for member in self.members)):
+            raise InputError(
+                "the mixture is of a network and of limits of another one, but load takes one network, so "
+                "that it cannot be saved. Save its members, posterior.process.members, and mix them after "
+                "load."
+            )
         return check_value(replace(self.members[0], x=x))
 
     def _choose(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
