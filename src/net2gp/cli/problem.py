@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from net2gp.cli.options import DataOptions, one_of
 from net2gp.cli.reading.data import Loaded, Wanted
-from net2gp.cli.reading.scaling import KINDS, Scaling
 from net2gp.cli.running import say
+from net2gp.data.scaling import Scaling
 from net2gp.errors import InputError, NetworkError, check_device
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 
 TASKS = ("regression", "classification")
+STANDARDIZED = ("none", "features", "target", "both")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -145,14 +146,14 @@ def make_problem(
     """
     if task:
         one_of(task, TASKS, "--task")
-    one_of(options.standardize, KINDS, "--standardize")
+    one_of(options.standardize, STANDARDIZED, "--standardize")
     like = example(network)
     plain = Reading("regression", loaded.features, loaded.targets, (), options.image_size)
     channels = options.channels()
     if channels is not None:
         plain = replace(plain, scaling=Scaling(*channels))
     elif options.standardize in ("features", "both"):
-        plain = replace(plain, scaling=Scaling.of("features", loaded.x, None))
+        plain = replace(plain, scaling=standardized_columns(loaded, options.standardize))
     plain = replace(plain, integers=_takes_integers(network, plain, loaded, like))
     x = plain.inputs(loaded, like)
     outputs = num_outputs(network, x)
@@ -164,7 +165,7 @@ def make_problem(
     elif options.standardize in ("target", "both"):
         if loaded.y.dtype.kind not in "fiu":
             return Problem(network, reading, x, reading.values(loaded, like))
-        own = Scaling.of("target", loaded.x, loaded.y.reshape(len(loaded.y), -1))
+        own = Scaling.of(None, loaded.y.reshape(len(loaded.y), -1))
         reading = replace(
             reading, scaling=replace(reading.scaling, y_mean=own.y_mean, y_std=own.y_std)
         )
@@ -175,6 +176,20 @@ def make_problem(
             "per output, or --task classification."
         )
     return Problem(network, reading, x, y)
+
+
+def standardized_columns(loaded: Loaded, kind: str) -> Scaling:
+    """Means and deviations of the columns of a table.
+
+    Raises:
+        InputError: If the inputs have no columns.
+    """
+    if loaded.x.ndim != 2:
+        raise InputError(
+            f"--standardize {kind} is for tables, but the inputs have shape {loaded.x.shape}. Pass "
+            "--image-mean and --image-std with a number per channel."
+        )
+    return Scaling.of(loaded.x)
 
 
 def placed(network: nn.Module, device: str, dtype: str) -> nn.Module:

@@ -125,8 +125,9 @@ def _covered(values: Values) -> list[Sentence]:
 def _refusing(values: Values) -> list[Sentence]:
     rows = values["refusing"]["rows"]
     whole, tenth = rows["0"], rows["10"]
-    of = "error rate" if values["task"] == "classes" else "RMSE in units of the targets' deviation"
     share = values["task"] == "classes"
+    several = len(values["names"]) > 1
+    of = "error rate" if share else "RMSE" + " in units of the targets' deviations" * several
     if not whole["value"]:
         return [_say("good", f"There is no error among the held-out points (n = {values['n']:,}).")]
     ratio = tenth["value"] / whole["value"]

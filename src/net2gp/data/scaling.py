@@ -1,4 +1,4 @@
-"""Standardization of inputs and targets, kept with a posterior."""
+"""Standardization of inputs and targets, and the way back to their own units."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from torch import Tensor
 
 from net2gp.errors import InputError
 
-KINDS = ("none", "features", "target", "both")
-
 
 @dataclass(frozen=True)
 class Scaling:
     """Means and standard deviations of inputs, per column or channel, and of targets; None leaves them.
 
-    >>> Scaling((1.0,), (2.0,)).inputs(np.array([[5.0]], dtype=np.float32))
-    array([[2.]], dtype=float32)
+    A network that was trained on (x − x_mean) / x_std and (y − y_mean) / y_std gives a posterior in these
+    units. With the scaling, `report.uncertainty_report` and `explorer.write_explorer` show the units before.
+
+    >>> scaling = Scaling(x_mean=(1.0,), x_std=(2.0,), y_mean=(10.0,), y_std=(3.0,))
+    >>> scaling.inputs(np.array([[5.0]])), scaling.inputs_back(torch.tensor([[2.0]]))
+    (array([[2.]]), tensor([[5.]]))
+    >>> scaling.back(torch.tensor([[-1.0]])), scaling.width(torch.tensor([[1.0]]))
+    (tensor([[7.]], dtype=torch.float64), tensor([3.]))
     """
 
     x_mean: Sequence[float] | None = None
@@ -29,25 +33,23 @@ class Scaling:
     y_std: Sequence[float] | None = None
 
     @classmethod
-    def of(cls, kind: str, x: np.ndarray, y: np.ndarray | None) -> Scaling:
+    def of(cls, x: np.ndarray | None = None, y: np.ndarray | None = None) -> Scaling:
         """Return the one of these data: standard deviations are those of the points, as in scikit-learn.
 
+        A column without variance keeps its width.
+
         Args:
-            kind: "none", "features", "target" or "both".
-            x: Inputs (N, D).
+            x: Inputs (N, D), or None to leave inputs as they are.
             y: Targets (N, C) of a regression, or None.
+
+        >>> Scaling.of(np.array([[1.0], [3.0]])).x_std
+        [1.0]
         """
-        found: dict[str, list[float] | None] = {}
-        if kind in ("features", "both"):
-            if x.ndim != 2:
-                raise InputError(
-                    f"--standardize {kind} is for tables, but the inputs have shape {x.shape}. Pass "
-                    "--image-mean and --image-std with a number per channel."
-                )
-            found |= {"x_mean": _means(x), "x_std": _deviations(x)}
-        if kind in ("target", "both") and y is not None:
-            found |= {"y_mean": _means(y), "y_std": _deviations(y)}
-        return cls(**found)
+        found = {
+            name: (_means(v), _deviations(v)) for name, v in (("x", x), ("y", y)) if v is not None
+        }
+        pairs = {f"{name}_mean": pair[0] for name, pair in found.items()}
+        return cls(**pairs, **{f"{name}_std": pair[1] for name, pair in found.items()})
 
     def inputs(self, x: np.ndarray) -> np.ndarray:
         """Standardize inputs: columns of a table, or channels of images."""
@@ -62,6 +64,17 @@ class Scaling:
         mean, std = (np.asarray(v).reshape(shape) for v in (self.x_mean, self.x_std))
         return ((x - mean) / std).astype(x.dtype)
 
+    def inputs_back(self, x: Tensor) -> Tensor:
+        """Inputs (N, D, …) in their own units, from standardized ones."""
+        if self.x_mean is None or self.x_std is None:
+            return x
+        shape = (-1, *[1] * (x.dim() - 2))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float64).to(x).reshape(shape)
+            for v in (self.x_mean, self.x_std)
+        )
+        return x * std + mean
+
     def targets(self, y: np.ndarray) -> np.ndarray:
         """Standardize targets of a regression (N, C)."""
         if self.y_mean is None or self.y_std is None:
@@ -69,14 +82,15 @@ class Scaling:
         return (y - np.asarray(self.y_mean)) / np.asarray(self.y_std)
 
     def back(self, mean: Tensor) -> Tensor:
-        """Targets in their own units, from standardized ones (…, C)."""
+        """Targets in their own units, from standardized ones (…, C), in float64 if they have any."""
         if self.y_mean is None:
             return mean
-        return mean * self.width(mean) + torch.as_tensor(self.y_mean).to(mean)
+        wide = mean.double()
+        return wide * self.width(wide) + torch.tensor(self.y_mean, dtype=torch.float64).to(wide)
 
     def width(self, like: Tensor) -> Tensor:
         """What a standard deviation of standardized targets is multiplied with: (C,), or one."""
-        return torch.as_tensor(1.0 if self.y_std is None else self.y_std).to(like)
+        return torch.tensor(1.0 if self.y_std is None else self.y_std, dtype=torch.float64).to(like)
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers by name, for a file."""
