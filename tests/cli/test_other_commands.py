@@ -139,6 +139,23 @@ def test_the_explorer_is_one_page(folder, run):
     assert (folder / "page.html").stat().st_size > 10_000
 
 
+def test_a_posterior_can_be_explored_as_it_is(fitted, run):
+    assert run("explore", "posterior.safetensors", "-o", "page.html").code == 0
+    page = (fitted / "page.html").read_text(encoding="utf-8")
+    assert "your posterior at 60 points, structure" in page
+    run("explore", "posterior.safetensors", "--structure", "kron").refused(
+        "net2gp explore NETWORK DATA", code=2
+    )
+
+
+def test_files_are_as_open_to_others_as_any_new_file(fitted, run):
+    plain = fitted / "plain"
+    plain.write_text("")
+    assert run("explore", "-o", "page.html").code == 0
+    for name in ("posterior.safetensors", "page.html"):
+        assert (fitted / name).stat().st_mode == plain.stat().st_mode
+
+
 def test_info_names_versions_devices_and_extras(run):
     found = json.loads(run("info", "--json").out)
     assert found["net2gp"] == n2g.__version__
