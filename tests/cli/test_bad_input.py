@@ -30,11 +30,11 @@ BAD = {
     "no target": (fit("model.py:regressor", "train.csv"), "Pass --target COLUMN"),
     "text in a column": (
         fit("model.py:regressor", "text.csv", *DATA),
-        "column 'town' of text.csv holds 'Ulm', which is not a number",
+        "column 'town' of text.csv holds 'Ulm' in line 2, which is not a number",
     ),
     "missing values": (
         fit("model.py:regressor", "holes.csv", *DATA),
-        "has 1 missing values (first in row 1)",
+        "has 1 missing values (first in line 3)",
     ),
     "another number of columns": (
         fit("model.py:regressor", "train.csv", *DATA, "--features", "area"),
@@ -46,7 +46,7 @@ BAD = {
     "a broken archive": (fit("classifier.pt2", "broken.npz"), "is not a readable .npz"),
     "no targets": (fit("classifier.pt2", "x.npz"), "x.npz has no targets. Add an array y"),
     "rows that do not match": (fit("classifier.pt2", "short.npz"), "60 inputs and 3 targets"),
-    "NaN": (fit("classifier.pt2", "nan.npz"), "are NaN or infinite in 1 rows (first in row 4)"),
+    "NaN": (fit("classifier.pt2", "nan.npz"), "are NaN or infinite in 1 rows (first in x[4])"),
     "labels out of range": (fit("classifier.pt2", "many.npz"), "the network tells 2 apart"),
     "no colon": (fit("resnet", "points.npz"), "'resnet' is no network"),
     "no module": (fit("nowhere:build", "points.npz"), "nowhere cannot be imported"),
@@ -77,6 +77,34 @@ BAD = {
         "--held-out 1.0 of 60",
     ),
     "noise of classes": (fit("classifier.pt2", "points.npz", "--noise-var", "1"), "Leave it out"),
+    "a whole module as weights": (
+        fit("model.py:regressor", "train.csv", *DATA, "--weights", "whole.pt"),
+        "it holds a whole module or other objects, and reading these would run code of the file",
+    ),
+    "columns of one name": (
+        fit("model.py:regressor", "twice.csv", *DATA),
+        "twice.csv has several columns 'area'. Give each column a name of its own",
+    ),
+    "rows longer than the head": (
+        fit("model.py:regressor", "long.csv", *DATA),
+        "line 2 of long.csv has 5 values, but its head names 4 columns",
+    ),
+    "values between semicolons": (
+        fit("model.py:regressor", "german.csv", *DATA),
+        "Its values are separated by ';': write it with commas",
+    ),
+    "one text among numbers": (
+        fit("model.py:regressor", "dash.csv", *DATA),
+        "column 'b' of dash.csv holds '-' in line 5, which is not a number",
+    ),
+    "a value that is infinite": (
+        fit("model.py:regressor", "far.csv", *DATA),
+        "NaN or infinite in 1 rows (first in line 4)",
+    ),
+    "a target between commas that is not there": (
+        fit("model.py:regressor", "train.csv", "--target", "price,cost"),
+        "has no column 'cost'",
+    ),
     "a negative prior": (fit("classifier.pt2", "points.npz", "--prior-var", "-1"), "prior_var"),
     "dropout that is not there": (
         fit("model.py:regressor", "train.csv", *DATA, "--method", "mc_dropout", "--noise-var", "1"),
@@ -180,7 +208,13 @@ def clutter(folder):
         folder / "text.csv", [("Ulm", 1, 2, 3), ("Bonn", 2, 3, 4)], ("town", "a", "b", "price")
     )
     write_csv(folder / "holes.csv", [(1, 2, 3, 4), (1, "", 3, 4)], ("a", "b", "c", "price"))
+    (folder / "twice.csv").write_text("area,area,age,price\n1,2,3,4\n")
+    (folder / "long.csv").write_text("area,rooms,age,price\n1,2,3,4,5\n")
+    (folder / "german.csv").write_text("area;rooms;age;price\n1;2;3;4\n")
+    (folder / "dash.csv").write_text('"a\na",b,c,price\n1,2,3,4\n\n1,-,3,4\n')
+    (folder / "far.csv").write_text("a,b,c,price\n\n1,2,3,4\n1,inf,3,4\n")
     torch.save({"weight": Code()}, "code.pt")
+    torch.save(torch.nn.Linear(2, 1), "whole.pt")
     return folder
 
 
@@ -199,6 +233,11 @@ def test_bad_input_is_refused_in_one_line(case, clutter, run):
     before = contents(clutter)
     run(*arguments).refused(message)
     assert contents(clutter) == before
+
+
+def test_messages_have_no_colors(clutter, run):
+    answer = run(*fit("model.py:regressor", "train.csv", *DATA, "--weights", "code.pt"))
+    assert "\x1b" not in answer.err
 
 
 @pytest.mark.parametrize("case", USAGE)

@@ -14,7 +14,7 @@ from net2gp.cli.options import DataOptions, one_of
 from net2gp.cli.reading.data import Loaded, Wanted
 from net2gp.cli.running import say
 from net2gp.data.scaling import Scaling
-from net2gp.errors import InputError, NetworkError, check_device
+from net2gp.errors import InputError, Net2GPWarning, NetworkError, check_device, warn
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 
 TASKS = ("regression", "classification")
@@ -34,6 +34,7 @@ class Reading:
         image_size: Height and width to which pictures are resized.
         scaling: Means and standard deviations.
         integers: Whether the network takes integers.
+        pixels: Whether inputs were pictures with values in [0, 1] before they were scaled; None if unknown.
     """
 
     task: str
@@ -43,13 +44,22 @@ class Reading:
     image_size: int | None = None
     scaling: Scaling = field(default_factory=Scaling)
     integers: bool = False
+    pixels: bool | None = None
 
     def wanted(self, needs_target: bool) -> Wanted:
         """What to read of a file of the same kind."""
         return Wanted(self.targets, self.features, self.image_size, needs_target)
 
     def inputs(self, loaded: Loaded, like: Tensor) -> Tensor:
-        """The inputs as the network takes them."""
+        """The inputs as the network takes them, with a warning if pictures are in other units than at fit."""
+        if self.pixels is not None and loaded.x.ndim > 2 and loaded.pixels != self.pixels:
+            kinds = ("other values", "values from 0 to 1, as bytes become")
+            warn(
+                f"{loaded.path} has pictures with {kinds[loaded.pixels]}, but the posterior was fitted on "
+                f"pictures with {kinds[self.pixels]}. Predictions are of little worth unless both are in the "
+                "same units: scale these as those were, or fit again with --image-mean and --image-std.",
+                Net2GPWarning,
+            )
         if self.integers:
             return torch.from_numpy(loaded.x.astype(np.int64)).to(like.device)
         x = np.ascontiguousarray(self.scaling.inputs(loaded.x))
@@ -149,6 +159,7 @@ def make_problem(
     one_of(options.standardize, STANDARDIZED, "--standardize")
     like = example(network)
     plain = Reading("regression", loaded.features, loaded.targets, (), options.image_size)
+    plain = replace(plain, pixels=loaded.pixels)
     channels = options.channels()
     if channels is not None:
         plain = replace(plain, scaling=Scaling(*channels))

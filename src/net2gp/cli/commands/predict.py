@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,9 @@ from net2gp.cli.problem import example
 from net2gp.cli.reading.data import read_data
 from net2gp.cli.running import Result, UsageError
 from net2gp.cli.saved import open_posterior
+
+MOST_LISTED = 12
+"""Columns that are named."""
 
 
 @dataclass(kw_only=True)
@@ -80,6 +84,13 @@ def predict(options: PredictOptions) -> Result:
         "scores": known,
     }
     about = f" With the targets of the file: {shown(known)}." if known else ""
-    return Result(
-        values, f"{path}: {len(loaded)} points, columns {', '.join(list(table)[:8])}.{about}"
+    return Result(values, f"{path}: {len(loaded)} points, {_listed(path, found, table)}.{about}")
+
+
+def _listed(path: Path, arrays: Mapping[str, object], table: Mapping[str, object]) -> str:
+    """What was written: arrays or columns, the first of them if they are many."""
+    what, names = (
+        ("arrays", list(arrays)) if path.suffix.lower() == ".npz" else ("columns", list(table))
     )
+    more = f", … ({len(names)} in all)" if len(names) > MOST_LISTED else ""
+    return f"{what} {', '.join(names[:MOST_LISTED])}{more}"

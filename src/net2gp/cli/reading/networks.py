@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ WAYS = (
     "Pass a program of torch.export (network.pt2), or what builds the module (package.module:factory or "
     "file.py:factory) with --weights FILE"
 )
+
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""What makes text bold or colored on terminals."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return state_dict(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many kinds for bytes of another kind
-        reason = str(error).strip().split("\n")[0]
+        reason = COLORS.sub("", str(error)).strip().split("\n")[0]
+        if reason.startswith("Weights only load failed"):
+            reason = "it holds a whole module or other objects, and reading these would run code of the file"
         raise FileFormatError(
             f"{path} is not a file of weights alone ({reason}). Write it with "
             "safetensors.torch.save_file(network.state_dict(), 'weights.safetensors')."

@@ -270,7 +270,7 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
         Texts and numbers by name.
     """
     known = {name.strip("_"): text for name, text in posterior._facts().items()}
-    known |= _in_units(posterior, given.scaling)
+    known |= _in_units(posterior, given.scaling) | _network(posterior)
     found: dict[str, Any] = {**known, "held_out": f"{num_rows(given.x):,} points"}
     hashes = {"held-out inputs": _hash(tensors(given.x)), "held-out targets": _hash([given.y])}
     if posterior.x is not None and posterior.y is not None:
@@ -287,6 +287,18 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+    return found
+
+
+def _network(posterior: Posterior) -> dict[str, str]:
+    """The network with all of its parameters, of which a structure may let some vary."""
+    if not hasattr(posterior, "linearized"):
+        return {}
+    network, varying = posterior.linearized.network, posterior.linearized.num_params
+    total = sum(one.numel() for one in network.parameters())
+    found = {"network": f"{type(network).__name__}, linearized"}
+    if total:
+        found["P"] = f"{total:,}" + (f", of which {varying:,} vary" if varying < total else "")
     return found
 
 

@@ -200,7 +200,8 @@ def _distrust(values: Values) -> list[Sentence]:
             places.append(f"where {row['name']} ({says})")
     places, more = places[:MOST_PLACES], len(places[MOST_PLACES:])
     if more:
-        places.append(f"on {more} more parts of the data, see Slices")
+        parts = "one more part" if more == 1 else f"{more} more parts"
+        places.append(f"on {parts} of the data, see Slices")
     missing = [row["name"] for row in values["slices"]["classes"] if row["found"]["n"] == 0]
     if missing:
         names = ", ".join(missing[:MOST_PLACES])
