@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,5 +69,5 @@ def test_a_resnet_can_be_explored_within_a_minute(pictures, run, points):
     answer = run("explore", "resnet20.pt2", "some.npz", *CHANNELS, "-o", "page.html")
     assert answer.code == 0, answer.err
     assert time.process_time() - start < 60
-    page = open("page.html", encoding="utf-8").read()
+    page = Path("page.html").read_text(encoding="utf-8")
     assert f"269,722 parameters on {points} points, structure LastLayer()" in page

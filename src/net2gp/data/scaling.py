@@ -20,6 +20,12 @@ class Scaling:
     A network that was trained on (x − x_mean) / x_std and (y − y_mean) / y_std gives a posterior in these
     units. With the scaling, `report.uncertainty_report` and `explorer.write_explorer` show the units before.
 
+    Args:
+        x_mean: The mean of each column (or channel) of the inputs.
+        x_std: Its standard deviation.
+        y_mean: The mean of each target.
+        y_std: Its standard deviation.
+
     >>> scaling = Scaling(x_mean=(1.0,), x_std=(2.0,), y_mean=(10.0,), y_std=(3.0,))
     >>> scaling.inputs(np.array([[5.0]])), scaling.inputs_back(torch.tensor([[2.0]]))
     (array([[2.]]), tensor([[5.]]))
@@ -42,6 +48,9 @@ class Scaling:
             x: Inputs (N, D), or None to leave inputs as they are.
             y: Targets (N, C) of a regression, or None.
 
+        Returns:
+            The scaling.
+
         >>> Scaling.of(np.array([[1.0], [3.0]])).x_std
         [1.0]
         """
@@ -52,7 +61,17 @@ class Scaling:
         return cls(**pairs, **{f"{name}_std": pair[1] for name, pair in found.items()})
 
     def inputs(self, x: np.ndarray) -> np.ndarray:
-        """Standardize inputs: columns of a table, or channels of images."""
+        """Standardize inputs: columns of a table, or channels of images.
+
+        Args:
+            x: Inputs, (N, D, …).
+
+        Returns:
+            The standardized inputs, in the dtype of `x`.
+
+        Raises:
+            InputError: If the second axis of `x` is of another length.
+        """
         if self.x_mean is None or self.x_std is None:
             return x
         if x.ndim < 2 or x.shape[1] != len(self.x_mean):
@@ -65,7 +84,14 @@ class Scaling:
         return ((x - mean) / std).astype(x.dtype)
 
     def inputs_back(self, x: Tensor) -> Tensor:
-        """Inputs (N, D, …) in their own units, from standardized ones."""
+        """Return inputs in their own units.
+
+        Args:
+            x: Standardized inputs, (N, D, …).
+
+        Returns:
+            x · x_std + x_mean.
+        """
         if self.x_mean is None or self.x_std is None:
             return x
         shape = (-1, *[1] * (x.dim() - 2))
@@ -76,24 +102,49 @@ class Scaling:
         return x * std + mean
 
     def targets(self, y: np.ndarray) -> np.ndarray:
-        """Standardize targets of a regression (N, C)."""
+        """Standardize targets of a regression.
+
+        Args:
+            y: Targets, (N, C).
+
+        Returns:
+            (y − y_mean) / y_std.
+        """
         if self.y_mean is None or self.y_std is None:
             return y
         return (y - np.asarray(self.y_mean)) / np.asarray(self.y_std)
 
     def back(self, mean: Tensor) -> Tensor:
-        """Targets in their own units, from standardized ones (…, C), in float64 if they have any."""
+        """Return targets in their own units.
+
+        Args:
+            mean: Standardized targets, or means or quantiles of them, (…, C).
+
+        Returns:
+            mean · y_std + y_mean, in float64 if there is a scaling.
+        """
         if self.y_mean is None:
             return mean
         wide = mean.double()
         return wide * self.width(wide) + torch.tensor(self.y_mean, dtype=torch.float64).to(wide)
 
     def width(self, like: Tensor) -> Tensor:
-        """What a standard deviation of standardized targets is multiplied with: (C,), or one."""
+        """Return what a standard deviation of standardized targets is multiplied with.
+
+        Args:
+            like: A tensor with the dtype and device of the result.
+
+        Returns:
+            y_std, (C,), or one.
+        """
         return torch.tensor(1.0 if self.y_std is None else self.y_std, dtype=torch.float64).to(like)
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by name, for a file."""
+        """Return the numbers by name, for a file.
+
+        Returns:
+            The arguments of the scaling.
+        """
         return asdict(self)
 
 

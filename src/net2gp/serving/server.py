@@ -98,15 +98,7 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
     app = FastAPI(title="net2gp", docs_url=None, redoc_url=None)
     app.state.batcher = batcher
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "the server failed; its log says why."}, 500)
-
-    @app.exception_handler(HTTPException)
-    async def nowhere(request: Request, error: HTTPException) -> JSONResponse:
-        place = f"{request.method} {request.url.path}"
-        text = f"{place}: {error.detail}. There are {ENDPOINTS}."
-        return JSONResponse({"error": text}, error.status_code, error.headers)
+    _answer_errors(app)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -138,6 +130,20 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
         return await _plainly(answer)
 
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Give errors outside of the endpoints the form of those inside."""
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "the server failed; its log says why."}, 500)
+
+    @app.exception_handler(HTTPException)
+    async def nowhere(request: Request, error: HTTPException) -> JSONResponse:
+        place = f"{request.method} {request.url.path}"
+        text = f"{place}: {error.detail}. There are {ENDPOINTS}."
+        return JSONResponse({"error": text}, error.status_code, error.headers)
 
 
 async def _plainly(answer: Callable[[], Awaitable[Response]]) -> Response:

@@ -81,7 +81,10 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _check_head(path: Path) -> None:
     """Refuse what pandas would read in a way of its own: repeated names, and rows longer than the head."""
-    (_, head), (line, first), *_ = [*itertools.islice(_lines(path), 2), (1, []), (1, [])]
+    start = list(itertools.islice(_lines(path), 2))
+    if not start:
+        return  # pandas says that it is empty
+    head, (line, first) = start[0][1], start[-1]
     _check_different(path, head)
     if len(first) > len(head):
         raise FileFormatError(

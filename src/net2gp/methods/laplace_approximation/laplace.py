@@ -30,7 +30,7 @@ from net2gp.posteriors.weights import Structure
 from net2gp.posteriors.weights.tasks.streamed import POINTS
 from net2gp.posteriors.weights.tasks.sums import Sums
 from net2gp.streams import held_or_streamed
-from net2gp.types import Data, Likelihood, Observed
+from net2gp.types import Data, Observed
 
 
 def laplace(
@@ -188,19 +188,20 @@ def check_stationary(search: Search, found: Tuned, gradient: Tensor) -> None:
 def _advice(search: Search) -> str:
     """What to do where the network is not at a stationary point: other data, or more training."""
     task = search.task
-    strange = unlearned(task.likelihood, task.sums)
+    strange = unlearned(task.sums)
+    first = ""
     if strange:
-        return (
+        first = (
             f"{strange}: it has not learned these data as they are here. Check that its weights are loaded "
             "(net2gp fit: --weights), that inputs and targets are scaled as in its training (--standardize, "
-            "--image-mean), and that each target stands beside its own input."
+            "--image-mean), and that each target stands beside its own input. If all of this is so: "
         )
     dual = task.kept is not None and channels_of(task.linearized) is None
     linear = "; that of the linear model is posterior.dual().condition()" if dual else ""
-    return f"{remedy(task.linearized.network)} The mean stays the network's{linear}."
+    return f"{first}{remedy(task.linearized.network)} The mean stays the network's{linear}."
 
 
-def unlearned(likelihood: Likelihood, sums: Sums) -> str:
+def unlearned(sums: Sums) -> str:
     """Say in which score a constant predicts the training data as well as the network; nothing if in none.
 
     Under Gaussian noise the constant is the mean of the targets, for classes their frequencies p, whose log
@@ -208,9 +209,9 @@ def unlearned(likelihood: Likelihood, sums: Sums) -> str:
 
     >>> from net2gp.likelihoods import Gaussian
     >>> y = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    >>> unlearned(Gaussian(1.0), Sums.of(Gaussian(1.0), y + 5, y))
+    >>> unlearned(Sums.of(Gaussian(1.0), y + 5, y))
     'On these data its root mean squared error is 5, and that of the mean of the targets 1'
-    >>> unlearned(Gaussian(1.0), Sums.of(Gaussian(1.0), y + 0.1, y))
+    >>> unlearned(Sums.of(Gaussian(1.0), y + 0.1, y))
     ''
     """
     if sums.squares is not None and sums.targets is not None:
