@@ -105,6 +105,22 @@ BAD = {
         fit("model.py:regressor", "train.csv", "--target", "price,cost"),
         "has no column 'cost'",
     ),
+    "channels of a table": (
+        fit(
+            "model.py:regressor",
+            "train.csv",
+            *DATA,
+            "--image-mean",
+            "1,1,1",
+            "--image-std",
+            "1,1,1",
+        ),
+        "train.csv has rows of 3 numbers. Pass --standardize features",
+    ),
+    "the size of a table": (
+        fit("model.py:regressor", "train.csv", *DATA, "--image-size", "32"),
+        "--image-size resizes pictures of a folder, but train.csv is a file",
+    ),
     "a negative prior": (fit("classifier.pt2", "points.npz", "--prior-var", "-1"), "prior_var"),
     "dropout that is not there": (
         fit("model.py:regressor", "train.csv", *DATA, "--method", "mc_dropout", "--noise-var", "1"),

@@ -79,6 +79,29 @@ def test_the_json_of_a_fit_is_all_that_is_on_stdout(folder, run):
     assert "task: regression" in answer.err
 
 
+def test_weights_are_found_in_checkpoints(folder, run):
+    code: dict = {}
+    exec((folder / "model.py").read_text(), code)
+    torch.manual_seed(1)
+    weights = code["classifier"]().state_dict()
+    prefixed = {f"model.{name}": value for name, value in weights.items()}
+    counter = {"metric.seen": torch.zeros(1)}
+    forms = {
+        "plain": weights,
+        "wrapped": {f"module.{name}": value for name, value in weights.items()},
+        "lightning": {"epoch": 3, "state_dict": {**prefixed, **counter}},
+        "own": {"epoch": 3, "net": weights, "optimizer": {"state": {}, "param_groups": []}},
+    }
+    found = {}
+    for name, form in forms.items():
+        torch.save(form, f"{name}.pt")
+        given = ("fit", "model.py:classifier", "points.npz", "--weights", f"{name}.pt")
+        answer = run(*given, "--held-out", "0.3", "-o", "p.safetensors", "--json")
+        assert answer.code == 0, answer.err
+        found[name] = json.loads(answer.out)["scores"]
+    assert all(one == found["plain"] for one in found.values())
+
+
 def test_columns_may_be_named_with_commas(folder, run):
     one = [word for name in ("area", "rooms", "age") for word in ("--features", name)]
     for names in (one, ("--features", "area, rooms,age")):

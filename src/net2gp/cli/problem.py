@@ -157,6 +157,7 @@ def make_problem(
     if task:
         one_of(task, TASKS, "--task")
     one_of(options.standardize, STANDARDIZED, "--standardize")
+    _check_kind(loaded, options)
     like = example(network)
     plain = Reading("regression", loaded.features, loaded.targets, (), options.image_size)
     plain = replace(plain, pixels=loaded.pixels)
@@ -187,6 +188,19 @@ def make_problem(
             "per output, or --task classification."
         )
     return Problem(network, reading, x, y)
+
+
+def _check_kind(loaded: Loaded, options: DataOptions) -> None:
+    """Refuse options about pictures for data that are none, which would not do what they say."""
+    if options.image_size is not None and not loaded.path.is_dir():
+        raise InputError(
+            f"--image-size resizes pictures of a folder, but {loaded.path} is a file. Resize them before."
+        )
+    if loaded.x.ndim == 2 and options.channels() is not None:
+        raise InputError(
+            f"--image-mean and --image-std are for channels of pictures, but {loaded.path} has rows of "
+            f"{loaded.x.shape[1]} numbers. Pass --standardize features."
+        )
 
 
 def standardized_columns(loaded: Loaded, kind: str) -> Scaling:

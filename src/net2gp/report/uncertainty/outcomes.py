@@ -155,12 +155,16 @@ def in_units(found: Labels | Numbers, scaling: Scaling) -> Labels | Numbers:
     if isinstance(found, Labels) or scaling.y_std is None or scaling.y_mean is None:
         return found
     m, s = np.asarray(scaling.y_mean), np.asarray(scaling.y_std)
-    moved = {
-        name: None if getattr(found, name) is None else m + s * getattr(found, name)
-        for name in ("mean", "lower", "upper", "y")
-    }
     log_density = None if found.log_density is None else found.log_density - np.log(s).sum()
-    return replace(found, **moved, spread=s * found.spread, log_density=log_density)
+    return replace(
+        found,
+        mean=m + s * found.mean,
+        lower=m + s * found.lower,
+        upper=m + s * found.upper,
+        spread=s * found.spread,
+        y=None if found.y is None else m + s * found.y,
+        log_density=log_density,
+    )
 
 
 def _parts(posterior: Posterior, x: Inputs, law: Distribution, y: Tensor | None) -> dict[str, Any]:

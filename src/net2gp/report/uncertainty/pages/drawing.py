@@ -8,6 +8,8 @@ from html import escape
 
 import numpy as np
 
+from net2gp.report.uncertainty.pages.words import number
+
 Row = Sequence[float] | np.ndarray
 """Numbers along one axis."""
 
@@ -153,7 +155,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _short(value: float) -> str:
-    return f"{value + 0.0:.4g}".replace("-", "−")
+    return number(value + 0.0, 4)
 
 
 def _dot(u: float, v: float, r: float, style: str) -> str:
