@@ -144,7 +144,11 @@ BAD = {
     ),
     "a kernel of nothing": (("kernel", "classifier.pt2", "none.npz"), "there is no file or folder"),
     "a report of nothing": (("report", "none.safetensors"), "there is no file none.safetensors"),
-    "info of a table": (("info", "train.csv"), "is not a whole safetensors file"),
+    "info of a table": (("info", "train.csv"), "train.csv is no posterior. Pass the .safetensors"),
+    "a table before its posterior": (
+        ("predict", "test.csv", "p.safetensors"),
+        "test.csv is no posterior. Pass the .safetensors",
+    ),
     "all methods failed": (
         ("compare", "model.py:regressor", "train.csv", *DATA, "--methods", "mc_dropout"),
         "the variance of the noise is open",
@@ -322,6 +326,17 @@ def test_labels_that_the_fit_did_not_know_are_named(folder, run):
     run("report", "p.safetensors", "--held-out", "words.csv").refused(
         "the label 'costly' is none of"
     )
+
+
+def test_targets_that_cannot_be_scored_do_not_keep_predictions_back(folder, run):
+    given = ("classifier.pt2", "points.npz", "-o", "p.safetensors")
+    assert run("fit", *given).code == 0
+    with np.load("points.npz") as found:
+        np.savez("strange.npz", x=found["x"], y=found["y"] + 5)
+    answer = run("predict", "p.safetensors", "strange.npz", "--json")
+    assert answer.code == 0
+    assert "not scored: the label '5' is none of the 2 classes" in answer.err
+    assert (folder / "predictions.csv").is_file()
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_too(folder, run, monkeypatch):

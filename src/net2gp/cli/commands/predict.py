@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from torch import Tensor
 
 from net2gp.cli.files import check_output
 from net2gp.cli.options import POSTERIOR_HELP, PredictionOptions, numbers
@@ -20,10 +22,11 @@ from net2gp.cli.predicting import (
     write_arrays,
     write_table,
 )
-from net2gp.cli.problem import example
-from net2gp.cli.reading.data import read_data
-from net2gp.cli.running import Result, UsageError
+from net2gp.cli.problem import Reading, example
+from net2gp.cli.reading.data import Loaded, read_data
+from net2gp.cli.running import Result, UsageError, say
 from net2gp.cli.saved import open_posterior
+from net2gp.errors import InputError
 
 MOST_LISTED = 12
 """Columns that are named."""
@@ -75,7 +78,7 @@ def predict(options: PredictOptions) -> Result:
         write_arrays(path, found)
     else:
         write_table(path, table)
-    known = {} if loaded.y is None else scores(found, reading.values(loaded, like), reading)
+    known = _scored(found, loaded, reading, like)
     values = {
         "output": path,
         "task": reading.task,
@@ -85,6 +88,20 @@ def predict(options: PredictOptions) -> Result:
     }
     about = f" With the targets of the file: {shown(known)}." if known else ""
     return Result(values, f"{path}: {len(loaded)} points, {_listed(path, found, table)}.{about}")
+
+
+def _scored(
+    found: Mapping[str, np.ndarray], loaded: Loaded, reading: Reading, like: Tensor
+) -> dict[str, float]:
+    """Scores if there are targets, and they are such as the posterior knows."""
+    if loaded.y is None:
+        return {}
+    try:
+        y = reading.values(loaded, like)
+    except InputError as error:
+        say(f"the predictions are written, but not scored: {error}")
+        return {}
+    return scores(found, y, reading)
 
 
 def _listed(path: Path, arrays: Mapping[str, object], table: Mapping[str, object]) -> str:
