@@ -14,7 +14,7 @@ Row = Sequence[float] | np.ndarray
 """Numbers along one axis."""
 
 WIDTH, HEIGHT = 440, 330
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 52
+LEFT, RIGHT, TOP, BOTTOM = 80, 14, 14, 52
 STYLES = ("a", "b", "c")
 """Classes of the style sheet: a color, a dash pattern and a mark for each of three series."""
 
