@@ -30,11 +30,11 @@ BAD = {
     "no target": (fit("model.py:regressor", "train.csv"), "Pass --target COLUMN"),
     "text in a column": (
         fit("model.py:regressor", "text.csv", *DATA),
-        "column 'town' of text.csv holds 'Ulm', which is not a number",
+        "column 'town' of text.csv holds 'Ulm' in line 2, which is not a number",
     ),
     "missing values": (
         fit("model.py:regressor", "holes.csv", *DATA),
-        "has 1 missing values (first in row 1)",
+        "has 1 missing values (first in line 3)",
     ),
     "another number of columns": (
         fit("model.py:regressor", "train.csv", *DATA, "--features", "area"),
@@ -46,7 +46,7 @@ BAD = {
     "a broken archive": (fit("classifier.pt2", "broken.npz"), "is not a readable .npz"),
     "no targets": (fit("classifier.pt2", "x.npz"), "x.npz has no targets. Add an array y"),
     "rows that do not match": (fit("classifier.pt2", "short.npz"), "60 inputs and 3 targets"),
-    "NaN": (fit("classifier.pt2", "nan.npz"), "are NaN or infinite in 1 rows (first in row 4)"),
+    "NaN": (fit("classifier.pt2", "nan.npz"), "are NaN or infinite in 1 rows (first in x[4])"),
     "labels out of range": (fit("classifier.pt2", "many.npz"), "the network tells 2 apart"),
     "no colon": (fit("resnet", "points.npz"), "'resnet' is no network"),
     "no module": (fit("nowhere:build", "points.npz"), "nowhere cannot be imported"),
@@ -77,6 +77,50 @@ BAD = {
         "--held-out 1.0 of 60",
     ),
     "noise of classes": (fit("classifier.pt2", "points.npz", "--noise-var", "1"), "Leave it out"),
+    "a whole module as weights": (
+        fit("model.py:regressor", "train.csv", *DATA, "--weights", "whole.pt"),
+        "it holds a whole module or other objects, and reading these would run code of the file",
+    ),
+    "columns of one name": (
+        fit("model.py:regressor", "twice.csv", *DATA),
+        "twice.csv has several columns 'area'. Give each column a name of its own",
+    ),
+    "rows longer than the head": (
+        fit("model.py:regressor", "long.csv", *DATA),
+        "line 2 of long.csv has 5 values, but its head names 4 columns",
+    ),
+    "values between semicolons": (
+        fit("model.py:regressor", "german.csv", *DATA),
+        "Its values are separated by ';': write it with commas",
+    ),
+    "one text among numbers": (
+        fit("model.py:regressor", "dash.csv", *DATA),
+        "column 'b' of dash.csv holds '-' in line 5, which is not a number",
+    ),
+    "a value that is infinite": (
+        fit("model.py:regressor", "far.csv", *DATA),
+        "NaN or infinite in 1 rows (first in line 4)",
+    ),
+    "a target between commas that is not there": (
+        fit("model.py:regressor", "train.csv", "--target", "price,cost"),
+        "has no column 'cost'",
+    ),
+    "channels of a table": (
+        fit(
+            "model.py:regressor",
+            "train.csv",
+            *DATA,
+            "--image-mean",
+            "1,1,1",
+            "--image-std",
+            "1,1,1",
+        ),
+        "train.csv has rows of 3 numbers. Pass --standardize features",
+    ),
+    "the size of a table": (
+        fit("model.py:regressor", "train.csv", *DATA, "--image-size", "32"),
+        "--image-size resizes pictures of a folder, but train.csv is a file",
+    ),
     "a negative prior": (fit("classifier.pt2", "points.npz", "--prior-var", "-1"), "prior_var"),
     "dropout that is not there": (
         fit("model.py:regressor", "train.csv", *DATA, "--method", "mc_dropout", "--noise-var", "1"),
@@ -100,7 +144,11 @@ BAD = {
     ),
     "a kernel of nothing": (("kernel", "classifier.pt2", "none.npz"), "there is no file or folder"),
     "a report of nothing": (("report", "none.safetensors"), "there is no file none.safetensors"),
-    "info of a table": (("info", "train.csv"), "is not a whole safetensors file"),
+    "info of a table": (("info", "train.csv"), "train.csv is no posterior. Pass the .safetensors"),
+    "a table before its posterior": (
+        ("predict", "test.csv", "p.safetensors"),
+        "test.csv is no posterior. Pass the .safetensors",
+    ),
     "all methods failed": (
         ("compare", "model.py:regressor", "train.csv", *DATA, "--methods", "mc_dropout"),
         "the variance of the noise is open",
@@ -180,7 +228,13 @@ def clutter(folder):
         folder / "text.csv", [("Ulm", 1, 2, 3), ("Bonn", 2, 3, 4)], ("town", "a", "b", "price")
     )
     write_csv(folder / "holes.csv", [(1, 2, 3, 4), (1, "", 3, 4)], ("a", "b", "c", "price"))
+    (folder / "twice.csv").write_text("area,area,age,price\n1,2,3,4\n")
+    (folder / "long.csv").write_text("area,rooms,age,price\n1,2,3,4,5\n")
+    (folder / "german.csv").write_text("area;rooms;age;price\n1;2;3;4\n")
+    (folder / "dash.csv").write_text('"a\na",b,c,price\n1,2,3,4\n\n1,-,3,4\n')
+    (folder / "far.csv").write_text("a,b,c,price\n\n1,2,3,4\n1,inf,3,4\n")
     torch.save({"weight": Code()}, "code.pt")
+    torch.save(torch.nn.Linear(2, 1), "whole.pt")
     return folder
 
 
@@ -199,6 +253,11 @@ def test_bad_input_is_refused_in_one_line(case, clutter, run):
     before = contents(clutter)
     run(*arguments).refused(message)
     assert contents(clutter) == before
+
+
+def test_messages_have_no_colors(clutter, run):
+    answer = run(*fit("model.py:regressor", "train.csv", *DATA, "--weights", "code.pt"))
+    assert "\x1b" not in answer.err
 
 
 @pytest.mark.parametrize("case", USAGE)
@@ -267,6 +326,17 @@ def test_labels_that_the_fit_did_not_know_are_named(folder, run):
     run("report", "p.safetensors", "--held-out", "words.csv").refused(
         "the label 'costly' is none of"
     )
+
+
+def test_targets_that_cannot_be_scored_do_not_keep_predictions_back(folder, run):
+    given = ("classifier.pt2", "points.npz", "-o", "p.safetensors")
+    assert run("fit", *given).code == 0
+    with np.load("points.npz") as found:
+        np.savez("strange.npz", x=found["x"], y=found["y"] + 5)
+    answer = run("predict", "p.safetensors", "strange.npz", "--json")
+    assert answer.code == 0
+    assert "not scored: the label '5' is none of the 2 classes" in answer.err
+    assert (folder / "predictions.csv").is_file()
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_too(folder, run, monkeypatch):

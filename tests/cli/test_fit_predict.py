@@ -79,6 +79,66 @@ def test_the_json_of_a_fit_is_all_that_is_on_stdout(folder, run):
     assert "task: regression" in answer.err
 
 
+def test_weights_are_found_in_checkpoints(folder, run):
+    code: dict = {}
+    exec((folder / "model.py").read_text(), code)
+    torch.manual_seed(1)
+    weights = code["classifier"]().state_dict()
+    prefixed = {f"model.{name}": value for name, value in weights.items()}
+    counter = {"metric.seen": torch.zeros(1)}
+    forms = {
+        "plain": weights,
+        "wrapped": {f"module.{name}": value for name, value in weights.items()},
+        "lightning": {"epoch": 3, "state_dict": {**prefixed, **counter}},
+        "own": {"epoch": 3, "net": weights, "optimizer": {"state": {}, "param_groups": []}},
+    }
+    found = {}
+    for name, form in forms.items():
+        torch.save(form, f"{name}.pt")
+        given = ("fit", "model.py:classifier", "points.npz", "--weights", f"{name}.pt")
+        answer = run(*given, "--held-out", "0.3", "-o", "p.safetensors", "--json")
+        assert answer.code == 0, answer.err
+        found[name] = json.loads(answer.out)["scores"]
+    assert all(one == found["plain"] for one in found.values())
+
+
+def test_columns_may_be_named_with_commas(folder, run):
+    one = [word for name in ("area", "rooms", "age") for word in ("--features", name)]
+    for names in (one, ("--features", "area, rooms,age")):
+        assert run(*FIT, *names).code == 0
+        assert run("predict", "posterior.safetensors", "test.csv").code == 0
+        found = json.loads(run("info", "posterior.safetensors", "--json").out)
+        assert found["features"] == ["area", "rooms", "age"]
+
+
+def test_a_prediction_lists_all_that_it_wrote(fitted, run):
+    answer = run("predict", "posterior.safetensors", "test.csv", "--json")
+    names = json.loads(answer.out)["columns"]
+    assert f"columns {', '.join(names)}." in run("predict", "posterior.safetensors", "test.csv").out
+    levels = ",".join(str(one / 20) for one in range(1, 20))
+    many = run("predict", "posterior.safetensors", "test.csv", "--quantiles", levels)
+    assert f"({len(names) + 17} in all)" in many.out
+
+
+def test_pictures_in_other_units_than_at_the_fit_are_told_of(folder, run):
+    generator = np.random.default_rng(0)
+    shots = generator.integers(0, 256, (20, 8, 8, 3)).astype(np.uint8)
+    plain = (shots.transpose(0, 3, 1, 2) / 255).astype(np.float32)
+    labels = np.arange(20) % 2
+    for name, x in {"bytes": shots, "shares": plain, "scaled": (plain - 0.5) / 0.2}.items():
+        np.savez(f"{name}.npz", x=x, y=labels)
+    for name, others in {"scaled": ("bytes", "shares"), "bytes": ("scaled",)}.items():
+        given = ("model.py:pictures", f"{name}.npz", "--structure", "last_layer")
+        assert run("fit", *given, "-o", "p.safetensors").code == 0
+        answer = run("predict", "p.safetensors", f"{name}.npz")
+        assert "but the posterior was fitted on" not in answer.err
+        for other in others:
+            answer = run("predict", "p.safetensors", f"{other}.npz")
+            assert answer.code == 0
+            assert f"warning: {other}.npz has pictures with" in answer.err
+    assert "fitted on" not in run("predict", "p.safetensors", "shares.npz").err
+
+
 def test_without_json_the_last_line_says_what_is_next(folder, run):
     answer = run(*FIT, "--task", "regression")
     assert answer.err == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 
 import numpy as np
 import pytest
@@ -78,7 +77,6 @@ def test_a_report_is_a_page_with_its_numbers_beside_it(folder, run):
     assert run(*FIT, "--held-out", "0.4").code == 0
     answer = run("report", "posterior.safetensors", "--fail-under", "coverage90=0.01")
     assert answer.code == 0, answer.err
-    assert "standardized units" in answer.err
     assert "<!doctype html>" in (folder / "report.html").read_text(encoding="utf-8").lower()
     values = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert values["n"] == 24
@@ -104,19 +102,21 @@ def test_a_report_that_misses_a_limit_ends_with_three(fitted, run):
     run(*named).refused("beauty")
 
 
-def test_limits_of_a_report_are_in_the_units_of_the_target(fitted, run):
+def test_the_page_and_its_limits_are_in_the_units_of_the_target(fitted, run):
     command = ("report", "posterior.safetensors", "--held-out", "test.csv")
     assert run(*command).code == 0
-    page = json.loads((fitted / "report.json").read_text(encoding="utf-8"))
-    assert "targets in units of" in page["title"]
-    unit = float(page["title"].rpartition(" ")[2].rstrip(")"))
-    scores = page["scores"]
+    scores = json.loads((fitted / "report.json").read_text(encoding="utf-8"))["scores"]
+    predicted = json.loads(run("predict", "posterior.safetensors", "test.csv", "--json").out)
+    assert scores["rmse"]["value"] == pytest.approx(predicted["scores"]["rmse"], rel=1e-4)
+    assert scores["nll"]["value"] == pytest.approx(predicted["scores"]["nll"], rel=1e-4)
+    page = (fitted / "report.html").read_text(encoding="utf-8")
+    assert "in units of" not in page
+    assert f"RMSE goes from {scores['rmse']['value']:.3g}" in page
     for name in ("rmse", "mae", "width90", "nll"):
         own = scores[name]["value"]
-        true = own + math.log(unit) if name == "nll" else own * unit
-        step = 0.01 * abs(true) + 0.01
-        assert run(*command, "--fail-under", f"{name}={true + step}").code == 0
-        assert run(*command, "--fail-under", f"{name}={true - step}").code == 3
+        step = 0.01 * abs(own) + 0.01
+        assert run(*command, "--fail-under", f"{name}={own + step}").code == 0
+        assert run(*command, "--fail-under", f"{name}={own - step}").code == 3
 
 
 def test_a_report_looks_at_other_data(fitted, run):
@@ -137,6 +137,23 @@ def test_without_held_out_data_a_report_says_what_to_pass(fitted, run):
 def test_the_explorer_is_one_page(folder, run):
     assert run("explore", "-o", "page.html").code == 0
     assert (folder / "page.html").stat().st_size > 10_000
+
+
+def test_a_posterior_can_be_explored_as_it_is(fitted, run):
+    assert run("explore", "posterior.safetensors", "-o", "page.html").code == 0
+    page = (fitted / "page.html").read_text(encoding="utf-8")
+    assert "your posterior at 60 points, structure" in page
+    run("explore", "posterior.safetensors", "--structure", "kron").refused(
+        "net2gp explore NETWORK DATA", code=2
+    )
+
+
+def test_files_are_as_open_to_others_as_any_new_file(fitted, run):
+    plain = fitted / "plain"
+    plain.write_text("")
+    assert run("explore", "-o", "page.html").code == 0
+    for name in ("posterior.safetensors", "page.html"):
+        assert (fitted / name).stat().st_mode == plain.stat().st_mode
 
 
 def test_info_names_versions_devices_and_extras(run):

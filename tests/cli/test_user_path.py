@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,3 +58,16 @@ def test_a_resnet_gets_a_posterior_and_a_report_from_files_alone(pictures, run):
     assert scores["novelty_auroc_noise"]["value"] > 0.95
     strict = ("--held-out", "new.npz", "--fail-under", "accuracy=0.999")
     assert run("report", "posterior.safetensors", *strict).code == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", [3, 150])
+def test_a_resnet_can_be_explored_within_a_minute(pictures, run, points):
+    with np.load("known.npz") as found:
+        np.savez("some.npz", x=found["x"][:points], y=found["y"][:points])
+    start = time.process_time()
+    answer = run("explore", "resnet20.pt2", "some.npz", *CHANNELS, "-o", "page.html")
+    assert answer.code == 0, answer.err
+    assert time.process_time() - start < 60
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert f"269,722 parameters on {points} points, structure LastLayer()" in page

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import net2gp as n2g
 from explorer.browser import opened, until
 from net2gp.errors import InputError
-from net2gp.explorer import write_explorer
+from net2gp.explorer import own_network, write_explorer
 
 
 def trained(network: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
@@ -97,6 +97,55 @@ def test_the_values_of_classes_are_probabilities(tmp_path) -> None:
         close(field(own, f"probability of class {c}"), probs[:, c])
     close(field(own, "entropy of the classes"), torch.distributions.Categorical(probs).entropy())
     assert own["targets"] == y.tolist()
+
+
+def test_a_posterior_brings_its_data_and_its_law(tmp_path) -> None:
+    network, x, y = regression(1)
+    posterior = n2g.adapt(network, (x, -y), n2g.Gaussian())
+    own = values_of(write_explorer(tmp_path / "page.html", posterior))
+    places = torch.linspace(*own["ranges"][0], 161)[:, None]
+    close(field(own, "mean"), posterior.mean(places)[:, 0])
+    close(field(own, "standard deviation"), posterior.predict(places).stddev[:, 0])
+
+
+def test_a_scaling_gives_the_units_before(tmp_path) -> None:
+    network, z, t = regression(1)
+    scaling = n2g.data.Scaling(x_mean=[50.0], x_std=[10.0], y_mean=[1000.0], y_std=[200.0])
+    page = write_explorer(tmp_path / "a.html", network, (z, t), scaling=scaling, columns=["age"])
+    own, plain = values_of(page), values_of(write_explorer(tmp_path / "b.html", network, (z, t)))
+    assert own["axes"] == ["age"]
+    close(torch.tensor(own["ranges"]), 50 + 10 * torch.tensor(plain["ranges"]))
+    close(torch.tensor(own["points"]), 50 + 10 * torch.tensor(plain["points"]))
+    close(torch.tensor(own["targets"]), 1000 + 200 * torch.tensor(plain["targets"]))
+    close(field(own, "mean"), 1000 + 200 * field(plain, "mean"))
+    for name in ("standard deviation", "epistemic part", "aleatoric part"):
+        close(field(own, name), 200 * field(plain, name))
+    close(field(own, "novelty"), field(plain, "novelty"))
+
+
+def test_large_networks_keep_their_last_layer(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(own_network, "LARGE", 40)
+    network, x, y = classes()
+    own = values_of(write_explorer(tmp_path / "page.html", network, (x, y)))
+    assert "structure LastLayer()" in own["about"]
+    last = n2g.laplace(network, (x, y), n2g.Categorical(), structure=n2g.LastLayer())
+    across, up = (torch.linspace(*one, 37) for one in own["ranges"])
+    places = torch.stack([across.repeat(37), up.flip(0).repeat_interleave(37)], 1)
+    close(field(own, "probability of class 0"), last.predict(places).probs[:, 0])
+    asked = write_explorer(tmp_path / "page.html", network, (x, y), structure=n2g.Kron())
+    assert "structure Kron()" in values_of(asked)["about"]
+
+
+def test_slow_networks_have_fewer_places_or_none(tmp_path, monkeypatch) -> None:
+    network, x, y = regression(2)
+    monkeypatch.setattr(own_network, "SECONDS", 1e-9)
+    own = values_of(write_explorer(tmp_path / "page.html", network, (x, y)))
+    assert own["side"] == 9
+    assert len(field(own, "mean")) == 81
+    assert "9² instead of 37²" in own["about"]
+    monkeypatch.setattr(own_network, "PATIENCE", 1e-9)
+    with pytest.raises(InputError, match="--structure last_layer"):
+        write_explorer(tmp_path / "page.html", network, (x, y))
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path) -> None:

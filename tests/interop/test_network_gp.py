@@ -181,6 +181,43 @@ def test_what_cannot_be_is_said():
         Stretched(n2g.RBF(), torch.zeros(3))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((X.float(), Y), {}, r"same floating dtype, but have torch\.float32 and torch\.float64"),
+        (((9 * X).long(), Y), {}, r"Pass train_X\.double\(\) and train_Y\.double\(\)"),
+        ((X[:0], Y[:0]), {}, "needs an observation"),
+        ((X, Y[:3]), {}, "one row for each observation"),
+        ((X, Y * torch.nan), {}, "train_Y must be finite"),
+        ((X, Y), {"train_Yvar": torch.ones(14)}, "train_Yvar must hold a positive variance"),
+        ((X, Y), {"train_Yvar": -torch.ones_like(Y)}, "train_Yvar must hold a positive variance"),
+        ((X, Y), {"bounds": BOX[:, :2]}, r"bounds must have shape \(2, 3\)"),
+        ((X, Y), {"bounds": BOX.flip(0)}, r"bounds must have shape \(2, 3\)"),
+        ((X, Y), {"input_shape": (2, 2)}, "has 4 entries, but train_X has 3 columns"),
+        ((X, Y, nn.Linear(2, 1)), {}, r"cannot take inputs of shape \(14, 3\)"),
+    ],
+)
+def test_data_that_do_not_fit_are_named(arguments, options, message):
+    with pytest.raises(InputError, match=message):
+        NetworkGP(*arguments, **options)
+
+
+def test_points_that_are_none_are_named(fitted):
+    assert fitted.posterior(NEW[:0, None]).mean.shape == (0, 1, 1)
+    assert fitted.posterior(NEW[:0, None]).rsample(torch.Size([5])).shape == (5, 0, 1, 1)
+    assert LogExpectedImprovement(fitted, best_f=0.0)(NEW[:0, None]).shape == (0,)
+    for points in (NEW[:0], NEW[0], NEW.long(), NEW.numpy()):
+        with pytest.raises(InputError, match=r"X must be a floating tensor of shape \(\*b, q, d\)"):
+            fitted.posterior(points)
+    with pytest.raises(InputError, match="has 1 outputs"):
+        fitted.subset_output([1])
+
+
+def test_it_is_cited_as_its_posterior_is(fitted):
+    assert str(n2g.cite(fitted)) == str(n2g.cite(fitted.fitted))
+    assert {"lee2018", "rasmussen2006"} <= {one.key for one in n2g.cite(fitted).references}
+
+
 def test_the_library_does_not_load_botorch_by_itself():
     code = (
         "import sys, net2gp, net2gp.interop; net2gp.RBF; "

@@ -373,6 +373,45 @@ def test_networks_far_from_a_stationary_point_are_told_of():
     assert caught[0].filename == __file__
 
 
+SHIFTED = torch.linspace(-2, 2, 40, dtype=torch.float64)[:, None]
+
+
+def learned(outputs: int, y: torch.Tensor) -> nn.Module:
+    """A network that has learned targets of `SHIFTED`."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1, 15), nn.Tanh(), nn.Linear(15, outputs)).double()
+    loss = nn.MSELoss() if y.is_floating_point() else nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss(network(SHIFTED), y).backward()
+        optimizer.step()
+    return network.eval()
+
+
+def test_targets_in_other_units_are_named_as_the_cause() -> None:
+    y = torch.sin(2 * SHIFTED)
+    with pytest.warns(NotStationary, match="are scaled as in its training .*--standardize"):
+        n2g.laplace(learned(1, y), (SHIFTED, 300 + 40 * y), n2g.Gaussian())
+
+
+def test_permuted_labels_are_named_as_the_cause() -> None:
+    labels = (torch.arange(40) // 10).roll(5)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    pattern = "log loss is .* that of the frequencies of the classes .* beside its own input"
+    with pytest.warns(NotStationary, match=pattern):
+        n2g.laplace(learned(4, labels), (SHIFTED, labels[order]), n2g.Categorical())
+
+
+def test_a_network_that_could_learn_more_is_told_so() -> None:
+    y = torch.sin(2 * SHIFTED)
+    network = learned(1, y)
+    with torch.no_grad():
+        network[2].bias += 0.2
+    with pytest.warns(NotStationary, match="Train it further on these data"):
+        n2g.laplace(network, (SHIFTED, y), n2g.Gaussian(0.001))
+
+
 def test_a_class_without_examples_is_told_of():
     y = labels(n2g.Categorical()).clamp(max=1)
     with pytest.warns(EmptyClass, match="no example of class 2"):

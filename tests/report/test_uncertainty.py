@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp import conformal, metrics
+from net2gp import conformal, data, metrics
 from net2gp.errors import InputError, Net2GPWarning, NotAvailable
 from net2gp.report import UncertaintyReport, uncertainty_report
 from net2gp.report.uncertainty import outcomes
@@ -617,3 +617,70 @@ def test_bad_input_is_refused_with_what_to_type():
     posterior = laplace(2, two, n2g.Bernoulli(), nn.functional.binary_cross_entropy_with_logits)
     with pytest.raises(NotAvailable, match=r"predicts 2 binary labels per point\. Report on one"):
         uncertainty_report(posterior, held_out(two))
+
+
+def standardized(outputs: int) -> tuple[n2g.Posterior, data.Scaling, Tensor, Tensor]:
+    """A posterior of standardized numbers, their scaling, and the numbers before."""
+    x = 100 + 20 * points(dtype=torch.float64)
+    y = 1000 * numbers(points(dtype=torch.float64), outputs) - 300
+    scaling = data.Scaling.of(x[KNOWN].numpy(), y[KNOWN].numpy())
+    z = torch.from_numpy(scaling.inputs(x.numpy()))
+    targets = torch.from_numpy(scaling.targets(y.numpy()))
+    posterior = n2g.condition(n2g.RBF(), (z[KNOWN], targets[KNOWN]), n2g.Gaussian(0.05))
+    return posterior, scaling, x, y
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_report_with_a_scaling_is_that_of_the_rescaled_law(outputs) -> None:
+    posterior, scaling, x, y = standardized(outputs)
+    z = torch.from_numpy(scaling.inputs(x.numpy()))
+    held_out = (z[HELD_OUT], torch.from_numpy(scaling.targets(y.numpy()))[HELD_OUT])
+    plain = uncertainty_report(posterior, held_out).values
+    own = uncertainty_report(posterior, held_out, scaling=scaling).values
+    s = np.array(scaling.y_std)
+    law = posterior.predict(z[HELD_OUT])
+    mean = scaling.back(law.mean)
+    scores = own["scores"]
+    right = (mean - y[HELD_OUT]).square().mean().sqrt()
+    assert scores["rmse"]["value"] == pytest.approx(float(right), rel=1e-9)
+    shift = float(np.log(s).sum())
+    assert scores["nll"]["value"] == pytest.approx(plain["scores"]["nll"]["value"] + shift)
+    assert scores["coverage90"] == plain["scores"]["coverage90"]
+    width = 2 * 1.6448536 * (law.variance.sqrt() * torch.from_numpy(s)).mean()
+    assert scores["width90"]["value"] == pytest.approx(float(width), rel=1e-6)
+    for case in own["cases"]["sure_and_wrong"]:
+        n, d = case["index"], case["output"]
+        assert case["is"] == pytest.approx(float(y[HELD_OUT][n, d]), rel=1e-9)
+        assert case["said"] == pytest.approx(float(mean[n, d]), rel=1e-9)
+        for pull in case["pulls"]:
+            assert pull["y"] == pytest.approx(y[pull["index"]].squeeze().tolist(), rel=1e-9)
+    evidence = float(posterior.log_marginal_likelihood()) - 90 * shift
+    assert float(own["facts"]["log_evidence"].replace("−", "-")) == pytest.approx(
+        evidence, rel=1e-3
+    )
+
+
+def test_slices_and_rows_are_in_the_units_of_the_columns() -> None:
+    posterior, scaling, x, y = standardized(1)
+    z = torch.from_numpy(scaling.inputs(x.numpy()))
+    held_out = (z[HELD_OUT], torch.from_numpy(scaling.targets(y.numpy()))[HELD_OUT])
+    made = uncertainty_report(posterior, held_out, columns=["a", "b", "c"], scaling=scaling)
+    names = [row["name"] for row in made.values["slices"]["rows"] if row["kind"] == "column"]
+    edges = [float(word) for name in names for word in name.split() if word[0].isdigit()]
+    assert edges
+    assert min(edges) > 50  # columns have mean 100 and deviation 20
+    case = made.values["cases"]["sure_and_wrong"][0]["index"]
+    assert all(f"<td>{v:.4g}</td>" in made.html for v in x[HELD_OUT][case].tolist())
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        (data.Scaling(y_mean=[0.0, 0.0], y_std=[1.0, 1.0]), "2 numbers as y_mean, but there are 1"),
+        (data.Scaling(x_mean=[0.0], x_std=[1.0]), "1 numbers as x_mean, but there are 3 columns"),
+    ],
+)
+def test_a_scaling_of_other_data_is_refused(scaling, message) -> None:
+    posterior, _, x, y = standardized(1)
+    with pytest.raises(InputError, match=message):
+        uncertainty_report(posterior, (x[HELD_OUT], y[HELD_OUT]), scaling=scaling)

@@ -40,6 +40,14 @@ def test_it_is_healthy_and_says_what_it_serves(client, program):
     assert answer["serves"]["structure"] == program.facts["structure"]
 
 
+def test_unknown_places_and_methods_have_the_form_of_other_errors(client):
+    for answer, status in ((client.get("/none"), 404), (client.get("/predict"), 405)):
+        assert answer.status_code == status
+        assert set(answer.json()) == {"error"}
+        assert "POST /predict" in answer.json()["error"]
+    assert answer.headers["allow"] == "POST"
+
+
 def test_json_and_npz_give_the_answers_of_the_program(client, program):
     x = table()[0][:5]
     expected = program(x)

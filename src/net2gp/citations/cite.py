@@ -64,8 +64,8 @@ def cite(*used: Any) -> Citations:
     net2gp's docstrings name for these parts; it is not a history of the field. Cost: nothing is computed.
 
     Args:
-        *used: Posteriors, and values, classes or functions of net2gp such as `net2gp.training.VOGN` or
-            `net2gp.tuning.Evidence()`.
+        *used: Posteriors, estimators and BoTorch models, which have one, and values, classes or functions of
+            net2gp such as `net2gp.training.VOGN` or `net2gp.tuning.Evidence()`.
 
     Returns:
         The papers, which print as text; `.bibtex` has them for BibTeX.
@@ -108,7 +108,8 @@ def _by_year(entry: tuple[Reference, tuple[str, ...]]) -> tuple[int, str]:
 
 def _names(one: Any) -> list[str]:
     """The names in PARTS, or in NOT_RECORDED, of what was passed and of what it consists of."""
-    one = getattr(one, "posterior_", one)  # of an estimator
+    for behind in ("posterior_", "fitted"):  # of an estimator, of a BoTorch model
+        one = getattr(one, behind, one)
     named = one if isinstance(one, type) or hasattr(one, "__qualname__") else type(one)
     if not str(getattr(named, "__module__", "")).startswith("net2gp") and not is_dataclass(named):
         raise InputError(

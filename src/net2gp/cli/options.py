@@ -28,11 +28,15 @@ class DataOptions(Common):
 
     target: Annotated[
         list[str],
-        typer.Option(help="A column of targets (may be repeated), or the .npy file of targets."),
+        typer.Option(
+            help="A column of targets (may be repeated, or several with commas), or the .npy file of targets."
+        ),
     ] = field(default_factory=list)
     features: Annotated[
         list[str],
-        typer.Option(help="A column of features (may be repeated); all others if left out."),
+        typer.Option(
+            help="A column of features (may be repeated, or several with commas); all others if left out."
+        ),
     ] = field(default_factory=list)
     standardize: Annotated[
         str,

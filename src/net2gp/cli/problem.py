@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from net2gp.cli.options import DataOptions, one_of
 from net2gp.cli.reading.data import Loaded, Wanted
-from net2gp.cli.reading.scaling import KINDS, Scaling
 from net2gp.cli.running import say
-from net2gp.errors import InputError, NetworkError, check_device
+from net2gp.data.scaling import Scaling
+from net2gp.errors import InputError, Net2GPWarning, NetworkError, check_device, warn
 from net2gp.likelihoods import Bernoulli, Categorical, Gaussian
 
 TASKS = ("regression", "classification")
+STANDARDIZED = ("none", "features", "target", "both")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -33,6 +34,7 @@ class Reading:
         image_size: Height and width to which pictures are resized.
         scaling: Means and standard deviations.
         integers: Whether the network takes integers.
+        pixels: Whether inputs were pictures with values in [0, 1] before they were scaled; None if unknown.
     """
 
     task: str
@@ -42,13 +44,22 @@ class Reading:
     image_size: int | None = None
     scaling: Scaling = field(default_factory=Scaling)
     integers: bool = False
+    pixels: bool | None = None
 
     def wanted(self, needs_target: bool) -> Wanted:
         """What to read of a file of the same kind."""
         return Wanted(self.targets, self.features, self.image_size, needs_target)
 
     def inputs(self, loaded: Loaded, like: Tensor) -> Tensor:
-        """The inputs as the network takes them."""
+        """The inputs as the network takes them, with a warning if pictures are in other units than at fit."""
+        if self.pixels is not None and loaded.x.ndim > 2 and loaded.pixels != self.pixels:
+            kinds = ("other values", "values from 0 to 1, as bytes become")
+            warn(
+                f"{loaded.path} has pictures with {kinds[loaded.pixels]}, but the posterior was fitted on "
+                f"pictures with {kinds[self.pixels]}. Predictions are of little worth unless both are in the "
+                "same units: scale these as those were, or fit again with --image-mean and --image-std.",
+                Net2GPWarning,
+            )
         if self.integers:
             return torch.from_numpy(loaded.x.astype(np.int64)).to(like.device)
         x = np.ascontiguousarray(self.scaling.inputs(loaded.x))
@@ -145,14 +156,16 @@ def make_problem(
     """
     if task:
         one_of(task, TASKS, "--task")
-    one_of(options.standardize, KINDS, "--standardize")
+    one_of(options.standardize, STANDARDIZED, "--standardize")
+    _check_kind(loaded, options)
     like = example(network)
     plain = Reading("regression", loaded.features, loaded.targets, (), options.image_size)
+    plain = replace(plain, pixels=loaded.pixels)
     channels = options.channels()
     if channels is not None:
         plain = replace(plain, scaling=Scaling(*channels))
     elif options.standardize in ("features", "both"):
-        plain = replace(plain, scaling=Scaling.of("features", loaded.x, None))
+        plain = replace(plain, scaling=standardized_columns(loaded, options.standardize))
     plain = replace(plain, integers=_takes_integers(network, plain, loaded, like))
     x = plain.inputs(loaded, like)
     outputs = num_outputs(network, x)
@@ -164,7 +177,7 @@ def make_problem(
     elif options.standardize in ("target", "both"):
         if loaded.y.dtype.kind not in "fiu":
             return Problem(network, reading, x, reading.values(loaded, like))
-        own = Scaling.of("target", loaded.x, loaded.y.reshape(len(loaded.y), -1))
+        own = Scaling.of(None, loaded.y.reshape(len(loaded.y), -1))
         reading = replace(
             reading, scaling=replace(reading.scaling, y_mean=own.y_mean, y_std=own.y_std)
         )
@@ -175,6 +188,33 @@ def make_problem(
             "per output, or --task classification."
         )
     return Problem(network, reading, x, y)
+
+
+def _check_kind(loaded: Loaded, options: DataOptions) -> None:
+    """Refuse options about pictures for data that are none, which would not do what they say."""
+    if options.image_size is not None and not loaded.path.is_dir():
+        raise InputError(
+            f"--image-size resizes pictures of a folder, but {loaded.path} is a file. Resize them before."
+        )
+    if loaded.x.ndim == 2 and options.channels() is not None:
+        raise InputError(
+            f"--image-mean and --image-std are for channels of pictures, but {loaded.path} has rows of "
+            f"{loaded.x.shape[1]} numbers. Pass --standardize features."
+        )
+
+
+def standardized_columns(loaded: Loaded, kind: str) -> Scaling:
+    """Means and deviations of the columns of a table.
+
+    Raises:
+        InputError: If the inputs have no columns.
+    """
+    if loaded.x.ndim != 2:
+        raise InputError(
+            f"--standardize {kind} is for tables, but the inputs have shape {loaded.x.shape}. Pass "
+            "--image-mean and --image-std with a number per channel."
+        )
+    return Scaling.of(loaded.x)
 
 
 def placed(network: nn.Module, device: str, dtype: str) -> nn.Module:

@@ -55,8 +55,14 @@ class Note:
         """Read the note of a file.
 
         Raises:
+            InputError: If the file is of another kind.
             FileFormatError: If there is no such file, or it has none.
         """
+        if path.suffix.lower() != ".safetensors":
+            raise InputError(
+                f"{path} is no posterior. Pass the .safetensors file that net2gp fit wrote: fit NETWORK DATA "
+                "comes first."
+            )
         text = note_of(path)
         if not text:
             raise FileFormatError(

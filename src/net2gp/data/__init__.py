@@ -19,6 +19,7 @@ from net2gp.data.images import (
     usps,
 )
 from net2gp.data.networks import LeNet5, LeNet5Cifar, ResNet20, pretrained
+from net2gp.data.scaling import Scaling
 from net2gp.data.synthetic import Curve, Sinusoid, sinusoid_task, snelson_like
 from net2gp.data.tables import (
     Grid,
@@ -44,6 +45,7 @@ __all__ = [
     "LeNet5Cifar",
     "MonthlyStations",
     "ResNet20",
+    "Scaling",
     "Sinusoid",
     "Stream",
     "Table",

@@ -72,7 +72,7 @@ def most_probable(
         The numbers by keyword, without gradients, and the maximum.
 
     Raises:
-        InputError: If no posterior could be built.
+        InputError: If no posterior could be built; the error is that of the first one, if it has one.
     """
     sizes = [prior.shape.numel() for prior in priors.values()]
     bounds = [pair for prior in priors.values() for pair in prior.bounds()]
@@ -110,6 +110,9 @@ def most_probable(
             objective, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options
         )
     if found.fun >= FAILED:
+        builder(
+            **arguments(torch.from_numpy(begin))
+        )  # says what is wrong with the data, if they are
         raise InputError(
             "the evidence could not be computed anywhere near the medians of the priors. Look for repeated "
             "points with different targets, and for targets that are not finite."

@@ -65,7 +65,10 @@ def write(
     } | ({"note": note} if note else {})
     partial = path.with_name(path.name + ".partial")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode  # of any new file here; safetensors would hide it from others
         save_file(tensors, partial, metadata=header)
+        partial.chmod(mode)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from net2gp.serving.loading import Program
 try:
     from fastapi import FastAPI, Request, Response
     from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
 except ImportError as missing:
     raise ImportError("the server needs FastAPI: pip install 'net2gp[serve]'.") from missing
 
@@ -54,6 +55,9 @@ class Limits:
             check_count(value, name)
 
 
+ENDPOINTS = "GET /health, POST /predict, POST /correct and DELETE /correct/{number}"
+
+
 class Refused(Exception):
     """A request that is answered with a status and a plain message."""
 
@@ -71,7 +75,7 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
     - `POST /correct` takes `{"x": …, "y": …}` and answers `{"correction": number}`; `DELETE
       /correct/{number}` takes the correction back. Both need a posterior, not a program.
 
-    A bad request has the status 400, 404, 409 or 413 and `{"error": message}`.
+    A bad request has the status 400, 404, 405, 409 or 413 and `{"error": message}`.
 
     Args:
         served: What `net2gp.serving.load` or `net2gp.load` returned.
@@ -94,9 +98,7 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
     app = FastAPI(title="net2gp", docs_url=None, redoc_url=None)
     app.state.batcher = batcher
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "the server failed; its log says why."}, 500)
+    _answer_errors(app)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -128,6 +130,20 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
         return await _plainly(answer)
 
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Give errors outside of the endpoints the form of those inside."""
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "the server failed; its log says why."}, 500)
+
+    @app.exception_handler(HTTPException)
+    async def nowhere(request: Request, error: HTTPException) -> JSONResponse:
+        place = f"{request.method} {request.url.path}"
+        text = f"{place}: {error.detail}. There are {ENDPOINTS}."
+        return JSONResponse({"error": text}, error.status_code, error.headers)
 
 
 async def _plainly(answer: Callable[[], Awaitable[Response]]) -> Response:

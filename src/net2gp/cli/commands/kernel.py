@@ -13,11 +13,11 @@ import typer
 from net2gp.cli.files import check_output
 from net2gp.cli.options import DATA_HELP, NETWORK_HELP, DataOptions, NetworkOptions, one_of
 from net2gp.cli.predicting import write_arrays
-from net2gp.cli.problem import Reading, example, placed
+from net2gp.cli.problem import STANDARDIZED, Reading, example, placed, standardized_columns
 from net2gp.cli.reading.data import Loaded, Wanted, read_data
 from net2gp.cli.reading.networks import Source, build
-from net2gp.cli.reading.scaling import KINDS, Scaling
 from net2gp.cli.running import Result
+from net2gp.data.scaling import Scaling
 
 KERNELS = ("nngp", "ntk", "tangent")
 
@@ -59,7 +59,7 @@ def kernel(options: KernelOptions) -> Result:
     """
     path = check_output(options.output, [".npz"])
     one_of(options.kind, KERNELS, "--kind")
-    one_of(options.standardize, KINDS, "--standardize")
+    one_of(options.standardize, STANDARDIZED, "--standardize")
     wanted = Wanted(options.target, options.features, options.image_size)
     loaded = read_data(options.data, wanted)
     source = Source(options.network, options.weights)
@@ -83,8 +83,9 @@ def _scaled(options: KernelOptions, loaded: Loaded) -> Reading:
     channels = options.channels()
     if channels is not None:
         return Reading("", scaling=Scaling(*channels))
-    kind = "features" if options.standardize in ("features", "both") else "none"
-    return Reading("", scaling=Scaling.of(kind, loaded.x, None))
+    if options.standardize in ("features", "both"):
+        return Reading("", scaling=standardized_columns(loaded, options.standardize))
+    return Reading("")
 
 
 def _matrix(options: KernelOptions, network: torch.nn.Module, x: torch.Tensor) -> np.ndarray:

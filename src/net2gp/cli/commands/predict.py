@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from torch import Tensor
 
 from net2gp.cli.files import check_output
 from net2gp.cli.options import POSTERIOR_HELP, PredictionOptions, numbers
@@ -19,10 +22,14 @@ from net2gp.cli.predicting import (
     write_arrays,
     write_table,
 )
-from net2gp.cli.problem import example
-from net2gp.cli.reading.data import read_data
-from net2gp.cli.running import Result, UsageError
+from net2gp.cli.problem import Reading, example
+from net2gp.cli.reading.data import Loaded, read_data
+from net2gp.cli.running import Result, UsageError, say
 from net2gp.cli.saved import open_posterior
+from net2gp.errors import InputError
+
+MOST_LISTED = 12
+"""Columns that are named."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +78,7 @@ def predict(options: PredictOptions) -> Result:
         write_arrays(path, found)
     else:
         write_table(path, table)
-    known = {} if loaded.y is None else scores(found, reading.values(loaded, like), reading)
+    known = _scored(found, loaded, reading, like)
     values = {
         "output": path,
         "task": reading.task,
@@ -80,6 +87,27 @@ def predict(options: PredictOptions) -> Result:
         "scores": known,
     }
     about = f" With the targets of the file: {shown(known)}." if known else ""
-    return Result(
-        values, f"{path}: {len(loaded)} points, columns {', '.join(list(table)[:8])}.{about}"
+    return Result(values, f"{path}: {len(loaded)} points, {_listed(path, found, table)}.{about}")
+
+
+def _scored(
+    found: Mapping[str, np.ndarray], loaded: Loaded, reading: Reading, like: Tensor
+) -> dict[str, float]:
+    """Scores if there are targets, and they are such as the posterior knows."""
+    if loaded.y is None:
+        return {}
+    try:
+        y = reading.values(loaded, like)
+    except InputError as error:
+        say(f"the predictions are written, but not scored: {error}")
+        return {}
+    return scores(found, y, reading)
+
+
+def _listed(path: Path, arrays: Mapping[str, object], table: Mapping[str, object]) -> str:
+    """What was written: arrays or columns, the first of them if they are many."""
+    what, names = (
+        ("arrays", list(arrays)) if path.suffix.lower() == ".npz" else ("columns", list(table))
     )
+    more = f", … ({len(names)} in all)" if len(names) > MOST_LISTED else ""
+    return f"{what} {', '.join(names[:MOST_LISTED])}{more}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +13,10 @@ import typer
 
 from net2gp.cli.files import check_output
 from net2gp.cli.options import POSTERIOR_HELP, PredictionOptions
-from net2gp.cli.problem import Reading, example
+from net2gp.cli.problem import example
 from net2gp.cli.reading.data import read_data
 from net2gp.cli.running import FAILED, Result, UsageError, say
 from net2gp.cli.saved import Note, open_posterior, read_held_out
-
-TITLE = "How far to trust this posterior"
-IN_UNITS = ("mae", "nll", "rmse", "width90")
-"""Scores of a regression that depend on the units of the target."""
 
 
 @dataclass(kw_only=True)
@@ -62,7 +57,7 @@ def report(options: ReportOptions) -> Result:
       net2gp report posterior.safetensors --held-out test.npz --other noise=noise.npz
       net2gp report posterior.safetensors --fail-under coverage90=0.88 --json
 
-    Limits are in the units of the target, also where the page has standardized ones.
+    The page and limits are in the units of the files, also where fit has standardized them.
     Without --held-out the data are those that `net2gp fit --held-out` kept back. Scores that should be large
     must be at least their limit, such as accuracy and coverage90, and others at most.
     """
@@ -80,20 +75,18 @@ def report(options: ReportOptions) -> Result:
         name: reading.inputs(read_data(Path(file), reading.wanted(needs_target=False)), like)
         for name, file in named.items()
     }
-    _warn(note, reading)
-    units = reading.scaling.y_std
+    _warn(note)
     made = uncertainty_report(
         posterior,
         (reading.inputs(loaded, like), reading.values(loaded, like)),
         others=strangers,
         columns=list(reading.features) or None,
         classes=list(reading.classes or reading.targets) or None,
-        title=_titled(options.title, units),
+        scaling=reading.scaling,
+        title=options.title,
         command=shlex.join(["net2gp", *sys.argv[1:]]),
     )
-    failures = made.failures(
-        {name: _on_the_page(name, limit, units) for name, limit in limits.items()}
-    )
+    failures = made.failures(limits)
     made.save(path)
     values = {"output": path, "failures": failures, **made.values}
     lines = [
@@ -103,38 +96,11 @@ def report(options: ReportOptions) -> Result:
     return Result(values, "\n".join(lines), FAILED if failures else 0)
 
 
-def _titled(title: str | None, units: Sequence[float] | None) -> str | None:
-    """The title, with the units of the numbers if they are not those of the target."""
-    if units is None:
-        return title
-    scales = ", ".join(f"{one:.4g}" for one in units)
-    return f"{title or TITLE} (targets in units of {scales})"
-
-
-def _on_the_page(name: str, limit: float, units: Sequence[float] | None) -> float:
-    """A limit in the units of the target, in those of the page."""
-    kind = name.partition("_")[0]
-    if units is None or kind not in IN_UNITS:
-        return limit
-    if len(units) > 1:
-        raise UsageError(
-            f"--fail-under {name}: several targets were standardized, so that the page's numbers have no "
-            "unit in common. Fit without --standardize, or limit a coverage."
-        )
-    scale = float(units[0])
-    return limit - math.log(scale) if kind == "nll" else limit / scale
-
-
-def _warn(note: Note, reading: Reading) -> None:
+def _warn(note: Note) -> None:
     """Say what a reader of the page would otherwise take for something else."""
     if note.settings.get("tuning") == "validation":
         say(
             "the held-out data of fit chose what was open (--tuning validation): pass others as --held-out."
-        )
-    if reading.scaling.y_std is not None:
-        say(
-            "numbers on the page are in standardized units: one is "
-            f"{', '.join(f'{one:.4g}' for one in reading.scaling.y_std)} of the target."
         )
 
 

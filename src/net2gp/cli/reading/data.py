@@ -48,6 +48,11 @@ class Loaded:
     features: Sequence[str] = field(default_factory=tuple)
     targets: Sequence[str] = field(default_factory=tuple)
 
+    @property
+    def pixels(self) -> bool:
+        """Whether inputs look like pictures whose values are shares of white: in [0, 1]."""
+        return self.x.ndim > 2 and float(self.x.min()) >= 0 and float(self.x.max()) <= 1
+
     def __len__(self) -> int:
         return len(self.x)
 
@@ -111,10 +116,17 @@ def read_data(path: Path, wanted: Wanted) -> Loaded:
         if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
             raise InputError(
-                f"the {name} of {path} are NaN or infinite in {int(bad.sum())} rows (first in row "
-                f"{int(bad.argmax())}). Drop these rows."
+                f"the {name} of {path} are NaN or infinite in {int(bad.sum())} rows (first in "
+                f"{_place(path, name, int(bad.argmax()))}). Drop these rows."
             )
     return found
+
+
+def _place(path: Path, name: str, row: int) -> str:
+    """Where a point is: a line of a table, or an index of an array."""
+    if path.suffix.lower() in tables.SUFFIXES:
+        return tables.place(path, row)
+    return f"{'x' if name == 'inputs' else 'y'}[{row}]"
 
 
 def _table(path: Path, wanted: Wanted) -> Loaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ WAYS = (
     "Pass a program of torch.export (network.pt2), or what builds the module (package.module:factory or "
     "file.py:factory) with --weights FILE"
 )
+
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""What makes text bold or colored on terminals."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def _run(path: Path) -> ModuleType:
 
 
 def _load_weights(network: nn.Module, path: Path) -> None:
-    weights = {key.removeprefix("module."): value for key, value in read_weights(path).items()}
+    weights = _without_prefix(read_weights(path), list(network.state_dict()))
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
@@ -147,6 +151,15 @@ def _load_weights(network: nn.Module, path: Path) -> None:
             f"the weights of {path} do not fit the network: {reason[:300]} Pass the weights of this "
             "architecture."
         ) from None
+
+
+def _without_prefix(weights: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    """The weights without a prefix of all names, which wrappers and Lightning put there."""
+    for key in weights:
+        prefix = key.removesuffix(names[0]) if names and key.endswith("." + names[0]) else ""
+        if prefix and all(prefix + name in weights for name in names):
+            return {name: weights[prefix + name] for name in names}
+    return weights
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -174,7 +187,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return state_dict(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many kinds for bytes of another kind
-        reason = str(error).strip().split("\n")[0]
+        reason = COLORS.sub("", str(error)).strip().split("\n")[0]
+        if reason.startswith("Weights only load failed"):
+            reason = "it holds a whole module or other objects, and reading these would run code of the file"
         raise FileFormatError(
             f"{path} is not a file of weights alone ({reason}). Write it with "
             "safetensors.torch.save_file(network.state_dict(), 'weights.safetensors')."
@@ -187,8 +202,19 @@ def _state_dict(path: Path, found: Any) -> dict[str, Tensor]:
     for name in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             found = found[name]
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+    if isinstance(found, dict) and not _are_weights(found):
+        inside = [one for one in found.values() if _are_weights(one)]
+        found = inside[0] if len(inside) == 1 else found
+    if not _are_weights(found):
         raise FileFormatError(
             f"{path} holds no weights by name. Save network.state_dict(), alone or as the entry 'state_dict'."
         )
     return found
+
+
+def _are_weights(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and bool(found)
+        and all(isinstance(v, Tensor) for v in found.values())
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,18 +42,79 @@ def read_table(path: Path) -> pandas.DataFrame:
         if path.suffix.lower() == ".parquet":
             table = pd.read_parquet(path)
         else:
-            table = pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+            _check_head(path)
+            table = pd.read_csv(path, sep=_separator(path))
     except ImportError:
         raise ImportError("reading parquet needs pyarrow: pip install 'net2gp[tables]'.") from None
-    except (ValueError, OSError, UnicodeError) as error:  # parsers of pandas raise ValueError
+    except FileFormatError:
+        raise
+    except (
+        ValueError,
+        OSError,
+        UnicodeError,
+        csv.Error,
+    ) as error:  # parsers of pandas raise ValueError
         reason = " ".join(str(error).split())
         raise FileFormatError(
             f"{path} is not a readable {path.suffix[1:]} file ({reason})."
         ) from None
+    _check_different(path, [str(name) for name in table.columns])
     if not len(table):
         raise FileFormatError(f"{path} has no rows.")
     table.columns = [str(name) for name in table.columns]
     return table
+
+
+def _separator(path: Path) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else ","
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a file that are not empty, each with the line on which it begins, counted from 1."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader, start = csv.reader(file, delimiter=_separator(path)), 1
+        for row in reader:
+            if row:
+                yield start, row
+            start = reader.line_num + 1
+
+
+def _check_head(path: Path) -> None:
+    """Refuse what pandas would read in a way of its own: repeated names, and rows longer than the head."""
+    start = list(itertools.islice(_lines(path), 2))
+    if not start:
+        return  # pandas says that it is empty
+    head, (line, first) = start[0][1], start[-1]
+    _check_different(path, head)
+    if len(first) > len(head):
+        raise FileFormatError(
+            f"line {line} of {path} has {len(first)} values, but its head names {len(head)} columns. Give "
+            "each column a name, in the first line."
+        )
+
+
+def _check_different(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name in names if list(names).count(name) > 1]
+    if twice:
+        raise FileFormatError(
+            f"{path} has several columns '{twice[0]}'. Give each column a name of its own."
+        )
+
+
+def place(path: Path, row: int) -> str:
+    """Where a row of a table is, as an editor counts lines: from 1, with the head and empty lines.
+
+    Args:
+        path: The file.
+        row: The number of the row, from 0.
+
+    Returns:
+        Such as "line 2" for the row 0 below the head, and "row 1" of a file without lines.
+    """
+    if path.suffix.lower() == ".parquet":
+        return f"row {row + 1}"
+    line, _ = next(itertools.islice(_lines(path), row + 1, None))
+    return f"line {line}"
 
 
 def choose_columns(
@@ -74,9 +137,12 @@ def choose_columns(
         InputError: If a column is not there, or no target is named.
     """
     names = list(table.columns)
+    features, target = _divided(features, names), _divided(target, names)
     missing = [name for name in (*features, *target) if name not in names]
     if missing and (needed or set(missing) & set(features)):
-        raise InputError(f"{path} has no column {_shown(missing)}. It has: {_shown(names)}.")
+        raise InputError(
+            f"{path} has no column {_shown(missing)}. It has: {_shown(names)}.{_hint(names)}"
+        )
     targets = [name for name in target if name in names]
     if not target:
         targets = [name for name in names if name.lower() in TARGETS]
@@ -90,6 +156,19 @@ def choose_columns(
     return chosen, targets
 
 
+def _divided(given: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The names that were given, each alone or several with commas between them."""
+    parts = [[one] if one in names else one.split(",") for one in given]
+    return [name if name in names else name.strip() for part in parts for name in part]
+
+
+def _hint(names: Sequence[str]) -> str:
+    """What to do if all names stand in one column."""
+    if len(names) == 1 and ";" in names[0]:
+        return " Its values are separated by ';': write it with commas, or as .tsv or .parquet."
+    return ""
+
+
 def numbers(path: Path, table: pandas.DataFrame, names: Sequence[str]) -> np.ndarray:
     """Return columns of numbers as (N, D) in float64.
 
@@ -101,12 +180,21 @@ def numbers(path: Path, table: pandas.DataFrame, names: Sequence[str]) -> np.nda
     for name in names:
         column = table[name]
         if not pd.api.types.is_numeric_dtype(column):
+            row = _first_text(column)
             raise InputError(
-                f"column '{name}' of {path} holds {column.iloc[0]!r}, which is not a number. Leave it out "
-                "with --features, or encode it as numbers."
+                f"column '{name}' of {path} holds {column.iloc[row]!r} in {place(path, row)}, which is not a "
+                "number. Leave it out with --features, or encode it as numbers."
             )
         _check_whole(path, column)
     return table[list(names)].to_numpy(dtype=np.float64)
+
+
+def _first_text(column: pandas.Series) -> int:
+    """The row of the first entry that is not a number."""
+    import pandas as pd
+
+    text = pd.to_numeric(column.astype(object), errors="coerce").isna() & column.notna()
+    return int(text.to_numpy().argmax())
 
 
 def targets_of(path: Path, table: pandas.DataFrame, names: Sequence[str]) -> np.ndarray:
@@ -127,8 +215,8 @@ def _check_whole(path: Path, column: pandas.Series) -> None:
     missing = np.flatnonzero(column.isna())
     if len(missing):
         raise InputError(
-            f"column '{column.name}' of {path} has {len(missing)} missing values (first in row "
-            f"{missing[0]}). Fill them in, or drop these rows."
+            f"column '{column.name}' of {path} has {len(missing)} missing values (first in "
+            f"{place(path, int(missing[0]))}). Fill them in, or drop these rows."
         )
 
 

@@ -150,6 +150,7 @@ class PosteriorModel(Model, FantasizeMixin):
             InputError: If noise is asked for where the likelihood is not Gaussian.
         """
         self.eval()
+        check_points(X)
         points = self.transform_inputs(X)
         mean, covariance = self._law(points)
         if observation_noise is not False:
@@ -229,6 +230,10 @@ class PosteriorModel(Model, FantasizeMixin):
         result = copy.copy(self)
         result._modules = dict(self._modules)
         own = range(self.fitted.num_outputs) if self.outputs is None else self.outputs
+        if not idcs or not all(-len(own) <= index < len(own) for index in idcs):
+            raise InputError(
+                f"the model has {len(own)} outputs, with indices from 0, but the indices are {list(idcs)}."
+            )
         result.outputs = tuple(own[index] for index in idcs)
         return result
 
@@ -293,6 +298,9 @@ class PosteriorModel(Model, FantasizeMixin):
         """Means (*b, q·C) and covariances (*b, q·C, q·C) of the posterior itself."""
         batch, q = points.shape[:-2], points.shape[-2]
         x = self.shaped(points)
+        if not batch.numel():  # no batch: nothing to ask the posterior
+            size = q * self.fitted.num_outputs
+            return points.new_zeros(*batch, size), points.new_zeros(*batch, size, size)
         if q == 1:  # a point by itself needs no covariance with others
             law = self.fitted.marginal(x.reshape(-1, *self.input_shape))
         else:
@@ -341,6 +349,15 @@ class PosteriorModel(Model, FantasizeMixin):
         x, (_, y) = self.shaped(points), self.fitted.data
         likelihood = Gaussian(noise.expand_as(Y).to(torch.float64))
         return self.fitted.update((x, Y.to(y).reshape(-1, *y.shape[1:])), likelihood=likelihood)
+
+
+def check_points(X: Any) -> None:
+    """Refuse what is no points (*b, q, d), or has none in a batch."""
+    if not isinstance(X, Tensor) or not X.is_floating_point() or X.dim() < 2 or not X.shape[-2]:
+        raise InputError(
+            "X must be a floating tensor of shape (*b, q, d), with q points in each batch and q at least 1, "
+            f"but is {describe(X)}. Pass x[:, None] for N points each by itself, and X.double() for integers."
+        )
 
 
 def _appended(old: Tensor, new: Tensor, batch: torch.Size) -> Tensor:

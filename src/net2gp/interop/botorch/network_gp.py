@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Standardize
 from torch import Tensor, nn
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, check_finite
 from net2gp.inputs import describe
 from net2gp.interop.botorch.model import PosteriorModel
 from net2gp.likelihoods import Gaussian
@@ -51,7 +52,8 @@ class NetworkGP(PosteriorModel):
         start: Hyper-parameters of an earlier fit, `model.hyperparameters`, from which the search starts.
 
     Raises:
-        InputError: If X and Y are not two-dimensional with as many rows each, or a kernel is none.
+        InputError: If X and Y are not two-dimensional with as many rows and the same dtype, another argument
+            does not fit them, or a kernel is none.
 
     >>> import torch
     >>> from botorch.acquisition import LogExpectedImprovement
@@ -79,6 +81,7 @@ class NetworkGP(PosteriorModel):
     ) -> None:
         _check(train_X, train_Y)
         d = train_X.shape[1]
+        _check_options(train_X, train_Y, train_Yvar, bounds, input_shape)
         box = Normalize(d, bounds=bounds, center=0.0)
         standardize = Standardize(train_Y.shape[1])
         y, variances = standardize(train_Y, train_Yvar)
@@ -121,4 +124,45 @@ def _check(x: Tensor, y: Tensor) -> None:
         raise InputError(
             "train_X must have shape (N, d) and train_Y (N, C), one row for each observation, but they are "
             f"{describe(x)} and {describe(y)}. Pass y[:, None] for one outcome."
+        )
+    if x.dtype != y.dtype or not x.is_floating_point():
+        raise InputError(
+            f"train_X and train_Y must have the same floating dtype, but have {x.dtype} and {y.dtype}. Pass "
+            "train_X.double() and train_Y.double()."
+        )
+    if 0 in (*x.shape, *y.shape):
+        raise InputError(
+            "NetworkGP needs an observation, with an input and an outcome, but got "
+            f"{describe(x)} and {describe(y)}. Begin with a few points of a space-filling design, such as "
+            "botorch.utils.sampling.draw_sobol_samples."
+        )
+    for name, values in (("train_X", x), ("train_Y", y)):
+        check_finite(values, name)
+
+
+def _check_options(
+    x: Tensor,
+    y: Tensor,
+    variances: Tensor | None,
+    bounds: Tensor | None,
+    shape: tuple[int, ...] | None,
+) -> None:
+    d = x.shape[1]
+    if variances is not None and (
+        variances.shape != y.shape or variances.dtype != y.dtype or not bool((variances > 0).all())
+    ):
+        raise InputError(
+            "train_Yvar must hold a positive variance for each outcome, with shape and dtype of train_Y, "
+            f"{describe(y)}, but is {describe(variances)}. Pass torch.full_like(train_Y, 0.01), or leave it "
+            "out."
+        )
+    if bounds is not None and (bounds.shape != (2, d) or not bool((bounds[0] < bounds[1]).all())):
+        raise InputError(
+            f"bounds must have shape (2, {d}), the least values above the largest ones, but are "
+            f"{describe(bounds)}. Pass for example torch.tensor([[0.0] * {d}, [1.0] * {d}])."
+        )
+    if shape is not None and prod(shape) != d:
+        raise InputError(
+            f"input_shape {tuple(shape)} has {prod(shape)} entries, but train_X has {d} columns. Pass a "
+            "shape with as many entries."
         )

@@ -28,6 +28,7 @@ from net2gp.posteriors.conditioning.checks import check_prior_var, remedy
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.weights import Structure
 from net2gp.posteriors.weights.tasks.streamed import POINTS
+from net2gp.posteriors.weights.tasks.sums import Sums
 from net2gp.streams import held_or_streamed
 from net2gp.types import Data, Observed
 
@@ -174,14 +175,59 @@ def check_stationary(search: Search, found: Tuned, gradient: Tensor) -> None:
     if free is not None:  # the trace is of the chosen weights alone
         gradient, theta = gradient[free], theta[free]
     share = (gradient @ theta) / (theta @ theta).clamp(min=1e-300)
-    dual = task.kept is not None and channels_of(linearized) is None
-    linear = "; that of the linear model is posterior.dual().condition()" if dual else ""
     rest = float((gradient - share.clamp(min=0) * theta).norm())
     if rest > trace**0.5:
         warn(
             f"the network is not at a stationary point: the gradient of its log-likelihood has norm "
             f"{float(gradient.norm()):.3g}, of which {rest:.3g} is not explained by weight decay, where "
-            f"{trace**0.5:.3g} would be by chance. {remedy(linearized.network)} The mean stays the "
-            f"network's{linear}.",
+            f"{trace**0.5:.3g} would be by chance. {_advice(search)}",
             NotStationary,
         )
+
+
+def _advice(search: Search) -> str:
+    """What to do where the network is not at a stationary point: other data, or more training."""
+    task = search.task
+    strange = unlearned(task.sums)
+    first = ""
+    if strange:
+        first = (
+            f"{strange}: it has not learned these data as they are here. Check that its weights are loaded "
+            "(net2gp fit: --weights), that inputs and targets are scaled as in its training (--standardize, "
+            "--image-mean), and that each target stands beside its own input. If all of this is so: "
+        )
+    dual = task.kept is not None and channels_of(task.linearized) is None
+    linear = "; that of the linear model is posterior.dual().condition()" if dual else ""
+    return f"{first}{remedy(task.linearized.network)} The mean stays the network's{linear}."
+
+
+def unlearned(sums: Sums) -> str:
+    """Say in which score a constant predicts the training data as well as the network; nothing if in none.
+
+    Under Gaussian noise the constant is the mean of the targets, for classes their frequencies p, whose log
+    loss is −Σ_c p_c log p_c. Cost: none, since the sums over the data are known.
+
+    >>> from net2gp.likelihoods import Gaussian
+    >>> y = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    >>> unlearned(Sums.of(Gaussian(1.0), y + 5, y))
+    'On these data its root mean squared error is 5, and that of the mean of the targets 1'
+    >>> unlearned(Sums.of(Gaussian(1.0), y + 0.1, y))
+    ''
+    """
+    if sums.squares is not None and sums.targets is not None:
+        own, constant = float(sums.squares), float(sums.targets.squares.sum())
+        if 0 < constant <= own:
+            own, constant = ((one / sums.num_rows) ** 0.5 for one in (own, constant))
+            return (
+                f"On these data its root mean squared error is {own:.3g}, and that of the mean of the "
+                f"targets {constant:.3g}"
+            )
+    if sums.classes is not None:
+        p = sums.classes.double() / sums.classes.sum()
+        own, constant = -float(sums.log_prob) / sums.count, -float(torch.xlogy(p, p).sum())
+        if 0 < constant <= own:
+            return (
+                f"On these data its log loss is {own:.3g}, and that of the frequencies of the classes "
+                f"{constant:.3g}"
+            )
+    return ""

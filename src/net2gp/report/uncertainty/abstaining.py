@@ -18,8 +18,9 @@ SHOWN = (0, 5, 10, 20, 30, 50)
 def abstaining(found: Labels | Numbers) -> dict[str, Any]:
     """Measure the error of the points that are kept if a share of the least certain is refused.
 
-    The error is the share of wrong labels, or the root mean squared error in units of each target's standard
-    deviation. Where points are equally certain at the threshold, the average over them counts.
+    The error is the share of wrong labels, or the root mean squared error: of one target in its own unit, of
+    several in units of each one's standard deviation. Where points are equally certain at the threshold, the
+    average over them counts.
 
     Args:
         found: What the posterior says about held-out points.
@@ -44,7 +45,7 @@ def abstaining(found: Labels | Numbers) -> dict[str, Any]:
 
 
 def losses(found: Labels | Numbers) -> np.ndarray:
-    """Whether a label is wrong, or the squared error in units of the targets' variance, averaged: (N,)."""
+    """Whether a label is wrong, or the squared error, of several targets the mean over their `scale`."""
     if isinstance(found, Labels):
         return 1 - found.right
     assert found.y is not None
@@ -52,15 +53,20 @@ def losses(found: Labels | Numbers) -> np.ndarray:
 
 
 def doubts(found: Labels | Numbers, like: Numbers | None = None) -> np.ndarray:
-    """How uncertain each point is, (N,): P(wrong), or the standard deviation in units of the targets'."""
+    """How uncertain each point is, (N,): P(wrong), or the standard deviation, likewise."""
     if isinstance(found, Labels):
         return found.doubt
     return (found.spread / scale(like or found)).mean(1)
 
 
 def scale(found: Numbers) -> np.ndarray:
-    """The standard deviation of each target, or 1 if it is constant: (D,)."""
+    """What makes several targets comparable, the standard deviation of each, or 1 if it is constant: (D,).
+
+    A single target keeps its unit.
+    """
     assert found.y is not None
+    if found.y.shape[1] == 1:
+        return np.ones(1)
     std = found.y.std(0)
     return np.where(std > 1e-12 * (np.abs(found.y).max(0) + 1e-300), std, 1.0)
 

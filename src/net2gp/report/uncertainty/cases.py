@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from net2gp.data.scaling import Scaling
 from net2gp.errors import Net2GPError
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.traits import is_classifier, of_points
 from net2gp.methods import contributions, leave_one_out
 from net2gp.posteriors import Posterior
-from net2gp.report.uncertainty.outcomes import BATCH, Labels, Numbers, of_law
+from net2gp.report.uncertainty.outcomes import BATCH, Labels, Numbers, in_units, of_law
 from net2gp.types import Inputs
 
 NUM_CASES = 6
@@ -25,10 +26,11 @@ MOST_LEFT_OUT = 300
 """Training points that are left out in turn: those that fit the worst."""
 
 UNLIKELY = 0.01
+AS_IT_IS = Scaling()
 Values = dict[str, Any]
 
 
-def cases(posterior: Posterior, found: Labels | Numbers) -> Values:
+def cases(posterior: Posterior, found: Labels | Numbers, scaling: Scaling = AS_IT_IS) -> Values:
     """Pick the points where the posterior was sure and wrong, and those where it was unsure and right.
 
     Each has the training points that pull its output the most: by the representer theorem the mean is the
@@ -37,7 +39,8 @@ def cases(posterior: Posterior, found: Labels | Numbers) -> Values:
 
     Args:
         posterior: The posterior.
-        found: What it says about held-out points.
+        found: What it says about held-out points, in their own units.
+        scaling: The units of the posterior's data, which are those of the points of `found` as well.
 
     Returns:
         The points by kind, and why there are no pulls if there are none.
@@ -49,7 +52,8 @@ def cases(posterior: Posterior, found: Labels | Numbers) -> Values:
     outputs = [case["output"] for kind in chosen.values() for case in kind]
     why = None
     try:
-        pulled = _pulls(posterior, rows(found.x, torch.tensor(index, dtype=torch.long)), outputs)
+        some = rows(found.x, torch.tensor(index, dtype=torch.long))
+        pulled = _pulls(posterior, some, outputs, scaling)
     except Net2GPError as error:
         pulled, why = [[] for _ in index], str(error)
     for case, pull in zip((c for kind in chosen.values() for c in kind), pulled, strict=True):
@@ -106,7 +110,9 @@ def _of_numbers(found: Numbers) -> dict[str, list[Values]]:
 
 
 @torch.no_grad()
-def _pulls(posterior: Posterior, x: Inputs, outputs: list[int]) -> list[list[Values]]:
+def _pulls(
+    posterior: Posterior, x: Inputs, outputs: list[int], scaling: Scaling
+) -> list[list[Values]]:
     """The training points with the largest terms of the mean's sum at each of M points."""
     known, y = posterior.data
     if not num_rows(x):
@@ -116,6 +122,7 @@ def _pulls(posterior: Posterior, x: Inputs, outputs: list[int]) -> list[list[Val
     else:
         pull, index = contributions(posterior, x), torch.arange(num_rows(known))
     C = pull.shape[2]
+    y = scaling.back(y.double()) if y.is_floating_point() else y
     found = []
     for m, c in enumerate(outputs):
         one = pull[m, :, min(c, C - 1)].double()
@@ -154,7 +161,7 @@ def _plain(y: Tensor) -> float | int | list[float]:
 
 
 @torch.no_grad()
-def label_errors(posterior: Posterior) -> Values:
+def label_errors(posterior: Posterior, scaling: Scaling = AS_IT_IS) -> Values:
     """Look for targets of the training data that all others speak against, each left out itself.
 
     A label is suspected if its probability is below 1 %, a number if it lies so far out that a single such
@@ -163,6 +170,7 @@ def label_errors(posterior: Posterior) -> Values:
 
     Args:
         posterior: The posterior.
+        scaling: The units of its targets.
 
     Returns:
         The suspected points, the least probable first; or the reason why points cannot be left out.
@@ -175,7 +183,7 @@ def label_errors(posterior: Posterior) -> Values:
         predicted = likelihood.predict(law)
     except Net2GPError as error:
         return {"reason": str(error)}
-    found = of_law(posterior, rows(known, index), predicted, y[index])
+    found = in_units(of_law(posterior, rows(known, index), predicted, y[index]), scaling)
     lines = _label_lines(found) if isinstance(found, Labels) else _number_lines(found, len(y))
     for line in lines:
         line["index"] = int(index[line["index"]])

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, distributions
 
 from net2gp._version import __version__
+from net2gp.data.scaling import Scaling
 from net2gp.errors import InputError, NotAvailable, check_finite
 from net2gp.inputs import check_inputs, describe, gather, num_rows, rows, same_inputs, tensors
 from net2gp.likelihoods.traits import rows_per_point
 from net2gp.posteriors import Posterior
 from net2gp.posteriors.conditioning.process import linearizations_of
 from net2gp.report.uncertainty.outcomes import Labels, Numbers
+from net2gp.show import likelihood_name, number
 from net2gp.types import Data, Inputs
 
 FEWEST = 5
@@ -37,6 +39,7 @@ class Given:
         names: The names of the classes or outputs.
         images: Whether points are images.
         known_points: How many held-out points are also training points.
+        scaling: The means and deviations with which inputs and targets were standardized.
     """
 
     x: Inputs = field(repr=False)
@@ -46,6 +49,13 @@ class Given:
     names: list[str]
     images: bool
     known_points: int
+    scaling: Scaling
+
+    def shown(self, x: Inputs) -> Inputs:
+        """Points in the units that they had before they were standardized."""
+        if not isinstance(x, Tensor) or self.scaling.x_mean is None:
+            return x
+        return self.scaling.inputs_back(x.double())
 
     def named(self, found: Labels | Numbers) -> Given:
         """Complete the names of classes or outputs, or refuse those that do not fit."""
@@ -71,6 +81,7 @@ def checked(
     columns: Sequence[str] | None,
     classes: Sequence[str] | None,
     images: bool | None,
+    scaling: Scaling | None,
 ) -> Given:
     """Check everything that can be checked before the first prediction.
 
@@ -93,7 +104,8 @@ def checked(
                 "data that it has not seen."
             )
         known = _repeated(x, posterior.x)
-    _check_law(posterior, x, y)
+    scaling = scaling or Scaling()
+    _check_scaling(scaling, x, _check_law(posterior, x, y))
     if not isinstance(others, Mapping | None):
         raise InputError(
             f"others must be inputs by name, but is {describe(others)}. Pass others={{'shifted': x}}."
@@ -102,7 +114,8 @@ def checked(
     for name, other in found.items():
         _check_shape(name, other, x)
     picture = _is_image(x) if images is None else _checked_images(images, x)
-    return Given(x, y, found, _columns(columns, x, picture), _names(classes), picture, known)
+    names = _columns(columns, x, picture), _names(classes)
+    return Given(x, y, found, *names, picture, known, scaling)
 
 
 def _example(posterior: Any) -> Tensor | None:
@@ -124,8 +137,8 @@ def _example(posterior: Any) -> Tensor | None:
 
 
 @torch.no_grad()
-def _check_law(posterior: Posterior, x: Inputs, y: Tensor) -> None:
-    """Predict two points, so that what does not fit is refused at once."""
+def _check_law(posterior: Posterior, x: Inputs, y: Tensor) -> int:
+    """Predict two points, refuse what does not fit, and return how many numbers a target has."""
     law = posterior.predict(rows(x, slice(0, 2)))
     if isinstance(law, distributions.Bernoulli) and law.probs.shape[-1] != 1:
         raise NotAvailable(
@@ -137,6 +150,8 @@ def _check_law(posterior: Posterior, x: Inputs, y: Tensor) -> None:
         check_finite(y, "y")
     f = posterior.mean(rows(x, slice(0, 1)))
     posterior.likelihood.check(f.expand(len(y), *f.shape[1:]), y)
+    of_labels = isinstance(law, distributions.Categorical | distributions.Bernoulli)
+    return 0 if of_labels else law.mean[0].numel()
 
 
 def _like(name: object, x: Any, like: Tensor | None) -> Inputs:
@@ -215,6 +230,21 @@ def _different(names: list[str], what: str) -> list[str]:
     return names
 
 
+def _check_scaling(scaling: Scaling, x: Inputs, outputs: int) -> None:
+    """Refuse a scaling of other columns, or of other targets."""
+    columns = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 0
+    pairs = {"x": columns, "y": outputs}
+    for name, count in pairs.items():
+        for part in ("mean", "std"):
+            known = getattr(scaling, f"{name}_{part}")
+            if known is not None and len(known) != count:
+                what = "columns of x" if name == "x" else "numeric targets"
+                raise InputError(
+                    f"scaling has {len(known)} numbers as {name}_{part}, but there are {count} {what}. Pass "
+                    "data.Scaling.of(x, y) of the data before they were standardized."
+                )
+
+
 def _repeated(x: Inputs, known: Inputs) -> int:
     """The number of points that are among the known ones to the last digit."""
     if not isinstance(x, Tensor) or not isinstance(known, Tensor) or x.shape[1:] != known.shape[1:]:
@@ -240,6 +270,7 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
         Texts and numbers by name.
     """
     known = {name.strip("_"): text for name, text in posterior._facts().items()}
+    known |= _in_units(posterior, given.scaling) | _network(posterior)
     found: dict[str, Any] = {**known, "held_out": f"{num_rows(given.x):,} points"}
     hashes = {"held-out inputs": _hash(tensors(given.x)), "held-out targets": _hash([given.y])}
     if posterior.x is not None and posterior.y is not None:
@@ -256,6 +287,40 @@ def facts(posterior: Posterior, given: Given) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+    return found
+
+
+def _network(posterior: Posterior) -> dict[str, str]:
+    """The network with all of its parameters, of which a structure may let some vary."""
+    if not hasattr(posterior, "linearized"):
+        return {}
+    network, varying = posterior.linearized.network, posterior.linearized.num_params
+    total = sum(one.numel() for one in network.parameters())
+    found = {"network": f"{type(network).__name__}, linearized"}
+    if total:
+        found["P"] = f"{total:,}" + (f", of which {varying:,} vary" if varying < total else "")
+    return found
+
+
+def _in_units(posterior: Posterior, scaling: Scaling) -> dict[str, str]:
+    """Noise and evidence about the targets themselves, if these were standardized: y = m + s·z.
+
+    The deviation of the noise is s times that of z, and log p(y) = log p(z) − N Σ log s.
+    """
+    if scaling.y_std is None:
+        return {}
+    found = {}
+    noise = getattr(posterior.likelihood, "noise_var", None)
+    if noise is not None:
+        s = torch.as_tensor(scaling.y_std, dtype=torch.float64)
+        var = torch.as_tensor(noise).detach().double().cpu()
+        if var.numel() in (1, len(s)):
+            stds = ", ".join(number(v) for v in (var.reshape(-1).sqrt() * s).tolist())
+            found["noise_std"] = stds
+        found["likelihood"] = f"{likelihood_name(posterior.likelihood)} of standardized targets"
+    if posterior.evidence is not None and posterior.y is not None:
+        moved = float(posterior.evidence) - len(posterior.y) * float(np.log(scaling.y_std).sum())
+        found["log_evidence"] = number(moved)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 from net2gp.conformal import PredictiveQuantile
 from net2gp.conformal.class_scores import class_probabilities
 from net2gp.conformal.interval_scores import gaussian_parts
+from net2gp.data.scaling import Scaling
 from net2gp.errors import NotAvailable
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.targets import shape_targets
@@ -136,6 +137,34 @@ def answers(
 def of_law(posterior: Posterior, x: Inputs, law: Distribution, y: Tensor) -> Labels | Numbers:
     """What a law says about points and their targets, without their novelty."""
     return _joined(x, [{**_parts(posterior, x, law, y), "novelty": None}])
+
+
+def in_units(found: Labels | Numbers, scaling: Scaling) -> Labels | Numbers:
+    """The same answers in the units that targets had before they were standardized.
+
+    With y = m + s·z for the standardized z, means and quantiles become m + s·(…), deviations s·(…), and
+    log p(y) = log p(z) − Σ log s. Probabilities and labels stay as they are, and so do the points.
+
+    Args:
+        found: What a posterior of standardized targets says.
+        scaling: Their means m and standard deviations s.
+
+    Returns:
+        What it says about the targets themselves.
+    """
+    if isinstance(found, Labels) or scaling.y_std is None or scaling.y_mean is None:
+        return found
+    m, s = np.asarray(scaling.y_mean), np.asarray(scaling.y_std)
+    log_density = None if found.log_density is None else found.log_density - np.log(s).sum()
+    return replace(
+        found,
+        mean=m + s * found.mean,
+        lower=m + s * found.lower,
+        upper=m + s * found.upper,
+        spread=s * found.spread,
+        y=None if found.y is None else m + s * found.y,
+        log_density=log_density,
+    )
 
 
 def _parts(posterior: Posterior, x: Inputs, law: Distribution, y: Tensor | None) -> dict[str, Any]:

@@ -7,14 +7,16 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
+from net2gp.data.scaling import Scaling
 from net2gp.errors import InputError, Net2GPWarning
 from net2gp.inputs import num_rows
+from net2gp.keywords import check_known, lists
 from net2gp.posteriors import Posterior
 from net2gp.progress import progress
 from net2gp.report.uncertainty.abstaining import abstaining, constant
@@ -22,7 +24,7 @@ from net2gp.report.uncertainty.calibration import calibration, differences
 from net2gp.report.uncertainty.cases import cases, label_errors
 from net2gp.report.uncertainty.facts import Given, checked, facts
 from net2gp.report.uncertainty.guarantee import guarantee
-from net2gp.report.uncertainty.outcomes import Labels, Numbers, answers
+from net2gp.report.uncertainty.outcomes import Labels, Numbers, answers, in_units
 from net2gp.report.uncertainty.pages.assembly import assembled
 from net2gp.report.uncertainty.pages.pictures import Pictures
 from net2gp.report.uncertainty.pages.words import limits, verdict
@@ -91,16 +93,24 @@ class UncertaintyReport:
         return broken(self.values["scores"], limits)
 
 
+class Options(TypedDict, total=False):
+    """How points and numbers are shown."""
+
+    columns: Sequence[str] | None
+    classes: Sequence[str] | None
+    images: bool | None
+    scaling: Scaling | None
+    title: str | None
+    command: str | None
+
+
+@lists(columns=None, classes=None, images=None, scaling=None, title=None, command=None)
 def uncertainty_report(
     posterior: Posterior,
     held_out: Data,
     *,
     others: Mapping[str, Inputs] | None = None,
-    columns: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
-    images: bool | None = None,
-    title: str | None = None,
-    command: str | None = None,
+    **options: Unpack[Options],
 ) -> UncertaintyReport:
     """Measure what a posterior's uncertainty is worth on held-out data, as one page that opens offline.
 
@@ -120,6 +130,8 @@ def uncertainty_report(
         columns: The names of the columns of x, (N, D), for slices and rows.
         classes: The names of the classes, or of the outputs of a regression.
         images: Whether points are images, (N, H, W) or (N, 1 or 3, H, W). None guesses from the shape.
+        scaling: With which inputs and targets were standardized. The page is then in the units before, and so
+            are the limits of `failures`.
         title: The title of the page.
         command: What to type to make the page again, which it then shows.
 
@@ -127,7 +139,7 @@ def uncertainty_report(
         The page and its numbers.
 
     Raises:
-        InputError: If the data are the posterior's own, or names and shapes do not fit.
+        InputError: If the data are the posterior's own, or names, shapes or the scaling do not fit.
         NotAvailable: If the posterior predicts several labels per point, or targets at places.
 
     >>> from net2gp.kernels import RBF
@@ -144,25 +156,32 @@ def uncertainty_report(
     Selective classification for deep neural networks.
     """
     start = time.perf_counter()
-    given = checked(posterior, held_out, others, columns, classes, images)
+    check_known(options, Options)
+    given = checked(posterior, held_out, others, **_of_points(options))
     total = num_rows(given.x) + sum(num_rows(x) for x in given.others.values())
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always", Net2GPWarning)
         with progress("report", total + PARTS) as advance:
-            found = answers(posterior, given.x, given.y, advance)
+            found = in_units(answers(posterior, given.x, given.y, advance), given.scaling)
             others_found = {
-                n: answers(posterior, x, None, advance) for n, x in given.others.items()
+                n: in_units(answers(posterior, x, None, advance), given.scaling)
+                for n, x in given.others.items()
             }
             given = given.named(found)
             values = _values(posterior, given, found, others_found, advance)
-    values["title"] = title or "How far to trust this posterior"
+    values["title"] = options.get("title") or "How far to trust this posterior"
     values["facts"] = facts(posterior, given)
     values["warnings"] = sorted({str(w.message) for w in caught})
     values["verdict"], values["limits"] = verdict(values), limits(values)
-    values["command"] = command
+    values["command"] = options.get("command")
     values["seconds"] = round(time.perf_counter() - start, 2)
     pictures = Pictures.of(posterior, given, values)
     return UncertaintyReport(assembled(values, pictures), values)
+
+
+def _of_points(options: Options) -> dict[str, Any]:
+    """The options about points, of which those that are left out are None."""
+    return {name: options.get(name) for name in ("columns", "classes", "images", "scaling")}
 
 
 def _values(
@@ -188,14 +207,15 @@ def _values(
     advance(note="calibration")
     values["refusing"] = abstaining(found)
     advance(note="refusing")
-    values["slices"] = slices(found, given.columns, given.names, given.images)
+    shown = replace(found, x=given.shown(found.x))
+    values["slices"] = slices(shown, given.columns, given.names, given.images)
     advance(note="slices")
     values["others"] = strangers(found, others)
     values["guarantee"] = guarantee(found, list(given.names))
     advance(note="guarantee")
-    values["cases"] = cases(posterior, found)
+    values["cases"] = cases(posterior, found, given.scaling)
     advance(note="cases")
-    values["label_errors"] = label_errors(posterior)
+    values["label_errors"] = label_errors(posterior, given.scaling)
     values["scores"] = scored(values, found)
     advance(note="labels")
     return values

@@ -53,6 +53,8 @@ def _errors(found: Numbers, names: list[str]) -> dict[str, Estimate]:
     scores = {"rmse": root(mean(squares.mean(1))), "mae": mean(np.sqrt(squares).mean(1))}
     if len(names) > 1:
         scores |= {f"rmse_{name}": root(mean(squares[:, d])) for d, name in enumerate(names)}
+        width = found.upper - found.lower
+        scores |= {f"width90_{name}": mean(width[:, d]) for d, name in enumerate(names)}
     return scores
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from net2gp.report.uncertainty.abstaining import doubts
 from net2gp.report.uncertainty.outcomes import MISSES, Labels, Numbers
+from net2gp.report.uncertainty.pages.words import number
 from net2gp.report.uncertainty.statistics import count_test, holm, share
 
 DEPTH = 3
@@ -132,7 +133,7 @@ def _quarters(values: np.ndarray, columns: Sequence[str], look: np.ndarray) -> l
 
 
 def _between(name: str, low: float, high: float) -> str:
-    ends = [f"{end:.4g}".replace("-", "−") for end in (low, high)]
+    ends = [number(end, 4) for end in (low, high)]
     if np.isinf(low):
         return f"{name} ≤ {ends[1]}"
     return f"{name} > {ends[0]}" if np.isinf(high) else f"{ends[0]} < {name} ≤ {ends[1]}"

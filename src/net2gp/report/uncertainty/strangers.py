@@ -40,7 +40,7 @@ def strangers(found: Labels | Numbers, others: dict[str, Labels | Numbers]) -> d
 
 
 def unsure(one: Labels | Numbers, like: Labels | Numbers) -> np.ndarray:
-    """The entropy of predicted classes, or the mean standard deviation in units of the targets': (N,)."""
+    """The entropy of predicted classes, or the standard deviation as `doubts` has it: (N,)."""
     if isinstance(one, Numbers):
         assert isinstance(like, Numbers)
         return doubts(one, like)

@@ -9,7 +9,7 @@ function fillSelect(select, entries) {
 function shortNumber(value) {
   if (value === Infinity) return "∞";
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(1).replace("e", " e") : String(round(value, 3));
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(1).replace("e", " e") : String(round(value, 3));
 }
 
 // Range inputs, each with the state's name, and maps between its position and the value

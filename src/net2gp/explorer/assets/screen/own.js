@@ -63,6 +63,11 @@ function drawOwnPlane(own, canvas, name) {
 }
 
 function drawOwnKernel(own) {
+  if (!own.kernel) {
+    byId("own-kernel").hidden = true;
+    byId("own-kernel-note").textContent = "This posterior has no kernel of its own.";
+    return;
+  }
   const { size, values } = own.kernel, K = decodeFloats(values), canvas = byId("own-kernel");
   const correlation = K.map((v, i) => v / Math.sqrt(K[Math.floor(i / size) * (size + 1)] * K[(i % size) * (size + 1)]));
   const [low] = extent(correlation), f = frame(canvas, [0, size], [0, size], { left: 4, right: 4, top: 4, bottom: 4 });
@@ -78,7 +83,7 @@ function makeOwn(explorer) {
   fillSelect(select, own.fields.map(({ name }) => [name, name]));
   const share = own.shares.reduce((a, b) => a + b);
   const slice = own.axes[0] === "first component" ? ` The plane of the first two principal components holds ${percent(share)} of the variance of the inputs; all else is at its mean.` : "";
-  byId("own-about").textContent = `Computed by net2gp: ${own.about}.${slice}`;
+  byId("own-about").textContent = `Computed by net2gp: ${own.about}${slice}`;
 
   const say = () => {
     const values = ownField(own, select.value), [low, high] = extent(values);

@@ -126,6 +126,7 @@ def _done(values: Values) -> str:
         "likelihood": "likelihood",
         "prior_var": "prior variance",
         "noise_var": "noise variance",
+        "noise_std": "standard deviation of the noise",
         "log_evidence": "log evidence",
         "N": "training points",
         "C": "outputs",

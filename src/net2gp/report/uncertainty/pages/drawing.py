@@ -8,11 +8,13 @@ from html import escape
 
 import numpy as np
 
+from net2gp.report.uncertainty.pages.words import number
+
 Row = Sequence[float] | np.ndarray
 """Numbers along one axis."""
 
 WIDTH, HEIGHT = 440, 330
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 52
+LEFT, RIGHT, TOP, BOTTOM = 80, 14, 14, 52
 STYLES = ("a", "b", "c")
 """Classes of the style sheet: a color, a dash pattern and a mark for each of three series."""
 
@@ -153,7 +155,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _short(value: float) -> str:
-    return f"{value + 0.0:.4g}".replace("-", "−")
+    return number(value + 0.0, 4)
 
 
 def _dot(u: float, v: float, r: float, style: str) -> str:

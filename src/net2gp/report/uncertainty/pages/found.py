@@ -109,7 +109,8 @@ def others_section(values: Values) -> str:
     what = (
         "the entropy of the classes (nats)"
         if labels
-        else "the predicted deviation in units of the targets'"
+        else "the predicted deviation"
+        + " in units of the targets', averaged" * (len(values["names"]) > 1)
     )
     words = f"""Uncertainty is {what}; novelty is the share of the prior variance that the training data
         leave open at a point. AUROC is the probability that another point has a higher score than a

@@ -199,11 +199,13 @@ def _quantiles(values: Values) -> str:
 def refusing_section(values: Values) -> str:
     """Write the curve of error against refused points, its slider and its table."""
     found, labels = values["refusing"], values["task"] == "classes"
+    several = len(values["names"]) > 1
+    error = "error rate" if labels else "standardized RMSE" if several else "RMSE"
     data = {
         "rows": found["curve"],
         "percent": labels,
-        "doubt": "P(wrong)" if labels else "the standardized deviation",
-        "error": "error rate" if labels else "standardized RMSE",
+        "doubt": "P(wrong)" if labels else f"the {'standardized ' * several}deviation",
+        "error": error,
     }
     slider = (
         '<div class="slider" id="abstain"><label for="refused">Refuse the least certain</label>'
@@ -217,25 +219,26 @@ def refusing_section(values: Values) -> str:
     words = """If points may be refused, or given to a person, the least certain should be the wrong ones.
         Thresholds are taken from the same points, which makes the numbers slightly too good for few of
         them."""
-    if not labels:
+    if several and not labels:
         words += " Standardized means in units of the standard deviation of the held-out targets."
     below = table("error by share of refused points", ["refused", "error", "kept"], rows)
     return section(
         "refusing",
         "Refusing: does it know when it is wrong?",
         text(words),
-        f'<div class="charts"><div>{_risk(found, labels)}{slider}</div>{below}</div>',
+        f'<div class="charts"><div>{_risk(found, error)}{slider}</div>{below}</div>',
     )
 
 
-def _risk(found: Values, labels: bool) -> str:
+def _risk(found: Values, error: str) -> str:
     curve = np.array([line[:2] for line in found["curve"]])
+    labels = error == "error rate"
     curve[:, 1] *= 100 if labels else 1
     chart = Chart(
         "Error of the points that are kept against the share that is refused. A curve that falls means that "
         "uncertain points are those that are wrong. The table has the numbers.",
         "% refused, the least certain first",
-        "error rate, %" if labels else "standardized RMSE",
+        "error rate, %" if labels else error,
         *((0, 95), (0, float(curve[:, 1].max()) * 1.1 or 1.0)),
     )
     chart.line([0, 95], [curve[0, 1]] * 2, "ideal", "refusing at random")

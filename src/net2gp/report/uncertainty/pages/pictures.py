@@ -64,7 +64,7 @@ def _drawn(x: Inputs, index: Iterable[int], given: Given) -> dict[int, list[str]
     wanted = sorted(set(index))
     if not wanted or not isinstance(x, Tensor):
         return {n: [] for n in wanted}
-    some = rows(x, torch.tensor(wanted, device=x.device))
+    some = given.shown(rows(x, torch.tensor(wanted, device=x.device)))
     assert isinstance(some, Tensor)
     values = some.detach().cpu().double().numpy()
     if given.images:

@@ -76,13 +76,17 @@ SCRIPT = """
   if (!box || !slider) return;
   var curve = JSON.parse(document.getElementById("curve").textContent);
   var mark = document.getElementById("kept"), text = document.getElementById("kept-text");
+  function plain(value) {
+    var text = value.toPrecision(3), size = Math.abs(value);
+    return text.indexOf("e") < 0 || size >= 1e7 || size < 1e-5 ? text : String(Number(text));
+  }
   function show() {
     var row = curve.rows[Number(slider.value)], m = mark.dataset;
     var x = Number(m.left) + (m.right - m.left) * (row[0] - m.low) / (m.high - m.low);
     mark.setAttribute("x1", x); mark.setAttribute("x2", x);
-    var error = curve.percent ? (100 * row[1]).toFixed(2) + " %" : row[1].toPrecision(3);
+    var error = curve.percent ? (100 * row[1]).toFixed(2) + " %" : plain(row[1]);
     text.textContent = "Refuse " + row[0] + " %: answer where " + curve.doubt + " ≤ " +
-      row[2].toPrecision(3) + ". The " + curve.error + " of the " + row[3] + " points that are kept is " +
+      plain(row[2]) + ". The " + curve.error + " of the " + row[3] + " points that are kept is " +
       error + ".";
     slider.setAttribute("aria-valuetext", text.textContent);
   }

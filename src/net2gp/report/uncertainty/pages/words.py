@@ -125,8 +125,9 @@ def _covered(values: Values) -> list[Sentence]:
 def _refusing(values: Values) -> list[Sentence]:
     rows = values["refusing"]["rows"]
     whole, tenth = rows["0"], rows["10"]
-    of = "error rate" if values["task"] == "classes" else "RMSE in units of the targets' deviation"
     share = values["task"] == "classes"
+    several = len(values["names"]) > 1
+    of = "error rate" if share else "RMSE" + " in units of the targets' deviations" * several
     if not whole["value"]:
         return [_say("good", f"There is no error among the held-out points (n = {values['n']:,}).")]
     ratio = tenth["value"] / whole["value"]
@@ -199,7 +200,8 @@ def _distrust(values: Values) -> list[Sentence]:
             places.append(f"where {row['name']} ({says})")
     places, more = places[:MOST_PLACES], len(places[MOST_PLACES:])
     if more:
-        places.append(f"on {more} more parts of the data, see Slices")
+        parts = "one more part" if more == 1 else f"{more} more parts"
+        places.append(f"on {parts} of the data, see Slices")
     missing = [row["name"] for row in values["slices"]["classes"] if row["found"]["n"] == 0]
     if missing:
         names = ", ".join(missing[:MOST_PLACES])
