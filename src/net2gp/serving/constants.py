@@ -82,4 +82,6 @@ def _put(graph: fx.Graph, node: fx.Node, place: int | str, constant: fx.Node) ->
         takes = {one.name: str(one.type) for one in target._schema.arguments}
         key = list(takes)[place] if isinstance(place, int) else place
         node.target = target if takes[key] == "Tensor" else target.overloadpacket.Tensor
-        node.update_arg(place, constant) if isinstance(place, int) else node.update_kwarg(place, constant)
+        node.update_arg(place, constant) if isinstance(place, int) else node.update_kwarg(
+            place, constant
+        )

@@ -1,0 +1,164 @@
+"""The page of results of `serving.py`: claims, goals and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from serving_load import CLIENTS, Load
+from serving_problems import CASES
+
+DIFFERENCE, LAST, KRON = 1e-5, 1.5, 5.0
+BATCHES = (1, 32)
+
+CLAIMS = f"""\
+1. In a fresh environment, each program differs from its posterior by at most {DIFFERENCE:g} of the largest
+   entry, in mean, variance and probabilities, for batches of 1, 7 and 256 points. Where the runtime saw other
+   gates of ReLUs than torch, the posterior is that with these gates.
+2. The server answers every request."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One program.
+
+    Args:
+        network: The network.
+        structure: The structure of the posterior.
+        runtime: What runs the program.
+        kilobytes: The size of the file.
+        difference: The largest difference from the posterior, as a share of the largest entry.
+        flipped: Points whose variances differ by more, over the batches.
+        gated: The largest difference if these are compared with the posterior with the runtime's gates.
+        rounding: What float32 leaves open by torch alone, if that was measured.
+        times: Seconds of a call, for each of the batches.
+        bare: The same of the network alone.
+        revision: The commit that was measured.
+        fresh: Whether the program ran in an environment of its own.
+    """
+
+    network: str
+    structure: str
+    runtime: str
+    kilobytes: float
+    difference: float
+    flipped: int
+    gated: float
+    rounding: dict[str, float] | None
+    times: list[float]
+    bare: list[float]
+    revision: str
+    fresh: bool
+
+    def ratio(self, place: int) -> float:
+        """How many times the network alone."""
+        return self.times[place] / self.bare[place]
+
+
+def judged(found: list[Row], load: Load) -> list[tuple[str, bool]]:
+    """The claims, each with whether it holds."""
+    largest = max(row.gated for row in found)
+    fresh = all(row.fresh for row in found)
+    where = "in fresh environments" if fresh else "with net2gp hidden"
+    text = f"1. {len(found)} programs {where}, largest difference {largest:.1e}"
+    asked = load.answered + load.errors
+    return [
+        (text, largest <= DIFFERENCE),
+        (f"2. {load.errors} errors in {asked} requests", load.errors == 0),
+    ]
+
+
+def goals(found: list[Row]) -> list[str]:
+    """What was hoped for, with what was reached, for 32 points by torch and by onnxruntime."""
+    lines = []
+    for structure, most in (("LastLayer()", LAST), ("LastLayer(Kron())", LAST), ("Kron()", KRON)):
+        for network in dict.fromkeys(row.network for row in found):
+            ratios = [
+                row.ratio(1)
+                for row in found
+                if (row.network, row.structure) == (network, structure)
+            ]
+            if ratios:
+                reached = "reached" if max(ratios) <= most else "missed"
+                reached = "reached by one runtime" if min(ratios) <= most < max(ratios) else reached
+                span = " and ".join(f"{ratio:.1f}" for ratio in ratios)
+                lines.append(
+                    f"- `{structure}` of {network}, at most {most:g} ×: {span} ×, {reached}."
+                )
+    return lines
+
+
+HEAD = (
+    "| network | structure | runtime | kB | difference | points | with gates | 1 point, ms | × network "
+    "| 32 points, ms | × network |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+)
+ROUNDINGS = (
+    "| network | structure | from float64 | points | from other convolutions | points |\n"
+    "|---|---|---:|---:|---:|---:|"
+)
+
+
+def line(row: Row) -> str:
+    """A line of the table."""
+    times = " | ".join(
+        f"{1e3 * row.times[i]:.2f} | {row.ratio(i):.1f}" for i in range(len(BATCHES))
+    )
+    facts = (
+        f"{row.kilobytes:.0f} | {row.difference:.0e} | {row.flipped} | {row.gated:.0e} | {times}"
+    )
+    return f"| {row.network} | `{row.structure}` | {row.runtime} | {facts} |"
+
+
+def roundings(found: list[Row]) -> str:
+    """A table of what float32 leaves open by torch alone."""
+    known = {(row.network, row.structure): row.rounding for row in found if row.rounding}
+    lines = [
+        f"| {network} | `{structure}` | {own['precise']:.0e} | {own['precise_points']} | {own['other']:.0e} "
+        f"| {own['other_points']} |"
+        for (network, structure), own in known.items()
+    ]
+    return "\n".join([ROUNDINGS, *lines])
+
+
+def report(found: list[Row], load: Load, verdicts: list[tuple[str, bool]]) -> str:
+    """The page of results."""
+    claims = "\n".join(
+        f"- {text}: {'holds' if holds else '**does not hold**'}" for text, holds in verdicts
+    )
+    revisions = ", ".join(dict.fromkeys(row.revision for row in found))
+    return PAGE.format(
+        revisions=revisions,
+        torch=torch.__version__,
+        claims=CLAIMS,
+        verdicts=claims,
+        goals="\n".join(goals(found)),
+        table="\n".join([HEAD, *map(line, found)]),
+        roundings=roundings(found),
+        clients=CLIENTS,
+        answered=load.answered,
+        per_second=load.per_second,
+        errors=load.errors,
+        median=1e3 * load.median,
+        slowest=1e3 * load.slowest,
+        cases=", ".join(CASES[:3]),
+    )
+
+
+PAGE = """\
+# Exported posteriors in fresh environments, and beside the bare network
+
+`python benchmarks/serving.py`, revision {revisions}, torch {torch}, one thread, CPU seconds.
+
+Claims, written down before the run:
+
+{claims}
+
+{verdicts}
+
+Goals, for 32 points by torch and by onnxruntime:
+
+{goals}
+
+{table}
+"""
