@@ -13,9 +13,9 @@ on one thread: the median over repeats of one call, for 1 and for 32 points. The
 answers a bounded number of requests of one point each from eight clients.
 
 The quick run takes the MLP alone, in this environment with net2gp hidden unless there is one in the folder,
-and writes nothing. A run of some networks replaces these in `results/serving.json`, from which
-`results/serving.md` is written. The exit status is 1 if a claim (`CLAIMS`, written down before the run) does
-not hold; goals are shown with what was reached, and do not count.
+and writes nothing. Other runs keep their rows in `results/serving.json`, go on where an interrupted run of
+the same revision was, and write `results/serving.md`. The exit status is 1 if a claim (`CLAIMS`, written down
+before the run) does not hold; goals are shown with what was reached, and do not count.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from net2gp import serving
 from serving_gates import gates, has_gates, rounding, variances_with_gates
-from serving_load import Load, under_load
+from serving_load import under_load
 from serving_problems import CASES, Problem, problem, wanted
 from serving_tables import DIFFERENCE, HEAD, Row, goals, judged, line, report
 
@@ -61,7 +61,7 @@ MORE = {
 
 RUNTIMES = {"pt2": "torch", "onnx": "onnxruntime"}
 BATCHES = (1, 32)
-MOST_SECONDS = 20.0
+MOST_SECONDS = 5.0
 """How long a call is repeated for one time."""
 
 
@@ -160,12 +160,12 @@ class Gap:
 
     Args:
         plain: The largest difference, as a share of the largest entry.
-        flipped: At how many points a variance differs by more than 1e-5, over the batches.
+        flipped: The points where a variance differs by more than 1e-5.
         gated: The largest difference, where these are compared with the posterior with the runtime's gates.
     """
 
     plain: float
-    flipped: int
+    flipped: list[int]
     gated: float
 
 
@@ -176,56 +176,86 @@ def compared(
     answers: dict[int, dict[str, Tensor]],
 ) -> Gap:
     """Compare what a program said with what its posterior says."""
-    plain, gated, flipped = [0.0], [0.0], 0
-    kinked = "draws" not in found.settings and hasattr(found.posterior.process, "widening")
-    kinked = kinked and has_gates(found.network, found.x)
+    plain, gated, flipped = [0.0], [0.0], set()
     for count, own in answers.items():
         own = {**own, "variance": own["std"].double() ** 2}
         for name, value in expected.items():
             gaps = (own[name] - value[:count]).abs().flatten(1).amax(1) / value.abs().max()
             plain.append(float(gaps.max()))
             above = [n for n, gap in enumerate(gaps.tolist()) if not gap <= DIFFERENCE]
-            if name == "variance" and above and kinked:
-                flipped += len(above)
+            if name == "variance" and above and kinked(found):
+                flipped |= {*above}
                 seen = gates(path, found.x[:count])
                 for n in above:
                     point, own_gates = found.x[n : n + 1], [one[n : n + 1] for one in seen]
                     exact = variances_with_gates(found, point, own_gates)
                     gaps[n] = (own[name][n] - exact).abs().max() / value.abs().max()
             gated.append(float(gaps.max()))
-    return Gap(max(plain), flipped, max(gated))
+    return Gap(max(plain), sorted(flipped), max(gated))
 
 
-def rows(name: str, places: Environments, quick: bool, folder: Path) -> list[Row]:
-    """All programs of a network."""
+def kinked(found: Problem) -> bool:
+    """Whether variances are those of gradients of a network with ReLUs."""
+    around = "draws" not in found.settings and hasattr(found.posterior.process, "widening")
+    return around and has_gates(found.network, found.x)
+
+
+def rows(one: str, case: str, places: Environments, quick: bool, folder: Path) -> list[Row]:
+    """Both programs of a posterior."""
     found: list[Row] = []
-    for one, case in [(name, case) for case in CASES] + MORE[name]:
-        made = problem(one, case)
-        expected, rounded = wanted(made), None
-        if case == "Kron()" and has_gates(made.network, made.x):
-            rounded = asdict(rounding(made, expected["variance"]))
-        for kind, runtime in RUNTIMES.items():
-            path = folder / f"program.{kind}"
-            serving.export(made.posterior, path, made.x, **made.settings)
-            gap = compared(made, expected, path, places.run(path, made.x, folder))
-            run = by_onnx(path) if kind == "onnx" else torch.export.load(path).module()
-            alone = bare(made.network, made.x, kind, folder)
-            repeats = 5 if quick else 15
-            times = [timed(run, made.x[:count], repeats) for count in BATCHES]
-            own = [timed(alone, made.x[:count], repeats) for count in BATCHES]
-            size = path.stat().st_size / 1024
-            facts = (one, case, runtime, size, gap.plain, gap.flipped, gap.gated, rounded)
-            found.append(Row(*facts, times, own, revision(), places.fresh))
-            print(line(found[-1]), flush=True)
+    made = problem(one, case)
+    expected = wanted(made)
+    for kind, runtime in RUNTIMES.items():
+        path = folder / f"program.{kind}"
+        serving.export(made.posterior, path, made.x, **made.settings)
+        gap = compared(made, expected, path, places.run(path, made.x, folder))
+        rounded = None
+        if kind == "onnx" and case == "Kron()" and kinked(made):
+            points = sorted({*gap.flipped, *range(16)})
+            rounded = asdict(rounding(made, expected["variance"], points))
+        run = by_onnx(path) if kind == "onnx" else torch.export.load(path).module()
+        alone = bare(made.network, made.x, kind, folder)
+        repeats = 5 if quick else 15
+        times = [timed(run, made.x[:count], repeats) for count in BATCHES]
+        own = [timed(alone, made.x[:count], repeats) for count in BATCHES]
+        facts = (path.stat().st_size / 1024, gap.plain, len(gap.flipped), gap.gated, rounded)
+        found.append(Row(one, case, runtime, *facts, times, own, revision(), places.fresh))
+        print(line(found[-1]), flush=True)
     return found
 
 
 def revision() -> str:
-    """The commit of the code that runs."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
+    """The last commit of what is measured."""
+    command = ["git", "log", "-1", "--format=%h", "--", "src", *map(str, HERE.glob("serving*.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows in a file, so that a run that was interrupted goes on where it was."""
+
+    path: Path
+
+    def rows(self) -> list[Row]:
+        """All rows of this revision."""
+        if not self.path.exists():
+            return []
+        rows = [Row(**row) for row in json.loads(self.path.read_text(encoding="utf-8"))]
+        return [row for row in rows if row.revision == revision()]
+
+    def add(self, more: list[Row]) -> None:
+        """Add rows, in the order of the table."""
+        names = [(one, case) for name in NETWORKS for one, case in cases(name)]
+        found = [*self.rows(), *more]
+        found.sort(key=lambda row: names.index((row.network, row.structure)))
+        whole = json.dumps([asdict(row) for row in found], indent=1)
+        self.path.write_text(whole + "\n", encoding="utf-8")
+
+
+def cases(name: str) -> list[tuple[str, str]]:
+    """What is measured of a network."""
+    return [(name, case) for case in CASES] + MORE[name]
 
 
 def main() -> int:
@@ -235,17 +265,21 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, help="a folder for two environments")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", UserWarning)
+    warnings.simplefilter("ignore")
     folder = options.environments
     places = Environments.of(folder if folder or options.quick else Path("build/serving"))
-    found: list[Row] = []
+    kept, found = Kept(RESULTS.with_suffix(".json")), []
     print(HEAD)
     with tempfile.TemporaryDirectory() as temporary:
         for name in ["MLP"] if options.quick else options.networks:
-            found += rows(name, places, options.quick, Path(temporary))
+            for one, case in cases(name):
+                known = [] if options.quick else kept.rows()
+                if (one, case) not in [(row.network, row.structure) for row in known]:
+                    found += rows(one, case, places, options.quick, Path(temporary))
+                    if not options.quick:
+                        kept.add(found[-2:])
         load = under_load(Path(temporary))
-    if not options.quick:
-        found = kept(found, load)
+    found = found if options.quick else kept.rows()
     verdicts = judged(found, load)
     for text, holds in verdicts:
         print(f"{text}: {'holds' if holds else 'DOES NOT HOLD'}")
@@ -253,17 +287,6 @@ def main() -> int:
     if not options.quick:
         RESULTS.write_text(report(found, load, verdicts), encoding="utf-8")
     return 0 if all(holds for _, holds in verdicts) else 1
-
-
-def kept(found: list[Row], load: Load) -> list[Row]:
-    """All rows: those of this run, and of earlier ones those of other networks."""
-    path, names = RESULTS.with_suffix(".json"), {row.network for row in found}
-    older = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    everything = [*found, *(Row(**row) for row in older if row["network"] not in names)]
-    everything.sort(key=lambda row: [*NETWORKS].index(row.network.partition(",")[0]))
-    whole = {"rows": [asdict(row) for row in everything], "load": asdict(load)}
-    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    return everything
 
 
 if __name__ == "__main__":

@@ -60,11 +60,14 @@ class Block(nn.Module):
 
 
 def residual() -> nn.Module:
-    """A ResNet-20 whose sums are Gaussian at infinite width: ReLUs in front of convolutions, no norms."""
+    """A ResNet-20 with a Gaussian at infinite width in front of each ReLU: no norms, ReLUs before weights.
+
+    A linear layer reads all pixels: a mean over them takes a covariance of each two pixels.
+    """
     widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
     blocks = [Block(before, after) for before, after in pairwise(widths)]
-    mean = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, *mean)
+    head = (nn.ReLU(), nn.Flatten(), nn.Linear(64 * 16, 10))
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, *head)
 
 
 def strided_lenet() -> nn.Module:
@@ -118,12 +121,12 @@ def _fitted(network: nn.Module, x: Tensor, structure: Any) -> Any:
 
 
 def _limit(name: str, case: str) -> Problem:
-    """The limit of an architecture given 50 points; the residual network sees images of 8 by 8."""
+    """The limit of an architecture given 50 points; the residual network sees images of 16 by 16."""
     torch.manual_seed(0)
     network, x = {
         "MLP": (dense(10, nn.ReLU), torch.randn(256, 64)),
         "LeNet": (strided_lenet(), torch.randn(256, 1, 28, 28)),
-        "ResNet-20": (residual(), torch.randn(256, 3, 8, 8)),
+        "ResNet-20": (residual(), torch.randn(256, 3, 16, 16)),
     }[name]
     kernel = LIMITS[case](network, weight_var=1.5, bias_var=0.1)
     y = torch.randn(50, 10)

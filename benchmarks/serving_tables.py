@@ -94,8 +94,8 @@ HEAD = (
     "| 32 points, ms | × network |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 ROUNDINGS = (
-    "| network | structure | from float64 | points | from other convolutions | points |\n"
-    "|---|---|---:|---:|---:|---:|"
+    "| network | structure | points | float64 differs | largest | other convolutions differ | largest |\n"
+    "|---|---|---:|---:|---:|---:|---:|"
 )
 
 
@@ -114,8 +114,8 @@ def roundings(found: list[Row]) -> str:
     """A table of what float32 leaves open by torch alone."""
     known = {(row.network, row.structure): row.rounding for row in found if row.rounding}
     lines = [
-        f"| {network} | `{structure}` | {own['precise']:.0e} | {own['precise_points']} | {own['other']:.0e} "
-        f"| {own['other_points']} |"
+        f"| {network} | `{structure}` | {own['points']} | {own['precise']} | {own['largest']:.0e} "
+        f"| {own['other']} | {own['other_largest']:.0e} |"
         for (network, structure), own in known.items()
     ]
     return "\n".join([ROUNDINGS, *lines])
