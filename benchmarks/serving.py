@@ -226,7 +226,9 @@ def rows(one: str, case: str, places: Environments, quick: bool, folder: Path) -
 
 def revision() -> str:
     """The last commit of what is measured."""
-    command = ["git", "log", "-1", "--format=%h", "--", "src", *map(str, HERE.glob("serving*.py"))]
+    measured = ["serving.py", "serving_alone.py", "serving_gates.py", "serving_problems.py"]
+    places = [str(HERE / name) for name in measured]
+    command = ["git", "log", "-1", "--format=%h", "--", str(HERE.parent / "src"), *places]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
