@@ -160,47 +160,48 @@ Goals, for 32 points by torch and by onnxruntime:
 
 {table}
 
-The difference is the largest one from the posterior in net2gp. "Points" are those, of 256, at which a variance
-differs by more than 1e-05, and "with gates" is the largest difference if the posterior at these points has the
-gates of ReLUs that the runtime saw.
+The difference is the largest one from the posterior in net2gp. "Points" are those, of 256, at which a
+variance differs by more than 1e-05, and "with gates" is the largest difference if the posterior at these
+points has the gates of ReLUs that the runtime saw.
 
 ## Gates
 
-The gradient of a network jumps where the input of a ReLU is zero, and so do variances that come from gradients.
-Sums of convolutions are rounded in an order that depends on the library, the processor and the batch, so that
-at a few points one of some hundred thousand inputs has another sign. Both answers are those of the posterior
-in float32. Torch alone leaves the same open:
+The gradient of a network jumps where the input of a ReLU is zero, and so do variances that come from
+gradients. Sums of convolutions are rounded in an order that depends on the library, the processor and the
+batch, so that at a few points one of some hundred thousand inputs has another sign. Both answers are
+those of the posterior in float32. Torch alone leaves the same open:
 
 {roundings}
 
-The points are those at which onnxruntime saw other gates, and 16 more. No order of operations avoids it, since
-the posterior's own gates come from torch's convolutions. `LastLayer()`, drawn networks and limits have no
-gradients, and no such points.
+The points are those at which onnxruntime saw other gates, and 16 more. No order of operations avoids it,
+since the posterior's own gates come from torch's convolutions. `LastLayer()`, drawn networks and limits
+have no gradients, and no such points.
 
 ## What bounds the latency
 
-The network is exported in the same way and run by the same runtime; beside a limit it is the network that has
-this limit. A `.pt2` program is run operation by operation from Python, which is most of the time of small
-networks.
+The network is exported in the same way and run by the same runtime; beside a limit it is the network that
+has this limit. A `.pt2` program is run operation by operation from Python, which is most of the time of
+small networks.
 
-`LastLayer()` with C outputs and D features has C(C+1)/2 · D(D+1)/2 different entries in its covariance, and each
-counts for each point: 1.8 million for the MLP with ten outputs, whose layers have 84,000 weights. A root of the
-covariance, the first design, takes four times as many products, and a file of 52 MB in place of 9. Sums are in
-float32 where that changes no variance of the compared points by more than 1e-06. `LastLayer(n2g.Kron())` has D² + C².
+`LastLayer()` with C outputs and D features has C(C+1)/2 · D(D+1)/2 different entries in its covariance,
+and each counts for each point: 1.8 million for the MLP with ten outputs, whose layers have 84,000
+weights. A root of the covariance, the first design, takes four times as many products, and a file of 52
+MB in place of 9. Sums are in float32 where that changes no variance of the compared points by more than
+1e-06. `LastLayer(n2g.Kron())` has D² + C².
 
-`Kron()` takes a backward pass for each output and the products of inputs and gradients for each output, which
-alone are more than twice as many forward passes as there are outputs. Then come the rotations into the
-eigenbasis, before or after that product, whichever is less. In float64 throughout, with one product for each
-point, the first design took 88 times the network for the MLP with one output by onnxruntime, where the network
-itself is six times fewer operations than the program.
+`Kron()` takes a backward pass for each output and the products of inputs and gradients for each output,
+which alone are more than twice as many forward passes as there are outputs. Then come the rotations into
+the eigenbasis, before or after that product, whichever is less. In float64 throughout, with one product
+for each point, the first design took 88 times the network for the MLP with one output by onnxruntime,
+where the network itself is six times fewer operations than the program.
 
 `novelty` compares with up to 400 training inputs by the gradients of all layers, also for `LastLayer()`.
 
 ## Under load
 
-The server, with a program of the MLP and `LastLayer()`, answered {answered} requests of {clients} clients at
-127.0.0.1, {per_second:.0f} per second, with {errors} errors: {median:.0f} ms in the median, {slowest:.0f} ms for
-one in twenty.
+The server, with a program of the MLP and `LastLayer()`, answered {answered} requests of {clients} clients
+at 127.0.0.1, {per_second:.0f} per second, with {errors} errors: {median:.0f} ms in the median,
+{slowest:.0f} ms for one in twenty.
 
 The machine runs other programs as well. CPU seconds bear that better than seconds on the clock, which those
 of the server are. Triton and TorchServe serve the same files, and were not compared.
