@@ -264,6 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="the MLP alone, without results")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--cases", nargs="+", help="structures, such as 'Kron()'; all if not given")
     parser.add_argument("--environments", type=Path, help="a folder for two environments")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -275,6 +276,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         for name in ["MLP"] if options.quick else options.networks:
             for one, case in cases(name):
+                if options.cases and case not in options.cases:
+                    continue
                 known = [] if options.quick else kept.rows()
                 if (one, case) not in [(row.network, row.structure) for row in known]:
                     found += rows(one, case, places, options.quick, Path(temporary))
