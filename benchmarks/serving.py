@@ -219,7 +219,7 @@ def rows(one: str, case: str, places: Environments, quick: bool, folder: Path) -
         times = [timed(run, made.x[:count], repeats) for count in BATCHES]
         own = [timed(alone, made.x[:count], repeats) for count in BATCHES]
         facts = (path.stat().st_size / 1024, gap.plain, len(gap.flipped), gap.gated, rounded)
-        found.append(Row(one, case, runtime, *facts, times, own, revision(), places.fresh))
+        found.append(Row(one, case, runtime, *facts, times, own, REVISION, places.fresh))
         print(line(found[-1]), flush=True)
     return found
 
@@ -233,6 +233,10 @@ def revision() -> str:
     return done.stdout.strip() or "unknown"
 
 
+REVISION = revision()
+"""That of the code that runs, whatever is committed while it does."""
+
+
 @dataclass(frozen=True)
 class Kept:
     """Rows in a file, so that a run that was interrupted goes on where it was."""
@@ -244,7 +248,7 @@ class Kept:
         if not self.path.exists():
             return []
         rows = [Row(**row) for row in json.loads(self.path.read_text(encoding="utf-8"))]
-        return [row for row in rows if row.revision == revision()]
+        return [row for row in rows if row.revision == REVISION]
 
     def add(self, more: list[Row]) -> None:
         """Add rows, in the order of the table."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from net2gp.linear.forward.factors import Factor, Outer, in_dtype
 from net2gp.posteriors.weights.covariance import Covariance
 from net2gp.posteriors.weights.kron import KronCovariance
-from net2gp.posteriors.weights.kron_blocks import KronRoot
+from net2gp.posteriors.weights.kron_blocks import KronRoot, Root
 from net2gp.posteriors.weights.last_layer import LastLayerDiagonal, LastLayerFull, LastLayerKron
 from net2gp.serving.programs.gradients import blocks, squared
 
@@ -89,12 +89,7 @@ def rooted_cover(
         dtype: In what to multiply.
     """
     if isinstance(covariance, KronCovariance):
-        covers = [
-            _kron(layer, dtype)
-            if isinstance(layer, KronRoot)
-            else lambda found, layer=layer: blocks(layer.rooted(found))
-            for layer in covariance.layers
-        ]
+        covers = [_of_layer(layer, dtype) for layer in covariance.layers]
         return lambda found: torch.stack([cover(found).double() for cover in covers]).sum(0)
 
     def cover(found: dict[str, Factor]) -> Tensor:
@@ -103,6 +98,12 @@ def rooted_cover(
         return torch.stack([blocks(factor).double() for factor in roots]).sum(0)
 
     return cover
+
+
+def _of_layer(root: Root, dtype: torch.dtype) -> Callable[[dict[str, Factor]], Tensor]:
+    if isinstance(root, KronRoot):
+        return _kron(root, dtype)
+    return lambda found: blocks(root.rooted(found))
 
 
 def _kron(root: KronRoot, dtype: torch.dtype) -> Callable[[dict[str, Factor]], Tensor]:
