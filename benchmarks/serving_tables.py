@@ -121,7 +121,13 @@ def roundings(found: list[Row]) -> str:
         f"| {own['other']} | {own['other_largest']:.0e} |"
         for (network, structure), own in known.items()
     ]
-    return "\n".join(["Torch alone leaves the same open:\n", ROUNDINGS, *lines])
+    return "\n".join(
+        [
+            "Torch alone leaves the same open, at points where onnxruntime saw other gates and 16 more:\n",
+            ROUNDINGS,
+            *lines,
+        ]
+    )
 
 
 def missing(found: list[Row]) -> str:
@@ -193,9 +199,8 @@ those of the posterior in float32.
 
 {roundings}
 
-The points are those at which onnxruntime saw other gates, and 16 more. No order of operations avoids it,
-since the posterior's own gates come from torch's convolutions. `LastLayer()`, drawn networks and limits
-have no gradients, and no such points.
+No order of operations avoids it, since the posterior's own gates come from torch's convolutions.
+`LastLayer()`, drawn networks and limits have no gradients, and no such points.
 
 ## What bounds the latency
 
