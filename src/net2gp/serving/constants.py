@@ -53,7 +53,7 @@ def _rounded(node: fx.Node) -> Iterator[tuple[int | str, float]]:
         return
     values = [node.meta.get("val"), *(one.meta.get("val") for one in node.all_input_nodes)]
     if any(isinstance(one, Tensor) and one.dtype is torch.float64 for one in values):
-        given = [*enumerate(node.args), *node.kwargs.items()]
+        given: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
         numbers = [(place, one) for place, one in given if isinstance(one, float)]
         yield from numbers if any(_differs(number) for _, number in numbers) else ()
 

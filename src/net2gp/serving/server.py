@@ -117,8 +117,7 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
     @app.post("/correct")
     async def correct(request: Request) -> Response:
         async def answer() -> Response:
-            body = await _body(request, limits)
-            number = await asyncio.to_thread(source.correct, body, limits)
+            number = await asyncio.to_thread(source.correct, await _body(request, limits), limits)
             return JSONResponse({"correction": number})
 
         return await _plainly(answer)
