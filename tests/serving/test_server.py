@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import net2gp as n2g
 from net2gp import serving
 from net2gp.errors import InputError
 from net2gp.serving.batching import Batcher
+from net2gp.serving.live import Live
 from serving.programs import fitted, table
 
 testclient = pytest.importorskip("fastapi.testclient")
@@ -184,6 +187,49 @@ def test_corrections_move_predictions_and_are_taken_back():
             assert answer.status_code == 400
             assert message in answer.json()["error"]
         assert ask() == before
+
+
+def slowed(monkeypatch, started, go_on):
+    """Let corrections wait for `go_on`, and note how many run at a time."""
+    running, most = [], []
+
+    def correct(self, x, y):
+        running.append(1)
+        most.append(len(running))
+        started.set()
+        assert go_on.wait(20)
+        number = original(self, x, y)
+        running.pop()
+        return number
+
+    original = Live.correct
+    monkeypatch.setattr(Live, "correct", correct)
+    return most
+
+
+def test_the_server_answers_while_it_corrects_one_at_a_time(monkeypatch):
+    started, go_on = threading.Event(), threading.Event()
+    most = slowed(monkeypatch, started, go_on)
+    x, y, _ = table()
+    posterior = n2g.condition(n2g.RBF(), (x[:20], y[:20]), n2g.Gaussian(0.01))
+    body = {"x": x[20:21].tolist(), "y": [[20.0]]}
+    app = create_app(posterior, Limits(corrections=2))
+    with testclient.TestClient(app) as client, ThreadPoolExecutor(3) as pool:
+        ask = lambda: client.post("/predict", json={"x": body["x"]}).json()
+        before = ask()
+        asked = [pool.submit(client.post, "/correct", json=body) for _ in range(3)]
+        try:
+            assert started.wait(20)
+            assert client.get("/health").json()["corrections"] == []
+            assert ask() == before
+        finally:
+            go_on.set()
+        answers = [one.result() for one in asked]
+        assert sorted(one.status_code for one in answers) == [200, 200, 409]
+        assert max(most) == 1
+        numbers = [one.json()["correction"] for one in answers if one.status_code == 200]
+        assert sorted(numbers) == client.get("/health").json()["corrections"] == [0, 1]
+        assert ask() != before
 
 
 def test_a_posterior_around_a_network_refuses_corrections():

@@ -54,6 +54,13 @@ def test_backward_operations_have_rules_for_any_number_of_rows(function):
         assert torch.allclose(graph(x), slope(function)(x), atol=1e-5)
 
 
+def test_padding_leaves_the_number_of_rows_open_if_they_are_the_last_axis():
+    graph = traced(lambda x: F.pad(x.mT, (0, 0, 1, 2)), [torch.randn(3, 2)])
+    for count in (1, 3, 6):
+        x = torch.randn(count, 2)
+        assert torch.equal(graph(x), F.pad(x.mT, (0, 0, 1, 2)))
+
+
 def test_a_network_runs_once_for_the_gradients_of_all_outputs():
     network = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4))
     with warnings.catch_warnings():

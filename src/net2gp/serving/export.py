@@ -37,6 +37,9 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 TRACED_ROWS = 3
 """The number of points that go through the network while its operations are noted."""
 
+COMPARED_ROWS = 8
+"""The number of points, and of data, at which sums in float32 are compared with those in float64."""
+
 
 def export(
     posterior: Posterior[Any],
@@ -179,7 +182,9 @@ def _law(posterior: Posterior[Any], x: Inputs, samples: WeightSamples | None, no
     if samples is not None:
         return drawn_networks(posterior, samples)
     if isinstance(process, AroundNetwork):
-        return around_network(process, x, novelty=novelty)
+        known = [some for some in (x, posterior.x) if some is not None]
+        few = [rows(some, slice(0, COMPARED_ROWS)) for some in known]
+        return around_network(process, few, novelty=novelty)
     if isinstance(process, Conditioned | Whitened):
         if isinstance(process.kernel, TangentKernel):
             return tangent_process(process)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from net2gp.errors import NotAvailable
+from net2gp.serving.constants import precise_constants
 
 FORMATS = ("pt2", "onnx")
 
@@ -115,6 +116,7 @@ def write_onnx(
             "ONNX files need the packages onnx and onnxscript: pip install 'net2gp[onnx]'."
         ) from error
     with _quiet():
+        program = precise_constants(program)
         exported = exported_program(program, inputs)
         with torch.no_grad():
             outputs = list(program(*inputs))

@@ -87,7 +87,7 @@ class Live:
         with self._lock:
             self.posterior = self.posterior.update((x, y))
             number, self._next = self._next, self._next + 1
-            self.corrections[number] = (x, y)
+            self.corrections = {**self.corrections, number: (x, y)}
             return number
 
     def undo(self, number: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +75,8 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
     - `POST /predict` takes `{"x": [[…], …]}`, or an npz file with the inputs by name
       (`Content-Type: application/x-npz`), and answers in the same form.
     - `POST /correct` takes `{"x": …, "y": …}` and answers `{"correction": number}`; `DELETE
-      /correct/{number}` takes the correction back. Both need a posterior, not a program.
+      /correct/{number}` takes the correction back. Both need a posterior, not a program, and run one at a
+      time in a thread beside the predictions, which see the posterior before or after them.
 
     A bad request has the status 400, 404, 405, 409 or 413 and `{"error": message}`.
 
@@ -116,7 +119,7 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
     @app.post("/correct")
     async def correct(request: Request) -> Response:
         async def answer() -> Response:
-            number = source.correct(await _body(request, limits), limits)
+            number = await asyncio.to_thread(source.correct, await _body(request, limits), limits)
             return JSONResponse({"correction": number})
 
         return await _plainly(answer)
@@ -124,7 +127,7 @@ def create_app(served: Program | Posterior[Any], limits: Limits | None = None) -
     @app.delete("/correct/{number}")
     async def undo(number: str) -> Response:
         async def answer() -> Response:
-            source.undo(number)
+            await asyncio.to_thread(source.undo, number)
             return JSONResponse({"undone": int(number)})
 
         return await _plainly(answer)
@@ -270,6 +273,7 @@ class _OfPosterior:
                 "net2gp.serving.export, and serve the program."
             )
         self.live, self.like, self.targets = Live(posterior), posterior.x, posterior.y
+        self.lock = threading.Lock()
 
     def about(self) -> dict[str, Any]:
         shape = ["N", *self.like.shape[1:]]
@@ -287,20 +291,22 @@ class _OfPosterior:
     def correct(self, body: dict[str, Any], limits: Limits) -> int:
         if set(body) != {"x", "y"}:
             raise Refused(400, f"a correction must have x and y, but has {', '.join(body)}.")
-        if len(self.live.corrections) >= limits.corrections:
-            raise Refused(409, f"{limits.corrections} corrections are held already. Undo some.")
         x, y = self._points(body["x"], limits), _tensor("y", body["y"], self.targets.dtype)
         if y.dim() == 0 or len(y) != len(x):
             raise Refused(400, f"y must have {len(x)} rows, as x has.")
-        try:
-            return self.live.correct(x, y)
-        except AttributeError as error:  # NotAvailable
-            raise Refused(409, str(error)) from None
+        with self.lock:
+            if len(self.live.corrections) >= limits.corrections:
+                raise Refused(409, f"{limits.corrections} corrections are held already. Undo some.")
+            try:
+                return self.live.correct(x, y)
+            except AttributeError as error:  # NotAvailable
+                raise Refused(409, str(error)) from None
 
     def undo(self, number: str) -> None:
-        if number not in map(str, self.live.corrections):
-            raise Refused(404, f"there is no correction {number[:20]}.")
-        self.live.undo(int(number))
+        with self.lock:
+            if number not in map(str, self.live.corrections):
+                raise Refused(404, f"there is no correction {number[:20]}.")
+            self.live.undo(int(number))
 
     def _points(self, value: Any, limits: Limits) -> Tensor:
         x = _tensor("x", value, self.like.dtype)

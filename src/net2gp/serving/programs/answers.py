@@ -121,12 +121,14 @@ def _classes(
 
 
 def _split(mean: Tensor, blocks: Tensor, binary: bool) -> Answers:
-    """diag(Λ Σ Λ) and p − p², with the curvature Λ at the mean."""
+    """diag(Λ Σ Λ) and p − p², with the curvature Λ at the mean: diag(p − p²), or diag(p) − p pᵀ."""
     p = mean.sigmoid() if binary else mean.softmax(-1)
-    curvature = torch.diag_embed(p * (1 - p) if binary else p)
-    if not binary:
-        curvature = curvature - p[:, :, None] * p[:, None]
-    epistemic = ((curvature @ blocks) * curvature).sum(-1)
+    own = blocks.diagonal(dim1=1, dim2=2)
+    if binary:
+        epistemic = (p - p.square()).square() * own
+    else:
+        moved = (blocks * p[:, None]).sum(-1)  # Σ p
+        epistemic = p.square() * (own - 2 * moved + (moved * p).sum(-1, keepdim=True))
     return {"epistemic": epistemic.clamp(min=0), "aleatoric": p - p.square()}
 
 
@@ -147,7 +149,7 @@ def _contrasts(mean: Tensor, blocks: Tensor) -> Tensor:
     top = torch.arange(C, device=mean.device) == mean.argmax(-1, keepdim=True)
     unit = top.to(blocks)
     own = blocks.diagonal(dim1=1, dim2=2)
-    cross = (unit[:, None] @ blocks)[:, 0]
+    cross = (unit[:, :, None] * blocks).sum(1)
     return ((own * unit).sum(-1, keepdim=True) + own - 2 * cross).clamp(min=0)
 
 

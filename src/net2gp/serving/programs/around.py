@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +21,8 @@ from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
 from net2gp.posteriors.weights.function_space import ConditionedCovariance
 from net2gp.posteriors.weights.last_layer import LastLayerDiagonal, LastLayerFull, LastLayerKron
 from net2gp.posteriors.weights.low_rank import Subtracted
-from net2gp.serving.programs.gradients import (
-    blocks,
-    check_network,
-    outputs,
-    outputs_and_gradients,
-)
+from net2gp.serving.programs.covers import head_cover, rooted_cover
+from net2gp.serving.programs.gradients import check_network, outputs, outputs_and_gradients
 from net2gp.serving.programs.moments import Law, Moments, left_open
 from net2gp.serving.programs.novelty import Compared, compared
 from net2gp.serving.programs.tangents import (
@@ -43,13 +39,16 @@ HEADS = (LastLayerFull, LastLayerDiagonal, LastLayerKron)
 EXPORTED = "LastLayer(), Kron(), Diagonal(), Full(), LowRank() and FunctionSpace(tol=0)"
 """The structures that have a program of their own."""
 
+ROUNDING = 1e-6
+"""Up to this share of a point's largest variance, products in float32 may differ from those in float64."""
 
-def around_network(process: AroundNetwork, x: Inputs, *, novelty: bool) -> Law:
+
+def around_network(process: AroundNetwork, points: list[Inputs], *, novelty: bool) -> Law:
     """Return the law of a network with a Gaussian over its weights.
 
     Args:
         process: The process.
-        x: Some points.
+        points: Some points, and some of the data if they are at hand.
         novelty: Whether training inputs count.
 
     Returns:
@@ -70,8 +69,8 @@ def around_network(process: AroundNetwork, x: Inputs, *, novelty: bool) -> Law:
         for key, seen in (("seen", process.seen), ("wide", wide)):
             if seen is not None:
                 noted[key] = compared(seen, linearized, C)
-    passes = _Passes.of(linearized, covariance, list(noted.values()), x, C)
-    cover = _covariance(covariance, linearized)
+    passes = _Passes.of(linearized, covariance, list(noted.values()), points[0], C)
+    cover = _precise_enough(covariance, linearized, passes, points)
 
     def moments(x: Inputs) -> Moments:
         out, found, phi = passes(x)
@@ -207,9 +206,10 @@ def _check_head(linearized: Linearized, head: nn.Module, x: Inputs) -> None:
         )
 
 
-def _covariance(covariance: Covariance, linearized: Linearized) -> Cover:
+def _cover(covariance: Covariance, linearized: Linearized, dtype: torch.dtype) -> Cover:
+    """The function from gradients and features to J Σ Jᵀ, with products in `dtype` where that is a choice."""
     if isinstance(covariance, HEADS):
-        head = _head_blocks(covariance)
+        head = head_cover(covariance, dtype)
         return lambda found, phi: head(phi)  # type: ignore[arg-type]
     if isinstance(covariance, ConditionedCovariance):
         return weight_blocks(covariance.process, linearized)
@@ -221,35 +221,27 @@ def _covariance(covariance: Covariance, linearized: Linearized) -> Cover:
             f"a covariance of the kind {type(covariance).__name__} cannot be exported exactly. Use one of "
             f"{EXPORTED}, or pass draws=32, which serves draws of the weights."
         )
-
-    def cover(found: dict[str, Factor], phi: Tensor | None) -> Tensor:
-        roots = covariance.rooted({name: found[name] for name in linearized.params})
-        parts = [blocks(factor).double() for factor in roots]
-        return torch.stack(parts).sum(0)
-
-    return cover
+    rooted = rooted_cover(covariance, tuple(linearized.params), dtype)
+    return lambda found, phi: rooted(found)
 
 
-def _head_blocks(covariance: Covariance) -> Callable[[Tensor], Tensor]:
-    if isinstance(covariance, LastLayerFull):
-        C = covariance.num_classes
-        root = covariance.root.reshape(C, -1, len(covariance.L))
-        wide = root.transpose(0, 1).reshape(root.shape[1], -1)  # (D', C·q)
+def _precise_enough(
+    covariance: Covariance, linearized: Linearized, passes: _Passes, points: list[Inputs]
+) -> Cover:
+    """Products in float32 if at all of these points they are as good as those in float64, else in float64.
 
-        def full(phi: Tensor) -> Tensor:
-            sides = (phi.double() @ wide).unflatten(1, (C, -1))
-            return sides @ sides.mT
-
-        return full
-    if isinstance(covariance, LastLayerDiagonal):
-        variance = covariance.variance.double()
-        return lambda phi: torch.diag_embed(phi.double().square() @ variance.mT)
-    assert isinstance(covariance, LastLayerKron)
-    layer = covariance.layer
-    turn, spread, Q = layer.scale[:, None] * layer.QA[0], layer.spread[0].square(), layer.QG[0]
-
-    def kron(phi: Tensor) -> Tensor:
-        weights = (phi.double() @ turn).square() @ spread.mT
-        return (Q * weights[:, None, :]) @ Q.mT
-
-    return kron
+    Rounding is the larger a share of a variance the more the data say of a point. So the points to compare
+    are training points where there are any.
+    """
+    wide = _cover(covariance, linearized, torch.float64)
+    if linearized.example.dtype != torch.float32:
+        return wide
+    narrow = _cover(covariance, linearized, torch.float32)
+    for some in points:
+        with torch.no_grad():
+            _, found, phi = passes(some)
+            exact = wide(found, phi)
+            gap = (narrow(found, phi).double() - exact).abs().amax((1, 2))
+        if not bool((gap <= ROUNDING * exact.diagonal(dim1=1, dim2=2).amax(1)).all()):
+            return wide
+    return lambda found, phi: narrow(found, phi).double()

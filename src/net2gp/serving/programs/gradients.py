@@ -27,6 +27,9 @@ from net2gp.types import Inputs
 DRAWS_INSTEAD = "Pass draws=32, which serves any network by drawn weights."
 """What to do about a network whose gradients cannot be written out."""
 
+PIECE = 4096
+"""Entries of gradients that are summed at a time."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Tap:
@@ -195,8 +198,19 @@ def blocks(factor: Factor) -> Tensor:
         else:
             spread = (a.sum(-1) * factor.scale.square())[:, None, None]
         return (g * spread) @ g.mT
-    J = direct(factor)
-    return J @ J.mT
+    return squared(direct(factor))
+
+
+def squared(J: Tensor) -> Tensor:
+    """Return J Jᵀ for J (B, C, p) as the sum of the products of pieces of it.
+
+    One sum over a hundred thousand entries loses two digits of float32, sums of some thousand none.
+    """
+    products = [piece @ piece.mT for piece in J.split(PIECE, -1)]
+    total = products[0]
+    for one in products[1:]:
+        total = total + one
+    return total
 
 
 def direct(factor: Factor) -> Tensor:
