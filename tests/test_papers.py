@@ -11,14 +11,14 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from net2gp.cli import app
 from net2gp.errors import InputError
 from net2gp.report import papers as papers_module
 from net2gp.report.atlas import atlas, atlas_page
-from net2gp.report.papers import PaperResult, list_papers, papers_folder, run_paper
-from net2gp.report.papers_command import paper as command
+from net2gp.report.papers import list_papers, papers_folder, run_paper
+from net2gp.report.reproductions import PaperResult
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPERS = ROOT / "papers"
@@ -67,7 +67,7 @@ def folder(tmp_path):
             text = body
         (place / f"{name}.py").write_text(text, encoding="utf-8")
         index += f'[{name}]\nprogram = "{name}.py"\ntitle = "On {name} & <b>"\n'
-        index += 'source = "A book."\nquick = "Three of them."\n'
+        index += 'source = "A book."\nquick = "Three of them."\nfull = "one second"\n'
     (place / "papers.toml").write_text(index, encoding="utf-8")
     return place
 
@@ -94,8 +94,7 @@ def test_the_index_names_every_program_of_the_repository_and_says_where_numbers_
     for path in PAPERS.glob("*/*.py"):
         text = path.read_text(encoding="utf-8")
         own = 'if __name__ == "__main__"' in text and path.parent not in pages
-        chosen_by_hand = path.name == "widths.py"  # a search over schedules: it reproduces nothing
-        if own and not chosen_by_hand:
+        if own:
             assert path in programs, path
 
 
@@ -215,9 +214,7 @@ def test_without_results_the_page_quotes_no_number(folder):
 
 
 def run(*arguments):
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["paper", *map(str, arguments)])
 
 
 def test_the_command_prints_tables_and_ends_with_1_unless_all_came_out_as_expected(
@@ -228,7 +225,7 @@ def test_the_command_prints_tables_and_ends_with_1_unless_all_came_out_as_expect
     assert "1 of 1 as expected" in good.stdout
     wrong = run("wrong", "--papers", folder, "--json")
     assert wrong.exit_code == 1
-    (found,) = json.loads(wrong.stdout)
+    (found,) = json.loads(wrong.stdout)["papers"]
     assert found["rows"][0]["difference"] == 0.5
     assert found["agrees"] is False
     every = run("--all", "--papers", folder, "--out", tmp_path / "page.html")
