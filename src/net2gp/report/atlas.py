@@ -56,7 +56,7 @@ def atlas(
         for paper in chosen:
             advance(0, note=paper.name)
             results.append(run_paper(paper.name, quick=quick, folder=folder))
-            if record and not results[-1].error:
+            if record and results[-1].ended:
                 keep_record(results[-1], folder)
             _write(target, papers, results)
             advance(note=paper.name)

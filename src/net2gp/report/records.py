@@ -25,11 +25,11 @@ def keep_record(result: PaperResult, folder: str | os.PathLike | None = None) ->
         The file, `results/NAME.json` in that folder.
 
     Raises:
-        InputError: If the program stopped, so that there is nothing to keep, or the file cannot be written.
+        InputError: If the program did not end, so that there is nothing to keep, or the file cannot be written.
     """
-    if result.error:
+    if not result.ended:
         raise InputError(
-            f"{result.paper.name} stopped ({result.error}), so that nothing is recorded. Run it again."
+            f"{result.paper.name} did not end ({result.outcome}), so that nothing is recorded. Run it again."
         )
     path = papers_folder(folder) / RESULTS / f"{result.paper.name}.json"
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []

@@ -136,9 +136,14 @@ class PaperResult:
         return ("quick" if self.quick else "full") + more
 
     @property
+    def ended(self) -> bool:
+        """Whether the program came to its end, with whatever verdict."""
+        return self.status in (0, 1) and not self.error and bool(self.rows)
+
+    @property
     def agrees(self) -> bool:
         """Whether the program ended well and everything came out as expected."""
-        return self.status == 0 and not self.error and bool(self.rows)
+        return self.ended and self.status == 0
 
     @property
     def outcome(self) -> str:

@@ -78,7 +78,7 @@ def paper(options: PaperOptions) -> Result:
         out=options.out,
         folder=options.papers,
     )
-    if options.record and not result.error:
+    if options.record and result.ended:
         say(f"recorded in {keep_record(result, options.papers)}.")
     return _result([result], str(result))
 
