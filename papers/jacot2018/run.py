@@ -232,7 +232,7 @@ def table(widths: list[int], measures: dict[str, Measures]) -> list[Row]:
         for name, value in {**expected["bounds"], **expected[study]}.items():
             fit = Slope.fit(widths[: len(found[name])], found[name])
             bound = name not in expected[study]
-            note = f"± {fit.error:.3f}   {found[name][0].mean():.2g} → {found[name][-1].mean():.2g}"
+            note = f"± {fit.error:.3f}; {found[name][0].mean():.2g} → {found[name][-1].mean():.2g}"
             allowed = tolerance["slope"] + tolerance["errors"] * fit.chance
             rows.append(Row(f"{study}: {name}", value, fit.value, allowed, note, bound))
     return rows

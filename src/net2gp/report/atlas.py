@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,15 +133,27 @@ def counts(papers: Sequence[Paper], results: Sequence[PaperResult]) -> str:
 def summary_rows(
     papers: Sequence[Paper], results: Sequence[PaperResult]
 ) -> tuple[tuple[str, ...], ...]:
-    """Name and title, kind of run, outcome, date and seconds of each run; a row also for what did not run."""
+    """Name and title, kind of run, outcome, date and seconds of each run, and of parts together.
+
+    What did not run has a row as well.
+    """
     rows = []
     for paper in papers:
-        name = f"{paper.name}: {paper.title}"
-        of_it = [result for result in results if result.paper.name == paper.name]
+        name, kinds = f"{paper.name}: {paper.title}", defaultdict(list)
+        for one in (result for result in results if result.paper.name == paper.name):
+            kinds["full, in parts" if one.is_part else one.kind].append(one)
         rows += [
-            (name, one.kind, one.outcome, one.date, f"{one.seconds:.0f}") for one in of_it
+            (name, kind, _outcome(runs), runs[0].date, f"{sum(one.seconds for one in runs):.0f}")
+            for kind, runs in kinds.items()
         ] or [(name, "", "not run", "", "")]
     return tuple(rows)
+
+
+def _outcome(runs: Sequence[PaperResult]) -> str:
+    """The outcome of one run, or of several together if all of them ended."""
+    if len(runs) > 1 and all(one.ended for one in runs):
+        return tally(row for one in runs for row in one.rows)
+    return "; ".join(one.outcome for one in runs)
 
 
 def said(result: PaperResult) -> str:

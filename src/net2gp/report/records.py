@@ -25,7 +25,8 @@ def keep_record(result: PaperResult, folder: str | os.PathLike | None = None) ->
         The file, `results/NAME.json` in that folder.
 
     Raises:
-        InputError: If the program did not end, so that there is nothing to keep, or the file cannot be written.
+        InputError: If the program did not end, so that there is nothing to keep, or if the file cannot be
+            written.
     """
     if not result.ended:
         raise InputError(

@@ -136,6 +136,11 @@ class PaperResult:
         return ("quick" if self.quick else "full") + more
 
     @property
+    def is_part(self) -> bool:
+        """Whether the program was told to run some of its parts only."""
+        return "--only" in self.options
+
+    @property
     def ended(self) -> bool:
         """Whether the program came to its end, with whatever verdict."""
         return self.status in (0, 1) and not self.error and bool(self.rows)
