@@ -4,14 +4,18 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from net2gp.report import list_papers, read_records
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PROGRAM = re.compile(r"papers/\w+/\w+\.py")
 NUMBER = re.compile(r"(?<![\w.\-–−])[-−]?\d*\.?\d+(?![\w.]*\d)")
 
 
@@ -118,10 +122,50 @@ def test_the_page_of_benchmarks_leads_to_every_result():
     assert missing == []
 
 
-def test_every_paper_with_reference_numbers_has_a_recorded_run():
-    recorded = {path.stem.split("_")[0] for path in (ROOT / "papers" / "results").glob("*.md")}
-    papers = {path.parent.name for path in ROOT.glob("papers/*/*.toml")} - {"lecture"}
-    assert papers <= recorded
+def test_every_reproduction_has_a_recorded_run():
+    assert {run.paper.name for run in read_records()} == {paper.name for paper in list_papers()}
+
+
+@cache
+def recorded_numbers(programs: frozenset[str]) -> list[tuple[float, int]]:
+    """All numbers with a decimal point that the recorded runs of these programs found or printed."""
+    runs = [
+        run for run in read_records() if run.paper.program.relative_to(ROOT).as_posix() in programs
+    ]
+    found = "\n".join(run.printed for run in runs)
+    return values(found) + [
+        (row.ours, 9) for run in runs for row in run.rows if isinstance(row.ours, float)
+    ]
+
+
+def page_of(program: str) -> str:
+    """The program of a reproduction that runs this one: that of a folder with a page runs all of them."""
+    page = Path(program).parent / "page.py"
+    named = {paper.program.relative_to(ROOT).as_posix() for paper in list_papers()}
+    return program if program in named else page.as_posix()
+
+
+def quoted(text: str) -> list[tuple[set[str], str]]:
+    """Where a page names programs of reproductions: they, and the text from there to the next heading."""
+    found = []
+    for section in re.split(r"^##+ ", text, flags=re.MULTILINE):
+        plain = re.sub(r"^```.*?^```", "", section, flags=re.MULTILINE | re.DOTALL)
+        paragraphs = plain.split("\n\n")
+        named = [PROGRAM.findall(paragraph) for paragraph in paragraphs]
+        if any(named):
+            first = next(at for at, names in enumerate(named) if names)
+            programs = {page_of(name) for names in named for name in names}
+            found.append((programs, "\n\n".join(paragraphs[first:])))
+    return found
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+def test_what_a_page_quotes_of_a_reproduction_is_in_a_record(page):
+    for programs, text in quoted(page.read_text("utf-8")):
+        measured = recorded_numbers(frozenset(programs))
+        for value, places in values(re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)):
+            near = 0.5 * 10.0**-places + 1e-9
+            assert any(abs(abs(value) - abs(m)) <= near for m, p in measured if p >= places), value
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
