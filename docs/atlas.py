@@ -30,7 +30,6 @@ def sections(papers: Sequence[Paper], results: Sequence[PaperResult]) -> str:
     for paper in papers:
         parts += [f"## {paper.name}", f"{paper.title}."]
         parts += [f"Where the expected numbers are from: {paper.source}"]
-        parts += [f"A full run takes {paper.full}."]
         parts += [part for one in results if one.paper == paper for part in run(one)]
     return "\n\n".join(parts)
 

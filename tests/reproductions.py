@@ -48,6 +48,6 @@ def write(place: Path) -> Path:
             text = body
         (place / f"{name}.py").write_text(text, encoding="utf-8")
         index += f'[{name}]\nprogram = "{name}.py"\ntitle = "On {name} & <b>"\n'
-        index += 'source = "A book."\nquick = "Three of them."\nfull = "one second"\n'
+        index += 'source = "A book."\nquick = "Three of them."\nfull = "one second."\n'
     (place / "papers.toml").write_text(index, encoding="utf-8")
     return place

@@ -27,7 +27,7 @@ def add(papers: Path, name: str, body: str) -> None:
     (papers / f"{name}.py").write_text(PROGRAM.format(papers=here, body=body), encoding="utf-8")
     with (papers / "papers.toml").open("a", encoding="utf-8") as index:
         index.write(f'[{name}]\nprogram = "{name}.py"\ntitle = "On {name}"\n')
-        index.write('source = "A book."\nquick = "Nothing."\nfull = "one second"\n')
+        index.write('source = "A book."\nquick = "Nothing."\nfull = "one second."\n')
 
 
 def test_a_table_is_printed_and_the_exit_code_says_whether_all_is_as_expected(papers, run):

@@ -160,7 +160,7 @@ def said(result: PaperResult) -> str:
     """What to know about a run: what is left out, and what a full run would take."""
     words = [f"Not computed: {what}." for what in result.left_out]
     if result.quick:
-        words.insert(0, f"A quick run: {result.paper.quick} A full run takes {result.paper.full}.")
+        words.insert(0, f"A quick run: {result.paper.quick} Full run: {result.paper.full}")
         if any(row.bound in ("claim", "exception") for row in result.rows):
             words.insert(1, "A comparison counts as better by its mean alone, without a test.")
     return " ".join(words)

@@ -17,7 +17,7 @@ class Paper:
         title: The paper.
         source: Where the expected numbers come from.
         quick: What a quick run leaves out.
-        full: What a full run takes.
+        full: What a full run takes, or why it was not recorded.
         program: The program.
     """
 
