@@ -5,13 +5,14 @@ import re
 import subprocess
 import sys
 from functools import cache
+from html import escape
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from net2gp.report import list_papers, read_records
+from net2gp.report import Table, list_papers, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -138,6 +139,27 @@ def recorded_numbers(programs: frozenset[str]) -> list[tuple[float, int]]:
     ]
 
 
+def test_the_atlas_has_every_number_of_every_record_and_where_it_is_from():
+    hook = program("docs/atlas.py")
+    text = hook.sections(list_papers(), read_records())
+    for run in read_records():
+        assert f"`{run.command}`, revision {run.revision}, {run.date} UTC" in text
+        assert run.paper.source in text
+        for row in run.rows:
+            assert all(f"<td>{escape(cell)}</td>" in text for cell in (row.title, *row.cells()[:2]))
+    for paper in list_papers():
+        assert f"\n## {paper.name}\n" in text
+        assert f"](atlas.md#{paper.name})" in hook.summary(list_papers(), [], "atlas.md")
+    assert text.count("<table>") == len(read_records())
+
+
+def test_no_character_of_a_name_is_markup_in_the_atlas():
+    table = Table(("", "ours"), (("a < b | *c*", "1"),))
+    html = program("docs/atlas.py").html(table)
+    assert "<td>a &lt; b | *c*</td>" in html
+    assert "\n\n" not in html
+
+
 def page_of(program: str) -> str:
     """The program of a reproduction that runs this one: that of a folder with a page runs all of them."""
     page = Path(program).parent / "page.py"
@@ -209,3 +231,5 @@ def test_the_site_is_built_without_warnings_and_without_broken_links(tmp_path):
     api = (tmp_path / "site" / "api.html").read_text("utf-8")
     assert re.search(r"Examples that use <code>laplace</code>:</strong> <a", api)
     assert len(list((tmp_path / "site" / "examples").glob("*.png"))) >= 22
+    atlas = (tmp_path / "site" / "atlas.html").read_text("utf-8")
+    assert atlas.count("What the program printed") == len(read_records())
