@@ -57,8 +57,8 @@ def test_all_of_them_make_a_page_and_one_that_stops_does_not_stop_the_others(pap
     page = tmp_path / "page.html"
     every = run("paper", "--all", "--papers", papers, "--out", page, "--record")
     assert every.code == 1
-    assert "crash: stopped, after 1 of 1" in every.out
-    assert "silent: failed: exit status 9" in every.out
+    assert "crash (quick): stopped, after 1 of 1" in every.out
+    assert "silent (quick): failed: exit status 9" in every.out
     assert "4 of 4 reproductions ran" in page.read_text(encoding="utf-8")
     assert [one.paper.name for one in read_records(papers)] == ["good", "wrong"]
     again = run("paper", "--all", "--recorded", "--papers", papers, "--out", page)

@@ -114,7 +114,7 @@ def _all(options: PaperOptions) -> Result:
         results = recorded_atlas(page, folder=options.papers)
     else:
         results = atlas(page, options.quick, record=options.record, folder=options.papers)
-    outcomes = "\n".join(f"{one.paper.name}: {one.outcome}" for one in results)
+    outcomes = "\n".join(f"{one.paper.name} ({one.kind}): {one.outcome}" for one in results)
     return _result(results, f"{outcomes}\nThe page is at {page.resolve()}.")
 
 
