@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,18 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 COPIED = (
     "benchmarks/results/*.md",
     "benchmarks/results/*.png",
-    "papers/results/*.md",
     "papers/README.md",
     "papers/lecture/README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 )
 """Which files outside of docs/ are on the site, at the same place below its root."""
-
-RUNS = "<!-- reproductions -->"
-RECORDED = re.compile(
-    r"# (.*)\n\nMade by `(.*?)` at revision .*?, in (\d+) seconds .*? What came is (.*)\.\n"
-)
 
 CODE = re.compile(r"(^```.*?^```[ ]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -44,7 +37,6 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
     """Let the links of a page lead to where their targets are on the site."""
     name = page.file.src_uri
-    markdown = markdown.replace(RUNS, runs()) if name == "reproductions.md" else markdown
     inside = (ROOT / "docs" / name).exists()
     if not inside and not (ROOT / name).exists():
         return markdown  # made by the build, as those of the gallery: its links are right
@@ -60,22 +52,6 @@ def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
 
     pieces = CODE.split(markdown)
     return "".join(p if p.startswith("```") else LINK.sub(moved, p) for p in pieces)
-
-
-def runs() -> str:
-    """A table of the recorded runs of the papers' programs: what each shows, its command, what came."""
-    rows = ["| program | it shows | seconds | what came |", "|---|---|---:|---|"]
-    for path in sorted(ROOT.glob("papers/results/*.md")):
-        text = path.read_text(encoding="utf-8")
-        found = RECORDED.match(text)
-        if found is None:
-            raise PluginError(f"{path} is not as papers/keep.py writes it")
-        title, command, seconds, came = found.groups()
-        name = command.split()[1].removeprefix("papers/")
-        quick = ", quick" if "--quick" in command else ""
-        link = f"[`{name}`](../papers/results/{path.name}){quick}"
-        rows.append(f"| {link} | {title} | {seconds} | {came} |")
-    return "\n".join(rows)
 
 
 def place(folder: str, target: str) -> str | None:

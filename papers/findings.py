@@ -25,7 +25,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -118,6 +118,14 @@ def add(entries: Iterable[Entry]) -> None:
         for entry in entries
     )
     RECORDER.write()
+
+
+def show(numbers: Mapping[str, float], published: Mapping[str, float] | None = None) -> None:
+    """Add numbers that are not judged, beside published ones where there are some."""
+    beside = published or {}
+    add(
+        Entry(name, beside.get(name), value, None, True, "shown") for name, value in numbers.items()
+    )
 
 
 def leave_out(what: str) -> None:

@@ -179,20 +179,30 @@ def spectral(matrices: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Slope:
-    """y ∝ xᵖ: the exponent p by least squares of log y on log x, and its standard error."""
+    """y ∝ xᵖ: the exponent p by least squares of log y on log x, and its standard error.
+
+    `error` is by the distances of the means from the line; `chance` by the spread of the repetitions, which
+    says how far the exponent would move with others, and nothing about whether the law is a power.
+    """
 
     value: float
     error: float
+    chance: float = 0.0
 
     @staticmethod
     def fit(x: Sequence[float], y: Tensor) -> Slope:
         """`y` is (len(x), S) for S repetitions; geometric means over them are what is fitted."""
         u = np.log(np.asarray(x, float))
-        v = np.log(y.double().cpu().numpy().reshape(len(u), -1)).mean(1)
+        logs = np.log(y.double().cpu().numpy().reshape(len(u), -1))
+        v, count = logs.mean(1), logs.shape[1]
         (value, _), covariance = np.polyfit(u, v, 1, cov="unscaled")
         residual = v - np.polyval(np.polyfit(u, v, 1), u)
         noise = float(residual @ residual) / max(1, len(u) - 2)
-        return Slope(float(value), float((covariance[0, 0] * noise) ** 0.5))
+        each = (u - u.mean()) / ((u - u.mean()) ** 2).sum()
+        spread = logs.var(1, ddof=1) / count if count > 1 else np.zeros(len(u))
+        return Slope(
+            float(value), float((covariance[0, 0] * noise) ** 0.5), float((each**2 @ spread) ** 0.5)
+        )
 
 
 def as_normal(value: float, freedom: int) -> float:

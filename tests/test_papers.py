@@ -7,69 +7,23 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 from html import unescape
-from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from net2gp.errors import InputError
 from net2gp.report import papers as papers_module
 from net2gp.report.atlas import atlas, atlas_page
-from net2gp.report.papers import PaperResult, list_papers, papers_folder, run_paper
-from net2gp.report.papers_command import paper as command
-
-ROOT = Path(__file__).resolve().parent.parent
-PAPERS = ROOT / "papers"
-
-PROGRAM = """
-import argparse, sys
-sys.path.insert(0, {papers!r})
-import findings
-from findings import Entry
-parser = argparse.ArgumentParser()
-parser.add_argument("--out")
-parser.add_argument("--count", type=int, default=100)
-options = findings.parse(parser, quick={{"count": 3}})
-{body}
-"""
-
-GOOD = """
-findings.topic("sums")
-findings.add([Entry("count", 3, options.count, 97, True)])
-findings.leave_out("the rest, which takes days")
-"""
-WRONG = """
-findings.add([
-    Entry("a number", 2.0, 2.5, 0.1, False, note="half a unit too much"),
-    Entry("a bound", 1.0, 0.5, 0.0, True, "at most"),
-    Entry("beside it", 0.9, 0.8, None, True, "shown"),
-    Entry("a claim", None, "+0.1 ± 0.2", None, True, "claim"),
-    Entry("excused", None, "-1 ± 0.2", None, True, "exception", "no, an exception: known"),
-    Entry("no number", 1.0, float("nan"), 0.1, False),
-])
-sys.exit(1)
-"""
-CRASH = 'findings.add([Entry("first", 1.0, 1.0, 0.0, True)])\nraise OSError("no such digits")'
-SILENT = "import os; print('killed', flush=True); os._exit(9)"
+from net2gp.report.papers import list_papers, papers_folder, run_paper
+from net2gp.report.records import keep_record, read_records
+from net2gp.report.reproductions import PaperResult
+from reproductions import PAPERS, write
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of four reproductions: as expected, not as expected, stopped, and ended without a word."""
-    place = tmp_path / "clone" / "papers"
-    place.mkdir(parents=True)
-    index = ""
-    for name, body in {"good": GOOD, "wrong": WRONG, "crash": CRASH, "silent": SILENT}.items():
-        text = PROGRAM.format(papers=str(PAPERS), body=body)
-        if name == "silent":
-            text = body
-        (place / f"{name}.py").write_text(text, encoding="utf-8")
-        index += f'[{name}]\nprogram = "{name}.py"\ntitle = "On {name} & <b>"\n'
-        index += 'source = "A book."\nquick = "Three of them."\n'
-    (place / "papers.toml").write_text(index, encoding="utf-8")
-    return place
+    return write(tmp_path / "clone" / "papers")
 
 
 @pytest.fixture
@@ -94,8 +48,7 @@ def test_the_index_names_every_program_of_the_repository_and_says_where_numbers_
     for path in PAPERS.glob("*/*.py"):
         text = path.read_text(encoding="utf-8")
         own = 'if __name__ == "__main__"' in text and path.parent not in pages
-        chosen_by_hand = path.name == "widths.py"  # a search over schedules: it reproduces nothing
-        if own and not chosen_by_hand:
+        if own:
             assert path in programs, path
 
 
@@ -214,37 +167,65 @@ def test_without_results_the_page_quotes_no_number(folder):
     assert page.count("<section>") == 1
 
 
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def test_a_record_comes_back_as_it_was_and_a_later_run_of_the_same_command_takes_its_place(folder):
+    first, full = (run_paper("good", quick=quick, folder=folder) for quick in (True, False))
+    more = run_paper("good", options=("--count", "5"), folder=folder)
+    for result in (full, more, first):
+        path = keep_record(result, folder)
+    assert read_records(folder) == (first, more, full)
+    again = run_paper("good", folder=folder)
+    keep_record(again, folder)
+    assert read_records(folder) == (again, more, full)
+    assert more.kind == "quick, --count 5"
+    assert more.rows[0].ours == 5
+    assert path == folder / "results" / "good.json"
+    assert [one.name for one in path.parent.iterdir()] == ["good.json"]
 
 
-def test_the_command_prints_tables_and_ends_with_1_unless_all_came_out_as_expected(
-    folder, tmp_path
-):
-    good = run("good", "--papers", folder)
-    assert good.exit_code == 0
-    assert "1 of 1 as expected" in good.stdout
-    wrong = run("wrong", "--papers", folder, "--json")
-    assert wrong.exit_code == 1
-    (found,) = json.loads(wrong.stdout)
-    assert found["rows"][0]["difference"] == 0.5
-    assert found["agrees"] is False
-    every = run("--all", "--papers", folder, "--out", tmp_path / "page.html")
-    assert every.exit_code == 1
-    assert "crash: stopped, after 1 of 1" in every.stdout
-    assert (tmp_path / "page.html").is_file()
+def test_what_a_program_printed_is_kept_without_where_files_lie(folder):
+    body = "print(options.out, __file__, sys.prefix, 'error \\u2264 1')\n"
+    (folder / "good.py").write_text(
+        (folder / "good.py").read_text(encoding="utf-8") + body, encoding="utf-8"
+    )
+    printed = run_paper("good", folder=folder).printed
+    assert str(folder.parent) not in printed
+    assert sys.prefix not in printed
+    last = printed.splitlines()[-1]
+    assert (last.split()[0], last[-9:]) == ("figures", "error ≤ 1")
 
 
-def test_the_command_refuses_in_a_sentence(folder):
-    unknown = run("nothing", "--papers", folder)
-    assert (unknown.exit_code, unknown.stdout) == (1, "")
-    assert "net2gp: there is no reproduction 'nothing'" in unknown.stderr
-    assert run("good", "--all", "--papers", folder).exit_code == 2
-    listed = run("--papers", folder)
-    assert listed.exit_code == 0
-    assert "good    On good" in listed.stdout
+def test_programs_that_did_not_end_are_not_recorded_and_wrong_ones_are(folder):
+    for name in ("crash", "silent"):
+        with pytest.raises(InputError, match=f"{name} did not end .* nothing is recorded"):
+            keep_record(run_paper(name, folder=folder), folder)
+    keep_record(run_paper("wrong", folder=folder), folder)
+    (wrong,) = read_records(folder)
+    assert not wrong.agrees
+    assert "NO" in shown(atlas_page(list_papers(folder), [wrong]))
+
+
+def test_a_program_that_was_killed_after_its_last_row_has_not_ended(folder):
+    text = (folder / "good.py").read_text(encoding="utf-8") + "import os; os._exit(9)\n"
+    (folder / "good.py").write_text(text, encoding="utf-8")
+    result = run_paper("good", folder=folder)
+    assert not result.ended
+    assert result.outcome == "exit status 9, after 1 of 1 as expected"
+
+
+def test_records_of_unknown_reproductions_are_refused(folder):
+    keep_record(run_paper("good", folder=folder), folder)
+    (folder / "results" / "good.json").rename(folder / "results" / "gone.json")
+    with pytest.raises(InputError, match=r"records of gone, which papers\.toml does not name"):
+        read_records(folder)
+
+
+def test_parts_of_a_reproduction_are_one_line_of_the_summary(folder):
+    result = run_paper("good", quick=False, folder=folder)
+    parts = [replace(result, options=("--only", one), seconds=2.0) for one in ("a", "b")]
+    cells = shown(atlas_page(list_papers(folder), parts))
+    at = cells.index("full, in parts")
+    assert cells[at + 1] == "2 of 2 as expected"
+    assert cells[at + 3] == "4"
 
 
 def test_options_that_are_given_win_over_those_of_a_quick_run(findings):

@@ -4,14 +4,19 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
+from html import escape
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from net2gp.report import Table, list_papers, read_records
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PROGRAM = re.compile(r"papers/\w+/\w+\.py")
 NUMBER = re.compile(r"(?<![\w.\-–−])[-−]?\d*\.?\d+(?![\w.]*\d)")
 
 
@@ -118,10 +123,71 @@ def test_the_page_of_benchmarks_leads_to_every_result():
     assert missing == []
 
 
-def test_every_paper_with_reference_numbers_has_a_recorded_run():
-    recorded = {path.stem.split("_")[0] for path in (ROOT / "papers" / "results").glob("*.md")}
-    papers = {path.parent.name for path in ROOT.glob("papers/*/*.toml")} - {"lecture"}
-    assert papers <= recorded
+def test_every_reproduction_has_a_recorded_run():
+    assert {run.paper.name for run in read_records()} == {paper.name for paper in list_papers()}
+
+
+@cache
+def recorded_numbers(programs: frozenset[str]) -> list[tuple[float, int]]:
+    """All numbers with a decimal point that the recorded runs of these programs found or printed."""
+    runs = [
+        run for run in read_records() if run.paper.program.relative_to(ROOT).as_posix() in programs
+    ]
+    found = "\n".join(run.printed for run in runs)
+    return values(found) + [
+        (row.ours, 9) for run in runs for row in run.rows if isinstance(row.ours, float)
+    ]
+
+
+def test_the_atlas_has_every_number_of_every_record_and_where_it_is_from():
+    hook = program("docs/atlas.py")
+    text = hook.sections(list_papers(), read_records())
+    for run in read_records():
+        assert f"`{run.command}`, revision {run.revision}, {run.date} UTC" in text
+        assert run.paper.source in text
+        for row in run.rows:
+            assert all(f"<td>{escape(cell)}</td>" in text for cell in (row.title, *row.cells()[:2]))
+    for paper in list_papers():
+        assert f"\n## {paper.name}\n" in text
+        assert f"](atlas.md#{paper.name})" in hook.summary(list_papers(), [], "atlas.md")
+    assert text.count("<table>") == len(read_records())
+
+
+def test_no_character_of_a_name_is_markup_in_the_atlas():
+    table = Table(("", "ours"), (("a < b | *c*", "1"),))
+    html = program("docs/atlas.py").html(table)
+    assert "<td>a &lt; b | *c*</td>" in html
+    assert "\n\n" not in html
+
+
+def page_of(program: str) -> str:
+    """The program of a reproduction that runs this one: that of a folder with a page runs all of them."""
+    page = Path(program).parent / "page.py"
+    named = {paper.program.relative_to(ROOT).as_posix() for paper in list_papers()}
+    return program if program in named else page.as_posix()
+
+
+def quoted(text: str) -> list[tuple[set[str], str]]:
+    """Where a page names programs of reproductions: they, and the text from there to the next heading."""
+    found = []
+    for section in re.split(r"^##+ ", text, flags=re.MULTILINE):
+        plain = re.sub(r"^```.*?^```", "", section, flags=re.MULTILINE | re.DOTALL)
+        paragraphs = plain.split("\n\n")
+        named = [PROGRAM.findall(paragraph) for paragraph in paragraphs]
+        if any(named):
+            first = next(at for at, names in enumerate(named) if names)
+            programs = {page_of(name) for names in named for name in names}
+            found.append((programs, "\n\n".join(paragraphs[first:])))
+    return found
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+def test_what_a_page_quotes_of_a_reproduction_is_in_a_record(page):
+    for programs, text in quoted(page.read_text("utf-8")):
+        measured = recorded_numbers(frozenset(programs))
+        for value, places in values(re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)):
+            near = 0.5 * 10.0**-places + 1e-9
+            assert any(abs(abs(value) - abs(m)) <= near for m, p in measured if p >= places), value
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
@@ -165,3 +231,5 @@ def test_the_site_is_built_without_warnings_and_without_broken_links(tmp_path):
     api = (tmp_path / "site" / "api.html").read_text("utf-8")
     assert re.search(r"Examples that use <code>laplace</code>:</strong> <a", api)
     assert len(list((tmp_path / "site" / "examples").glob("*.png"))) >= 22
+    atlas = (tmp_path / "site" / "atlas.html").read_text("utf-8")
+    assert atlas.count("What the program printed") == len(read_records())

@@ -227,13 +227,14 @@ def draw_kernels(widths: list[int], measures: Measures, out: Path) -> None:
 def table(widths: list[int], measures: dict[str, Measures]) -> list[Row]:
     """Fitted exponents beside the expected ones."""
     expected = studies.expected_of(__file__)
-    rows, tolerance = [], expected["tolerance"]["slope"]
+    rows, tolerance = [], expected["tolerance"]
     for study, found in measures.items():
         for name, value in {**expected["bounds"], **expected[study]}.items():
             fit = Slope.fit(widths[: len(found[name])], found[name])
             bound = name not in expected[study]
-            note = f"± {fit.error:.3f}   {found[name][0].mean():.2g} → {found[name][-1].mean():.2g}"
-            rows.append(Row(f"{study}: {name}", value, fit.value, tolerance, note, bound))
+            note = f"± {fit.error:.3f}; {found[name][0].mean():.2g} → {found[name][-1].mean():.2g}"
+            allowed = tolerance["slope"] + tolerance["errors"] * fit.chance
+            rows.append(Row(f"{study}: {name}", value, fit.value, allowed, note, bound))
     return rows
 
 

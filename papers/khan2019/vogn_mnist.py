@@ -175,6 +175,7 @@ def report(scores: dict[str, Scores], seconds: dict[str, float]) -> None:
     for name, s in scores.items():
         numbers = 1 - s.error, s.nll, s.calibration, s.auroc, float(s.outside.mean()), s.confidence
         print(f"{name:<26}" + "".join(f"{number:12.4f}" for number in numbers))
+        findings.show({f"{name}: {key}": v for key, v in zip(names, numbers, strict=True)})
     print(", ".join(f"{name}: {value:.0f} s" for name, value in seconds.items()))
 
 
@@ -206,7 +207,7 @@ def study(size: Size) -> tuple[dict[str, Scores], dict[str, float]]:
     (x, y), (x_test, y_test) = mnist("train"), mnist("test")
     clothes = fashion_mnist("test")[0]
     seconds: dict[str, float] = {}
-    adam = timed(seconds, "AdamSettings", train_adam, x, y, size.steps)
+    adam = timed(seconds, "Adam", train_adam, x, y, size.steps)
     posterior = timed(seconds, "VOGN", train_vogn, x, y, size.steps)
     assert isinstance(adam, nn.Module)
     assert isinstance(posterior, Posterior)
@@ -214,7 +215,7 @@ def study(size: Size) -> tuple[dict[str, Scores], dict[str, float]]:
     digits = x_test[: size.digits], y_test[: size.digits]
     few = x_test[: size.linearized], y_test[: size.linearized]
     scores = {
-        "AdamSettings": score(point(adam), digits, clothes[: size.digits]),
+        "Adam": score(point(adam), digits, clothes[: size.digits]),
         "VOGN, its mean": score(point(posterior.linearized), digits, clothes[: size.digits]),
         "VOGN, drawn networks": score(
             averaged(posterior, size.draws), digits, clothes[: size.digits]
@@ -228,7 +229,7 @@ def study(size: Size) -> tuple[dict[str, Scores], dict[str, float]]:
 
 def rows(scores: dict[str, Scores]) -> list[Row]:
     """What should hold of the predictions."""
-    adam, drawn = scores["AdamSettings"], scores["VOGN, drawn networks"]
+    adam, drawn = scores["Adam"], scores["VOGN, drawn networks"]
     return [
         Row("error of drawn networks", PUBLISHED_ERROR, drawn.error, 0.0, at_most=True),
         Row("NLL of drawn networks", PUBLISHED_NLL, drawn.nll, 0.0, at_most=True),

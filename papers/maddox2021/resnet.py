@@ -350,6 +350,8 @@ def main(arguments: list[str] | None = None) -> int:
     problem = digits(options) if options.quick else cifar(options)
     rows = run(problem, options)
     print_rows(rows)
+    scores = "accuracy", "NLL", "ECE", *problem.others, "fit s", "predict s"
+    findings.show({f"{row['method']}: {key}": row[key] for row in rows for key in scores})
     return 0 if claims.judge(stated(rows, problem.test[1].cpu(), options.quick)) else 1
 
 

@@ -343,6 +343,13 @@ def main(arguments: list[str] | None = None) -> int:
             f"{old / row.seconds:>7.1f}×{row.gigabytes:>8.1f}{row.mean_error:>10.4f}"
             f"{row.variance_error:>14.3f}"
         )
+    findings.show(
+        {f"{r.axis} {r.size:,}, {r.space}: seconds": r.seconds for r in rows},
+        {
+            f"{r.axis} {r.size:,}, {r.space}: seconds": published(r.axis, r.space, r.size)
+            for r in rows
+        },
+    )
     for axis in PUBLISHED:
         print(f"crossover in {axis}: {crossing([row for row in rows if row.axis == axis])}")
     return 0 if claims.judge(stated(rows, options.draws, options.device != "cpu")) else 1

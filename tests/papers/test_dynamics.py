@@ -128,6 +128,17 @@ def test_standard_error_of_a_slope_is_the_spread_of_fits():
     assert float(stated / spread) == pytest.approx(1.0, abs=0.12)
 
 
+def test_chance_of_a_slope_is_the_spread_over_other_repetitions():
+    x = [2.0**k for k in range(6)]
+    spreads = torch.tensor([1.0, 0.7, 0.5, 0.4, 0.3, 0.2])[:, None]
+    noise = spreads * torch.randn(400, 6, 8, generator=torch.Generator().manual_seed(0))
+    fits = [studies.Slope.fit(x, one.exp()) for one in noise]
+    spread = torch.tensor([fit.value for fit in fits]).std()
+    stated = torch.tensor([fit.chance for fit in fits]).square().mean().sqrt()
+    assert float(stated / spread) == pytest.approx(1.0, abs=0.12)
+    assert studies.Slope.fit(x, noise[0, :, 0].exp()).chance == 0.0
+
+
 def test_chi_square_numbers_become_standard_normal():
     sums = torch.randn(400, 5, generator=torch.Generator().manual_seed(0)).square().sum(1)
     normal = torch.tensor([studies.as_normal(float(value), 5) for value in sums])

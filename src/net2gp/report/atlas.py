@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +11,9 @@ from net2gp._version import __version__
 from net2gp.errors import InputError
 from net2gp.progress import progress
 from net2gp.report.page import Section, Table, page
-from net2gp.report.papers import (
-    HEAD,
-    Paper,
-    PaperResult,
-    find_papers,
-    list_papers,
-    run_paper,
-    tally,
-)
+from net2gp.report.papers import find_papers, list_papers, run_paper
+from net2gp.report.records import keep_record, read_records
+from net2gp.report.reproductions import HEAD, Paper, PaperResult, tally
 
 TITLE = "Atlas of reproductions"
 
@@ -32,6 +27,7 @@ def atlas(
     quick: bool = True,
     names: Sequence[str] | None = None,
     *,
+    record: bool = False,
     folder: str | os.PathLike | None = None,
 ) -> tuple[PaperResult, ...]:
     """Run reproductions and write one self-contained page of what they found.
@@ -43,6 +39,7 @@ def atlas(
         quick: Whether to run the small versions, which take from seconds to some minutes each. Full runs
             take minutes to days.
         names: Which reproductions. None runs all.
+        record: Whether to keep what was found in the folder's `results`, but for programs that stopped.
         folder: The folder `papers` of a checkout. None looks for it.
 
     Returns:
@@ -60,9 +57,31 @@ def atlas(
         for paper in chosen:
             advance(0, note=paper.name)
             results.append(run_paper(paper.name, quick=quick, folder=folder))
+            if record and results[-1].ended:
+                keep_record(results[-1], folder)
             _write(target, papers, results)
             advance(note=paper.name)
     return tuple(results)
+
+
+def recorded_atlas(
+    path: str | os.PathLike, *, folder: str | os.PathLike | None = None
+) -> tuple[PaperResult, ...]:
+    """Write the page of what was recorded of the reproductions, without running any.
+
+    Args:
+        path: The HTML file to write.
+        folder: The folder `papers` of a checkout. None looks for it.
+
+    Returns:
+        What was recorded.
+
+    Raises:
+        InputError: If the folder is unknown, or if the file cannot be written.
+    """
+    results = read_records(folder)
+    _write(Path(path).expanduser(), list_papers(folder), results)
+    return results
 
 
 def _write(path: Path, papers: Sequence[Paper], results: Sequence[PaperResult]) -> None:
@@ -88,50 +107,87 @@ def atlas_page(papers: Sequence[Paper], results: Sequence[PaperResult]) -> str:
     Returns:
         The HTML.
     """
-    ran = {result.paper.name: result for result in results}
-    rows = tuple(_summary(paper, ran.get(paper.name)) for paper in papers)
-    missing = len(papers) - len(ran)
-    counts = f"Numbers and claims: {tally(row for result in results for row in result.rows)}."
-    text = f"""{len(ran)} of {len(papers)} reproductions ran; {missing} did not. {counts if ran else ""}
-
-        `within?` compares the difference with what was allowed before the run: ≤ and ≥ mark bounds, and rows
-        without a number are claims in words, which the programs judge. Some programs compare with the
-        numbers of a paper, others with what it proves or with an independent computation: each section
-        says which. An excepted claim is one of a paper's that was stated beforehand not to hold here; the
-        note has the reason."""
-    summary = Section(
-        "What ran", text, (), table=Table(("", "kind", "outcome", "date (UTC)", "seconds"), rows)
-    )
+    text = f"{counts(papers, results)}\n\n        {READING}"
+    head = ("", "run", "outcome", "date (UTC)", "seconds")
+    summary = Section("What ran", text, (), table=Table(head, summary_rows(papers, results)))
     sections = [summary, *(_section(result) for result in results)]
     return page(TITLE, LEAD, sections, f"Written by net2gp {__version__}.")
 
 
-def _summary(paper: Paper, result: PaperResult | None) -> tuple[str, ...]:
-    if result is None:
-        return (f"{paper.name}: {paper.title}", "", "not run", "", "")
-    kind = "quick" if result.quick else "full"
-    name = f"{paper.name}: {paper.title}"
-    return (name, kind, result.outcome, result.date, f"{result.seconds:.0f}")
+READING = """`within?` compares the difference with what was allowed before the run: ≤ and ≥ mark bounds,
+and rows without a number are claims in words, which the programs judge. Some programs compare with the
+numbers of a paper, others with what it proves or with an independent computation: each section says which. An
+excepted claim is one of a paper's that was stated beforehand not to hold here; the note has the reason."""
+
+
+def counts(papers: Sequence[Paper], results: Sequence[PaperResult]) -> str:
+    """How many reproductions ran, and how much of what they found is as expected, in words."""
+    ran = {result.paper.name for result in results}
+    found = f" Numbers and claims: {tally(row for result in results for row in result.rows)}."
+    return (
+        f"{len(ran)} of {len(papers)} reproductions ran; {len(papers) - len(ran)} did not."
+        f"{found if ran else ''}"
+    )
+
+
+def summary_rows(
+    papers: Sequence[Paper], results: Sequence[PaperResult]
+) -> tuple[tuple[str, ...], ...]:
+    """Name and title, kind of run, outcome, date and seconds of each run, and of parts together.
+
+    What did not run has a row as well.
+    """
+    rows = []
+    for paper in papers:
+        name, kinds = f"{paper.name}: {paper.title}", defaultdict(list)
+        for one in (result for result in results if result.paper.name == paper.name):
+            kinds["full, in parts" if one.is_part else one.kind].append(one)
+        rows += [
+            (name, kind, _outcome(runs), runs[0].date, f"{sum(one.seconds for one in runs):.0f}")
+            for kind, runs in kinds.items()
+        ] or [(name, "", "not run", "", "")]
+    return tuple(rows)
+
+
+def _outcome(runs: Sequence[PaperResult]) -> str:
+    """The outcome of one run, or of several together if all of them ended."""
+    if len(runs) > 1 and all(one.ended for one in runs):
+        return tally(row for one in runs for row in one.rows)
+    return "; ".join(one.outcome for one in runs)
+
+
+def said(result: PaperResult) -> str:
+    """What to know about a run: what is left out, and what a full run would take."""
+    words = [f"Not computed: {what}." for what in result.left_out]
+    if result.quick:
+        words.insert(0, f"A quick run: {result.paper.quick} Full run: {result.paper.full}")
+        if any(row.bound in ("claim", "exception") for row in result.rows):
+            words.insert(1, "A comparison counts as better by its mean alone, without a test.")
+    return " ".join(words)
+
+
+def made(result: PaperResult) -> str:
+    """By which command, at which revision, when, and on what a run was made."""
+    machine = f", on {result.machine}" if result.machine else ""
+    return (
+        f"`{result.command}`, revision {result.revision}, {result.date} UTC, "
+        f"{result.seconds:.0f} s{machine}."
+    )
 
 
 def _section(result: PaperResult) -> Section:
-    said = [f"Not computed: {what}." for what in result.left_out]
-    if result.quick:
-        said.insert(0, f"A quick run: {result.paper.quick}")
-        if any(row.bound in ("claim", "exception") for row in result.rows):
-            said.insert(1, "A comparison counts as better by its mean alone, without a test.")
     text = f"""Where the expected numbers are from: {result.paper.source}
 
-        {" ".join(said)}
+        {said(result)}
 
-        `{result.command}`, revision {result.revision}, {result.date} UTC, {result.seconds:.0f} s.
+        {made(result)}
 
         {result.outcome[0].upper()}{result.outcome[1:]}."""
-    return Section(result.paper.title, text, (), table=_table(result) if result.rows else None)
+    return Section(result.paper.title, text, (), table=table(result) if result.rows else None)
 
 
-def _table(result: PaperResult) -> Table:
-    """The rows, without columns that are empty in all of them."""
+def table(result: PaperResult) -> Table:
+    """The rows of a run, without columns that are empty in all of them."""
     lines = [(row.title, *row.cells(), row.note) for row in result.rows]
     some = [any(cells) for cells in zip(*lines, strict=True)]
     head = ("", *HEAD, "note")

@@ -8,205 +8,28 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shlex
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 import net2gp
 from net2gp._version import __version__
 from net2gp.errors import InputError
 from net2gp.progress import progress
+from net2gp.report.reproductions import Paper, PaperResult, PaperRow
 
 INDEX = "papers.toml"
 """The file that names the programs, in the folder where they lie."""
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A reproduction that can be run.
-
-    Args:
-        name: What `run_paper` calls it.
-        title: The paper.
-        source: Where the expected numbers come from.
-        quick: What a quick run leaves out.
-        program: The program.
-    """
-
-    name: str
-    title: str
-    source: str
-    quick: str
-    program: Path
-
-
-@dataclass(frozen=True)
-class PaperRow:
-    """A number beside the expected one, or a claim.
-
-    Args:
-        name: What the number is, or the claim in words.
-        paper: The expected number, or None for a claim.
-        ours: What was found.
-        allowed: The difference that is allowed, or None.
-        bound: How they are compared: "within", "at most", "at least", "shown" (not judged), "claim" or
-            "exception" (a claim that was expected to fail here).
-        holds: Whether it came out as expected.
-        note: What the program adds, such as a known exception.
-        topic: What a group of rows is about.
-    """
-
-    name: str
-    paper: float | str | None
-    ours: float | str
-    allowed: float | str | None
-    bound: str
-    holds: bool
-    note: str = ""
-    topic: str = ""
-
-    @property
-    def title(self) -> str:
-        """The name, with the topic in front."""
-        return f"{self.topic}: {self.name}" if self.topic else self.name
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less the paper's, or None without two numbers."""
-        if isinstance(self.paper, float | int) and isinstance(self.ours, float | int):
-            return self.ours - self.paper
-        return None
-
-    @property
-    def verdict(self) -> str:
-        """The word in the last column."""
-        if self.bound == "shown":
-            return "not judged"
-        if not self.holds:
-            return "NO"
-        return "excepted" if self.bound == "exception" else "yes"
-
-    def cells(self) -> tuple[str, str, str, str, str]:
-        """Paper, ours, the difference, how much of it is allowed, and the verdict."""
-        sign = {"at most": "≤ ", "at least": "≥ "}.get(self.bound, "")
-        gap = self.difference
-        return (
-            "" if self.paper is None else sign + _number(self.paper),
-            _number(self.ours),
-            "" if gap is None else f"{gap:+.2g}",
-            "" if self.allowed is None else _number(self.allowed, 2),
-            self.verdict,
-        )
-
-
-def _number(value: float | str, digits: int = 5) -> str:
-    return value if isinstance(value, str) else f"{value:.{digits}g}"
-
-
-HEAD = ("paper", "ours", "difference", "allowed", "within?")
-
-
-@dataclass(frozen=True)
-class PaperResult:
-    """What a reproduction found.
-
-    Args:
-        paper: The reproduction.
-        rows: Its numbers and claims, in the program's order.
-        left_out: What the program did not compute, and why.
-        error: What stopped the program, or "".
-        status: The program's exit status.
-        quick: Whether it was a quick run.
-        command: What was run, from the folder above `papers`.
-        revision: The commit of the checkout, and whether files differed from it.
-        date: When it started, in UTC.
-        seconds: How long it took.
-    """
-
-    paper: Paper
-    rows: tuple[PaperRow, ...]
-    left_out: tuple[str, ...]
-    error: str
-    status: int
-    quick: bool
-    command: str
-    revision: str
-    date: str
-    seconds: float
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the program ended well and everything came out as expected."""
-        return self.status == 0 and not self.error and bool(self.rows)
-
-    @property
-    def outcome(self) -> str:
-        """In words: what agrees, or what went wrong."""
-        judged = [row for row in self.rows if row.bound != "shown"]
-        good, counted = sum(row.holds for row in judged), tally(self.rows)
-        if self.error:
-            return f"stopped, after {counted}: {self.error}" if judged else f"failed: {self.error}"
-        if not self.agrees and good == len(judged):
-            return f"exit status {self.status}, after {counted}"
-        return counted
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
-        rows = [vars(row) | {"difference": row.difference} for row in self.rows]
-        paper = vars(self.paper) | {"program": self.paper.program.name}
-        found = vars(self) | {"paper": paper, "rows": rows, "left_out": list(self.left_out)}
-        return found | {"agrees": self.agrees, "outcome": self.outcome}
-
-    def __str__(self) -> str:
-        """A table: paper, ours, difference and whether it is within what is allowed."""
-        lines = [(row.title, *row.cells()) for row in self.rows]
-        table = [("", *HEAD), *lines]
-        widths = [max(len(line[k]) for line in table) for k in range(len(HEAD) + 1)]
-        text = [
-            "  ".join(
-                cell.ljust(width) if k == 0 else cell.rjust(width)
-                for k, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in table
-        ]
-        notes = [
-            f"{row.title}: {row.note}"
-            for row in self.rows
-            if row.note and (not row.holds or row.bound == "exception")
-        ]
-        return "\n".join(
-            [
-                self.paper.title,
-                f"Expected: {self.paper.source}",
-                *text,
-                *notes,
-                *(f"Not computed: {what}" for what in self.left_out),
-                f"{self.outcome} ({self.command}, revision {self.revision}, {self.seconds:.0f} s)",
-            ]
-        )
-
-
-def tally(rows: Iterable[PaperRow]) -> str:
-    """Count what came out as expected, and the exceptions among it, which were expected to fail.
-
-    Args:
-        rows: Numbers and claims.
-
-    Returns:
-        The counts in words.
-    """
-    judged = [row for row in rows if row.bound != "shown"]
-    good = [row for row in judged if row.holds]
-    excepted = sum(row.bound == "exception" for row in good)
-    words = f", of which {excepted} excepted" if excepted else ""
-    return f"{len(good)} of {len(judged)} as expected{words}"
 
 
 def papers_folder(folder: str | os.PathLike | None = None) -> Path:
@@ -257,7 +80,7 @@ def list_papers(folder: str | os.PathLike | None = None) -> tuple[Paper, ...]:
     place = papers_folder(folder)
     index = tomllib.loads((place / INDEX).read_text(encoding="utf-8"))
     return tuple(
-        Paper(name, entry["title"], entry["source"], entry["quick"], place / entry["program"])
+        Paper(name=name, **entry | {"program": place / entry["program"]})
         for name, entry in index.items()
     )
 
@@ -279,17 +102,20 @@ def run_paper(
     name: str,
     *,
     quick: bool = True,
+    options: Sequence[str] = (),
     out: str | os.PathLike | None = None,
     folder: str | os.PathLike | None = None,
 ) -> PaperResult:
     """Run a reproduction and return its numbers beside the expected ones.
 
     The program runs in a process of its own with the sources of its checkout. A full run takes minutes to
-    days; what it needs beyond the repository is read from the folder that NET2GP_DATA names.
+    days, as the `full` of a `Paper` says; what it needs beyond the repository is read from the folder that
+    NET2GP_DATA names.
 
     Args:
         name: One of the names of `list_papers()`.
         quick: Whether to run the small version, which takes seconds to some minutes.
+        options: More options of the program, such as `("--device", "cuda")`.
         out: The folder for figures and for the program's own output, `NAME.log`. None keeps neither.
         folder: The folder `papers` of a checkout. None looks for it.
 
@@ -297,36 +123,43 @@ def run_paper(
         What was found. A program that fails is a result too, with the reason as its `error`.
 
     Raises:
-        InputError: If the folder or the name is unknown.
+        InputError: If the folder or the name is unknown, or if `out` cannot be made.
     """
     (paper,) = find_papers([name], folder)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(out).expanduser().resolve() if out is not None else Path(scratch) / "figures"
-        place.mkdir(parents=True, exist_ok=True)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make the folder {place} ({error.strerror}). Pass another one as `out`."
+            ) from error
         with progress(name, None):
-            return _run(paper, quick, place, Path(scratch) / "found.json")
+            return _run(paper, quick, options, place, Path(scratch) / "found.json")
 
 
-def _run(paper: Paper, quick: bool, out: Path, found: Path) -> PaperResult:
+def _run(paper: Paper, quick: bool, options: Sequence[str], out: Path, found: Path) -> PaperResult:
     checkout = _checkout(paper)
     program = str(paper.program.relative_to(checkout))
-    options = ["--quick"] if quick else []
+    given = [*(["--quick"] if quick else []), *options]
     date, revision, start = datetime.now(UTC), _revision(checkout), perf_counter()
-    sources = [str(checkout / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with (out / f"{paper.name}.log").open("w", encoding="utf-8") as log:
+    log = out / f"{paper.name}.log"
+    with log.open("w", encoding="utf-8") as stream:
         done = subprocess.run(
-            [sys.executable, program, *options, "--out", str(out), "--json", str(found)],
+            [sys.executable, program, *given, "--out", str(out), "--json", str(found)],
             cwd=checkout,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sources)},
+            env=_environment(checkout),
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=stream,
             stderr=subprocess.STDOUT,
         )
+    seconds = perf_counter() - start
+    printed = _without_places(log.read_text(encoding="utf-8"), checkout, out)
     written: dict[str, Any] = {"rows": [], "left_out": [], "error": ""}
     if found.is_file():
         written = json.loads(found.read_text(encoding="utf-8"))
     else:
-        last = (out / f"{paper.name}.log").read_text(encoding="utf-8").strip().splitlines()[-1:]
+        last = printed.splitlines()[-1:]
         written["error"] = f"exit status {done.returncode}: {' '.join(last)}"
     return PaperResult(
         paper=paper,
@@ -335,11 +168,44 @@ def _run(paper: Paper, quick: bool, out: Path, found: Path) -> PaperResult:
         error=written["error"],
         status=done.returncode,
         quick=quick,
-        command=" ".join(["python", program, *options]),
+        command=shlex.join(["python", program, *given]),
         revision=revision,
         date=date.strftime("%Y-%m-%d %H:%M"),
-        seconds=perf_counter() - start,
+        seconds=seconds,
+        options=tuple(options),
+        machine=_machine(),
+        printed=printed,
     )
+
+
+def _environment(checkout: Path) -> dict[str, str]:
+    """That of this process, with the sources of the checkout first, and output as it comes."""
+    sources = [str(checkout / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(sources),
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _without_places(text: str, checkout: Path, out: Path) -> str:
+    """What a program printed, without where files lie on this machine."""
+    for place, word in ((out, "figures"), (checkout, "."), (Path(sys.prefix), "python")):
+        text = text.replace(str(place), word)
+    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+
+
+def _machine() -> str:
+    """Processor, threads, PyTorch, and a GPU if there is one."""
+    threads = torch.get_num_threads()
+    words = [
+        platform.machine(),
+        f"{threads} thread{'s' if threads > 1 else ''}",
+        f"PyTorch {torch.__version__}",
+    ]
+    if torch.cuda.is_available():
+        words.append(torch.cuda.get_device_name())
+    return ", ".join(words)
 
 
 def _checkout(paper: Paper) -> Path:
@@ -348,7 +214,9 @@ def _checkout(paper: Paper) -> Path:
 
 
 def _revision(checkout: Path) -> str:
-    """The commit of a checkout, and whether files differ from it."""
+    """The commit of a checkout, and whether files differ from it. For a copy, NET2GP_REVISION says it."""
+    if told := os.environ.get("NET2GP_REVISION"):
+        return told
     git = ["git", "-C", str(checkout)]
     try:
         commit = subprocess.run(

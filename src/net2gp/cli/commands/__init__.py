@@ -10,16 +10,13 @@ from net2gp.cli.commands.explore import explore
 from net2gp.cli.commands.fit import fit
 from net2gp.cli.commands.info import info
 from net2gp.cli.commands.kernel import kernel
+from net2gp.cli.commands.paper import paper
 from net2gp.cli.commands.predict import predict
 from net2gp.cli.commands.report import report
 from net2gp.cli.running import command
-from net2gp.report.papers_command import paper
 
 
 def register(app: typer.Typer) -> None:
     """Add all commands to an application."""
-    for one in (fit, predict, report, compare, kernel, explore):
+    for one in (fit, predict, report, compare, kernel, explore, paper, info, demo):
         command(app)(one)
-    app.command("paper")(paper)
-    for other in (info, demo):
-        command(app)(other)
