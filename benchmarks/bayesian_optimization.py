@@ -276,9 +276,9 @@ def write(
     lines = [
         "# Bayesian optimization",
         "",
-        f"Made by `python benchmarks/bayesian_optimization.py --cells FOLDER`: {len(found)} runs, each on one",
-        f"core of {' and of '.join(machines)}. Revisions, with the number of",
-        f"runs: {listed}. Runs of earlier ones were kept if what they run has not changed since.",
+        "Made by `python benchmarks/bayesian_optimization.py --cells FOLDER`, each run on one core of",
+        f"{' and of '.join(machines)}. Revisions, with the number of runs:",
+        f"{listed}. Runs of earlier ones were kept if what they run has not changed.",
         "",
         "The best value found, mean ± standard error over seeds (larger is better). The program says what",
         "functions, surrogates, claims and goals are. CPU seconds were measured beside other runs.",
