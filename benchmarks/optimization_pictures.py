@@ -8,7 +8,8 @@ and counted from its maximum, which is 0.
 Each surrogate gives its joint law at all pictures, and the acquisition functions are evaluated there, at
 each picture that was not seen yet. A Gaussian law is conditioned on each value, and the hyper-parameters are
 fitted anew after every fourth; an ensemble is trained anew after each. BoTorch's LogEI and qLogNEI take the
-law as a model (`Table`).
+law as a model (`Table`). The run ends when the maximum is found.
+
 A Thompson draw is a draw from the law, and the knowledge gradient is computed exactly but for an average over
 32 quantiles of the next observation (Frazier, Powell and Dayanik, 2009), which is what qKG estimates.
 """
@@ -35,7 +36,7 @@ from optimization_problems import SAMPLES
 from optimization_surrogates import ENSEMBLE, MEMBERS, Ensemble, Task, fitted
 
 POOL, FIRST, STEPS = 250, 10, 16
-"""Pictures in the pool, in the first design, and chosen after it."""
+"""Pictures in the pool, in the first design, and chosen after it at most."""
 
 BETWEEN_FITS = 4
 """After how many pictures hyper-parameters are fitted anew."""
@@ -190,12 +191,18 @@ def on_table(name: str, law: Law, seen: list[int], rest: list[int], Y: Tensor, s
     return function(points[rest])
 
 
+def needed(best: list[float]) -> int:
+    """How many pictures were chosen until the best one was found; one more than there were, if it was not."""
+    return sum(value < 0 for value in best)
+
+
 def found_in_pool(model: str, name: str, seed: int, steps: int | None) -> list[float]:
     """The best value after the first design, and after each further picture."""
     pictures, values = problem(seed)
     seen = list(range(FIRST))
     best, surrogate = [float(values[seen].max())], None
-    for step in range(STEPS if steps is None else steps):
+    steps = STEPS if steps is None else steps
+    for step in range(steps):
         number = 1000 * seed + step
         torch.manual_seed(number)
         with warnings.catch_warnings():
@@ -209,4 +216,6 @@ def found_in_pool(model: str, name: str, seed: int, steps: int | None) -> list[f
             with torch.no_grad():
                 seen.append(best_unseen(name, law, seen, values[seen], number))
         best.append(float(values[seen].max()))
-    return best
+        if best[-1] == 0:
+            break
+    return best + [0.0] * (steps + 1 - len(best))

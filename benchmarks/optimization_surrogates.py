@@ -20,7 +20,7 @@ import net2gp as n2g
 from net2gp.interop.botorch import NetworkGP, PosteriorModel
 from net2gp.interop.botorch.evidence import LogNormal
 from net2gp.interop.botorch.network_gp import BIASES, LENGTHSCALE, NOISE, WEIGHTS
-from net2gp.interop.kernels import Stretched
+from net2gp.interop.kernels import Stretched, with_variances
 
 OURS, AVERAGED = "net2gp", "net2gp averaged"
 RIVAL, ENSEMBLE = "SingleTaskGP", "ensemble"
@@ -140,19 +140,14 @@ def averaged(task: Task, X: Tensor, Y: Tensor, seed: int) -> Average:
     points = box(X).detach()
     uniform = torch.quasirandom.SobolEngine(len(PRIORS), scramble=True, seed=seed).draw(DRAWS)
     normal = torch.special.ndtri(uniform.double().clamp(1e-4, 1 - 1e-4))
-    posteriors = []
+    limits, posteriors = [n2g.nngp(network) for network in task.networks], []
     for index, row in enumerate(normal):
         values = {
             name: (prior.median * (prior.spread * number).exp()).clamp_min(prior.lower)
             for (name, prior), number in zip(PRIORS.items(), row, strict=True)
         }
-        kernel = n2g.nngp(
-            task.networks[index % len(task.networks)],
-            weight_var=values["weight_var"],
-            bias_var=values["bias_var"],
-        )
-        kernel = Stretched(kernel, values["lengthscale"])
-        noise = n2g.Gaussian(values["noise_var"])
+        lengthscale, noise = values.pop("lengthscale"), n2g.Gaussian(values.pop("noise_var"))
+        kernel = Stretched(with_variances(limits[index % len(limits)], **values), lengthscale)
         posteriors.append(n2g.condition(kernel, (points, y.detach()), noise))
     evidence = torch.stack([posterior.log_marginal_likelihood() for posterior in posteriors])
     best = evidence.topk(KEPT)
