@@ -26,8 +26,10 @@ from botorch.test_functions import Branin, Hartmann
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor, nn
 
+import net2gp as n2g
 from net2gp.interop.botorch import PosteriorModel
 from net2gp.limits.modules import Erf
+from net2gp.types import Kernel
 from optimization_surrogates import MEMBERS, RIVAL, Average, Ensemble, Task, fitted
 
 SAMPLES = torch.Size([64])
@@ -75,6 +77,13 @@ def erf_network(depth: int) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(64, 1))
 
 
+def drawn_prior() -> Kernel:
+    """The limit of the networks that `drawn_network` draws, with tanh x ≈ erf(√π x / 2)."""
+    steepness = math.pi / 4
+    variances = {"0": 9 * steepness, "2": 2.25 * steepness, "4": 1.0}
+    return n2g.nngp(erf_network(2), weight_var=variances, bias_var=0.0)
+
+
 def tanh_network(inputs: int) -> nn.Module:
     """A network of two hidden layers of 64 tanh units."""
     hidden = (nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
@@ -92,7 +101,12 @@ PROBLEMS = {
     ),
     "network-50": Problem(
         drawn_network,
-        Task(CUBE, [erf_network(2), erf_network(1), erf_network(3)], tanh_network(50)),
+        Task(
+            CUBE,
+            [erf_network(2), erf_network(1), erf_network(3)],
+            tanh_network(50),
+            prior=drawn_prior(),
+        ),
         20,
         15,
     ),

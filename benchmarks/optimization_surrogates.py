@@ -21,8 +21,9 @@ from net2gp.interop.botorch import NetworkGP, PosteriorModel
 from net2gp.interop.botorch.evidence import LogNormal
 from net2gp.interop.botorch.network_gp import BIASES, LENGTHSCALE, NOISE, WEIGHTS
 from net2gp.interop.kernels import Stretched, with_variances
+from net2gp.types import Kernel
 
-OURS, AVERAGED = "net2gp", "net2gp averaged"
+OURS, AVERAGED, KNOWN = "net2gp", "net2gp averaged", "net2gp true prior"
 RIVAL, ENSEMBLE = "SingleTaskGP", "ensemble"
 
 MEMBERS, TRAINING_STEPS = 5, 200
@@ -49,12 +50,14 @@ class Task:
             default of `NetworkGP`.
         member: A member of the ensemble, in float64: (N, d) to (N, 1). Its own weights do not matter.
         input_shape: The shape of a point.
+        prior: The process that the functions are drawn from, if there is one.
     """
 
     bounds: Tensor
     networks: Sequence[nn.Module | None]
     member: nn.Module
     input_shape: tuple[int, ...] | None = None
+    prior: Kernel | None = None
 
     def unit(self, X: Tensor) -> Tensor:
         """The points in the unit cube."""
@@ -164,6 +167,8 @@ def fitted(
     """The surrogate of that name; ours starts where the last fit ended."""
     if name == ENSEMBLE:
         return Ensemble(task, X, Y, seed)
+    if name == KNOWN:
+        return PosteriorModel(n2g.condition(task.prior, (X, Y), n2g.Gaussian(NOISE.lower)))
     if name == AVERAGED:
         return averaged(task, X, Y, seed)
     if name == RIVAL:
