@@ -55,7 +55,7 @@ def convolutional(width: int) -> nn.Sequential:
 TASK = Task(
     torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, 64),
     [convolutional(1)],
-    nn.Sequential(nn.Unflatten(1, (1, 8, 8)), convolutional(32)).double(),
+    nn.Sequential(nn.Unflatten(1, (1, 8, 8)), convolutional(16)).double(),
     input_shape=(1, 8, 8),
 )
 
