@@ -300,6 +300,11 @@ def write(
         "The best value found, mean ± standard error over seeds: larger is better. On pictures that is 0",
         "in the end, and fewer pictures until it is found are better. The program says what",
         "functions, surrogates, claims and goals are. CPU seconds were measured beside other runs.",
+        "",
+        "Caveats: ten seeds cannot tell small differences from chance, so that no worse means no more than",
+        "that. Defaults were chosen on Branin and Hartmann, with other seeds. The pictures are a problem for",
+        "convolutions, their measure was changed after three runs of each surrogate with other seeds, and a",
+        "best picture that was not found counts as one needed more than there were steps.",
     ]
     if missing:
         lines += [
