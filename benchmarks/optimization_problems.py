@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from botorch.acquisition import LogExpectedImprovement, PosteriorMean, qKnowledgeGradient
+from botorch.acquisition import (
+    AcquisitionFunction,
+    LogExpectedImprovement,
+    PosteriorMean,
+    qKnowledgeGradient,
+)
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
-from botorch.fit import fit_gpytorch_mll
-from botorch.models import SingleTaskGP
 from botorch.models.deterministic import DeterministicModel, GenericDeterministicModel
-from botorch.models.ensemble import EnsembleModel
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
@@ -22,11 +24,16 @@ from botorch.sampling.index_sampler import IndexSampler
 from botorch.sampling.pathwise import get_matheron_path_model
 from botorch.test_functions import Branin, Hartmann
 from botorch.utils.sampling import draw_sobol_samples
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor, nn
 
-from net2gp.interop.botorch import NetworkGP
+import net2gp as n2g
+from net2gp.interop.botorch import PosteriorModel
 from net2gp.limits.modules import Erf
+from net2gp.types import Kernel
+from optimization_surrogates import MEMBERS, RIVAL, Average, Ensemble, Task, fitted
+
+SAMPLES = torch.Size([64])
+"""Of Monte Carlo acquisition functions."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,13 @@ class Problem:
 
     Args:
         make: From a seed to the function of points (N, d); only the third problem depends on the seed.
-        bounds: The box, (2, d).
+        task: What surrogates know of it, with the box.
         first: The size of the first design, a scrambled Sobol sequence.
         steps: How many points are chosen after it.
     """
 
     make: Callable[[int], Callable[[Tensor], Tensor]]
-    bounds: Tensor
+    task: Task
     first: int
     steps: int
 
@@ -63,101 +70,93 @@ def drawn_network(seed: int) -> Callable[[Tensor], Tensor]:
     return function
 
 
+def erf_network(depth: int) -> nn.Module:
+    """An erf network of 50 inputs with `depth` hidden layers, whose width does not matter."""
+    sizes = itertools.pairwise([50, *[64] * depth])
+    hidden = [layer for a, b in sizes for layer in (nn.Linear(a, b), Erf())]
+    return nn.Sequential(*hidden, nn.Linear(64, 1))
+
+
+def drawn_prior() -> Kernel:
+    """The limit of the networks that `drawn_network` draws, with tanh x ≈ erf(√π x / 2)."""
+    steepness = math.pi / 4
+    variances = {"0": 9 * steepness, "2": 2.25 * steepness, "4": 1.0}
+    return n2g.nngp(erf_network(2), weight_var=variances, bias_var=0.0)
+
+
+def tanh_network(inputs: int) -> nn.Module:
+    """A network of two hidden layers of 64 tanh units."""
+    hidden = (nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    return nn.Sequential(*hidden, nn.Linear(64, 1)).double()
+
+
 BRANIN, HARTMANN = Branin(negate=True).double(), Hartmann(negate=True).double()
+CUBE = torch.tensor([[-1.0], [1.0]], dtype=torch.float64).expand(2, 50)
 PROBLEMS = {
-    "Branin": Problem(lambda seed: BRANIN, BRANIN.bounds.double(), 6, 18),
-    "Hartmann-6": Problem(lambda seed: HARTMANN, HARTMANN.bounds.double(), 12, 28),
+    "Branin": Problem(
+        lambda seed: BRANIN, Task(BRANIN.bounds.double(), [None], tanh_network(2)), 6, 18
+    ),
+    "Hartmann-6": Problem(
+        lambda seed: HARTMANN, Task(HARTMANN.bounds.double(), [None], tanh_network(6)), 12, 28
+    ),
     "network-50": Problem(
-        drawn_network, torch.tensor([[-1.0], [1.0]], dtype=torch.float64).expand(2, 50), 20, 15
+        drawn_network,
+        Task(
+            CUBE,
+            [erf_network(2), erf_network(1), erf_network(3)],
+            tanh_network(50),
+            prior=drawn_prior(),
+        ),
+        20,
+        15,
     ),
 }
 
-ERF = nn.Sequential(nn.Linear(50, 64), Erf(), nn.Linear(64, 64), Erf(), nn.Linear(64, 1))
-NETWORKS: dict[str, nn.Module | None] = {"Branin": None, "Hartmann-6": None, "network-50": ERF}
-"""The network whose limit is the surrogate; None is the default of `NetworkGP`."""
 
-
-class Ensemble(EnsembleModel):
-    """Five networks of two hidden layers of 64 tanh units, trained from different starts on all data.
-
-    Args:
-        X: Inputs.
-        Y: Outcomes, (N, 1).
-        bounds: The box.
-        seed: The seed of the starts.
-    """
-
-    def __init__(self, X: Tensor, Y: Tensor, bounds: Tensor, seed: int) -> None:
-        super().__init__()
-        self._num_outputs, self.bounds = 1, bounds
-        self.middle, self.scale = Y.mean(), Y.std().clamp_min(1e-9)
-        generator = torch.Generator().manual_seed(seed)
-        sizes = [X.shape[1], 64, 64, 1]
-        self.weights = [
-            (torch.randn(5, a, b, generator=generator).double() / math.sqrt(a)).requires_grad_()
-            for a, b in itertools.pairwise(sizes)
-        ]
-        self.biases = [torch.zeros(5, 1, b).double().requires_grad_() for b in sizes[1:]]
-        optimizer = torch.optim.AdamW([*self.weights, *self.biases], lr=1e-2, weight_decay=1e-3)
-        target = (Y - self.middle) / self.scale
-        for _ in range(200):
-            optimizer.zero_grad()
-            (self.values(X) - target).square().mean().mul(5).backward()
-            optimizer.step()
-        for value in (*self.weights, *self.biases):
-            value.requires_grad_(False)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """()."""
-        return torch.Size()
-
-    def values(self, x: Tensor) -> Tensor:
-        """Standardized values at points (N, d): (5, N, 1)."""
-        low, high = self.bounds
-        x = 2 * (x - low) / (high - low) - 1
-        x = x.expand(5, *x.shape)
-        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = torch.tanh(x @ weight + bias)
-        return x @ self.weights[-1] + self.biases[-1]
-
-    def forward(self, X: Tensor) -> Tensor:
-        """Values (*b, 5, q, 1) at points (*b, q, d)."""
-        flat = self.middle + self.scale * self.values(X.reshape(-1, X.shape[-1]))
-        return flat.reshape(5, *X.shape[:-1], 1).movedim(0, -3)
-
-
-def fitted(name: str, problem: str, X: Tensor, Y: Tensor, before: Model | None, seed: int) -> Model:
-    """The surrogate of that name; ours starts where the last fit ended."""
-    bounds = PROBLEMS[problem].bounds
-    if name == "ensemble":
-        return Ensemble(X, Y, bounds, seed)
-    if name == "SingleTaskGP":
-        low, high = bounds
-        model = SingleTaskGP((X - low) / (high - low), Y)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        return model
-    start = before.hyperparameters if isinstance(before, NetworkGP) else None
-    return NetworkGP(X, Y, NETWORKS[problem], bounds=bounds, start=start)
-
-
-def drawn(model: Model, seed: int) -> DeterministicModel:
+def drawn(model: Model | Average, seed: int) -> DeterministicModel:
     """One function from the posterior of the model."""
-    if isinstance(model, NetworkGP):
+    if isinstance(model, Average):
+        generator = torch.Generator().manual_seed(seed)
+        return drawn(model.models[int(model.weights.multinomial(1, generator=generator))], seed)
+    if isinstance(model, PosteriorModel):
         return model.draw_function(generator=torch.Generator().manual_seed(seed))
     if isinstance(model, Ensemble):
-        member = seed % 5
-        return GenericDeterministicModel(lambda X: model(X)[..., member, :, :])
+        return GenericDeterministicModel(lambda X: model(X)[..., seed % MEMBERS, :, :])
     torch.manual_seed(seed)
     return get_matheron_path_model(model)
 
 
-def acquisition(name: str, model: Model, X: Tensor, Y: Tensor, seed: int) -> nn.Module:
+class Averaged(AcquisitionFunction):
+    """The logarithm of the average of acquisition functions, given their logarithms.
+
+    Args:
+        parts: The acquisition functions.
+        average: The models that they belong to, with their weights.
+
+    Reference: Snoek, Larochelle and Adams, Practical Bayesian optimization, 2012 (integrated acquisition).
+    """
+
+    def __init__(self, parts: list[AcquisitionFunction], average: Average) -> None:
+        super().__init__(model=average.likely)
+        self.parts = nn.ModuleList(parts)
+        self.weights = average.weights
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Values (*b) at points (*b, q, d)."""
+        logs = torch.stack([part(X) for part in self.parts])
+        return torch.logsumexp(logs + self.weights.log()[:, None], 0)
+
+
+def acquisition(
+    name: str, model: Model | Average, X: Tensor, Y: Tensor, seed: int
+) -> AcquisitionFunction:
     """What is maximized to choose the next point."""
-    size, ensemble = torch.Size([64]), isinstance(model, Ensemble)
-    sampler = IndexSampler(size, seed) if ensemble else SobolQMCNormalSampler(size, seed)
     if name == "Thompson":
         return PosteriorMean(drawn(model, seed))
+    if isinstance(model, Average):
+        return Averaged([acquisition(name, one, X, Y, seed) for one in model.models], model)
+    ensemble = isinstance(model, Ensemble)
+    sampler = IndexSampler(SAMPLES, seed) if ensemble else SobolQMCNormalSampler(SAMPLES, seed)
     if name == "qKG":
         return qKnowledgeGradient(model, num_fantasies=4)
     if name == "qLogNEI":
@@ -169,21 +168,21 @@ def acquisition(name: str, model: Model, X: Tensor, Y: Tensor, seed: int) -> nn.
 
 def maximized(problem: str, model: str, name: str, seed: int, steps: int | None) -> list[float]:
     """The best value after the first design, and after each further point."""
-    task = PROBLEMS[problem]
-    function, bounds = task.make(seed), task.bounds
-    X = draw_sobol_samples(bounds, n=task.first, q=1, seed=seed).squeeze(1).double()
+    of = PROBLEMS[problem]
+    function, bounds = of.make(seed), of.task.bounds
+    X = draw_sobol_samples(bounds, n=of.first, q=1, seed=seed).squeeze(1).double()
     Y = function(X)[:, None]
     best, surrogate = [float(Y.max())], None
     unit = torch.stack([torch.zeros_like(bounds[0]), torch.ones_like(bounds[0])])
-    inside = model == "SingleTaskGP"  # it sees the unit cube
+    inside = model == RIVAL  # it sees the unit cube
     box, (low, high) = (unit if inside else bounds), bounds
-    for step in range(task.steps if steps is None else steps):
+    for step in range(of.steps if steps is None else steps):
         number = 1000 * seed + step
         torch.manual_seed(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            surrogate = fitted(model, problem, X, Y, surrogate, number)
-            seen = (X - low) / (high - low) if inside else X
+            surrogate = fitted(model, of.task, X, Y, surrogate, number)
+            seen = of.task.unit(X) if inside else X
             found, _ = optimize_acqf(
                 acquisition(name, surrogate, seen, Y, number),
                 bounds=box,

@@ -3,16 +3,22 @@
 import subprocess
 import sys
 
+import gpytorch
 import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf
+from gpytorch.constraints import Positive
 from torch import nn
 
 import net2gp as n2g
 from net2gp.errors import InputError
 from net2gp.interop.botorch import NetworkGP
+from net2gp.interop.botorch.network_gp import default_network
+from net2gp.interop.gpytorch import NetworkKernel
 from net2gp.interop.kernels import Stretched, with_variances
 from net2gp.methods.most_probable import LogNormal, most_probable
 from net2gp.posteriors.posterior import Posterior
@@ -118,6 +124,50 @@ def test_a_network_of_images_and_two_outcomes():
     assert model.num_outputs == 2
     assert model.posterior(images[:6].reshape(3, 2, 16)).mean.shape == (3, 2, 2)
     assert model.hyperparameters["lengthscale"].shape == ()
+
+
+def convolutions():
+    layers = (nn.Conv2d(1, 4, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(4, 1))
+
+
+LIMITS = {
+    "default": (lambda: n2g.nngp(default_network(3)), 3, None),
+    "ntk": (lambda: n2g.ntk(nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 1))), 3, None),
+    "images": (lambda: n2g.nngp(convolutions()), 9, (1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_fit_predicts_what_an_exact_process_with_its_kernel_predicts(limit):
+    make, d, shape = LIMITS[limit]
+    x, more, new = rand(15, d), rand(3, d, seed=2), rand(5, 2, d, seed=1)
+    y, y_more = ((4 * points[:, :1]).sin() + points[:, -1:] for points in (x, more))
+    box = torch.stack([torch.zeros(d), torch.ones(d)]).double()
+    model = NetworkGP(x, y, make(), bounds=box, input_shape=shape)
+    values = model.hyperparameters
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=Positive()).double()
+    likelihood.noise = values["noise_var"]
+    variances = {name: values[name] for name in ("weight_var", "bias_var")}
+    kernel = Stretched(with_variances(make(), **variances), values["lengthscale"])
+    theirs = SingleTaskGP(
+        x,
+        y,
+        likelihood=likelihood,
+        covar_module=NetworkKernel(kernel, input_shape=shape),
+        mean_module=gpytorch.means.ZeroMean(),
+        input_transform=Normalize(d, bounds=box, center=0.0),
+        outcome_transform=Standardize(1),
+    ).eval()
+    with torch.no_grad():
+        pairs = [(model, theirs)]
+        theirs.posterior(new)  # fills the caches that it conditions with
+        pairs.append(tuple(m.condition_on_observations(more, y_more) for m in pairs[0]))
+        for mine, other in pairs:
+            own, law = mine.posterior(new), other.posterior(new)
+            torch.testing.assert_close(own.mean, law.mean, rtol=0, atol=1e-8)
+            covariances = (one.distribution.covariance_matrix for one in (own, law))
+            torch.testing.assert_close(*covariances, rtol=0, atol=1e-8)
 
 
 def test_a_loop_finds_the_maximum_of_a_parabola():
