@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 import net2gp as n2g
 from net2gp.interop.botorch import PosteriorModel
+from net2gp.kernels import BaseKernel
 from net2gp.limits.modules import Erf
-from net2gp.types import Kernel
 from optimization_surrogates import MEMBERS, RIVAL, Average, Ensemble, Task, fitted
 
 SAMPLES = torch.Size([64])
@@ -77,7 +77,7 @@ def erf_network(depth: int) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(64, 1))
 
 
-def drawn_prior() -> Kernel:
+def drawn_prior() -> BaseKernel:
     """The limit of the networks that `drawn_network` draws, with tanh x ≈ erf(√π x / 2)."""
     steepness = math.pi / 4
     variances = {"0": 9 * steepness, "2": 2.25 * steepness, "4": 1.0}

@@ -18,11 +18,9 @@ from torch.func import functional_call, vmap
 
 import net2gp as n2g
 from net2gp.interop.botorch import NetworkGP, PosteriorModel
-from net2gp.interop.botorch.network_gp import NOISE
 from net2gp.interop.kernels import Stretched, with_variances
-from net2gp.methods.kernel_fit import BIASES, LENGTHSCALE, WEIGHTS
-from net2gp.methods.most_probable import LogNormal
-from net2gp.types import Kernel
+from net2gp.kernels import BaseKernel
+from net2gp.tuning import LogNormal
 
 OURS, AVERAGED, KNOWN = "net2gp", "net2gp averaged", "net2gp true prior"
 RIVAL, ENSEMBLE = "SingleTaskGP", "ensemble"
@@ -34,10 +32,10 @@ DRAWS, KEPT = 32, 4
 """How many draws of the hyper-parameters are weighted by their evidence, and how many are kept."""
 
 PRIORS: Mapping[str, LogNormal] = {
-    "lengthscale": LENGTHSCALE,
-    "weight_var": WEIGHTS,
-    "bias_var": BIASES,
-    "noise_var": NOISE,
+    "lengthscale": LogNormal(0.4, 1.0),
+    "weight_var": LogNormal(1.0, 1.0),
+    "bias_var": LogNormal(0.3, 1.0),
+    "noise_var": LogNormal(1e-3, 1.5, lower=1e-6),
 }
 
 
@@ -58,7 +56,7 @@ class Task:
     networks: Sequence[nn.Module | None]
     member: nn.Module
     input_shape: tuple[int, ...] | None = None
-    prior: Kernel | None = None
+    prior: BaseKernel | None = None
 
     def unit(self, X: Tensor) -> Tensor:
         """The points in the unit cube."""
@@ -169,7 +167,9 @@ def fitted(
     if name == ENSEMBLE:
         return Ensemble(task, X, Y, seed)
     if name == KNOWN:
-        return PosteriorModel(n2g.condition(task.prior, (X, Y), n2g.Gaussian(NOISE.lower)))
+        return PosteriorModel(
+            n2g.condition(task.prior, (X, Y), n2g.Gaussian(PRIORS["noise_var"].lower))
+        )
     if name == AVERAGED:
         return averaged(task, X, Y, seed)
     if name == RIVAL:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from net2gp.linear.forward.factors import Direct, jacobian
-from net2gp.posteriors.weights.covariance import Covariance, ScaledCovariance
+from net2gp.linear import Direct
+from net2gp.structures import Covariance
 from serving_problems import Problem
 
 RELUS = (nn.functional.relu, torch.relu, torch.relu_, torch.Tensor.relu)
@@ -104,13 +104,15 @@ def variances_with_gates(found: Problem, point: Tensor, gates: list[Tensor]) -> 
     covariance, factor = _plain(process.covariance)
     total = torch.zeros(len(out), dtype=torch.float64)
     for rooted in covariance.rooted(J):
-        total += jacobian(rooted)[0].double().square().sum(-1)
+        assert isinstance(rooted, Direct)  # gradients that are written out stay so
+        total += rooted.J[0].double().square().sum(-1)
     return factor * total
 
 
 def _plain(covariance: Covariance) -> tuple[Covariance, float]:
+    """The covariance under its tempering, and the product of the factors."""
     factor = 1.0
-    while isinstance(covariance, ScaledCovariance):
+    while hasattr(covariance, "inner"):
         factor, covariance = factor * covariance.factor, covariance.inner
     return covariance, factor
 

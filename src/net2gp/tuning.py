@@ -2,6 +2,7 @@
 
 from net2gp.methods.kernel_fit import fit_kernel
 from net2gp.methods.laplace_approximation.tuning import Evidence, Matched, Validation
+from net2gp.methods.most_probable import LogNormal, most_probable
 from net2gp.methods.selection import EVIDENCE, Fit, Selection, sweep
 from net2gp.posteriors import Spectrum, spectrum, tune
 
@@ -9,11 +10,13 @@ __all__ = [
     "EVIDENCE",
     "Evidence",
     "Fit",
+    "LogNormal",
     "Matched",
     "Selection",
     "Spectrum",
     "Validation",
     "fit_kernel",
+    "most_probable",
     "spectrum",
     "sweep",
     "tune",
