@@ -106,6 +106,8 @@ def test_a_constant_column_targets_without_an_axis_and_float32():
     x, y = table()
     x[:, 2] = 4.0
     plain = fit_kernel(n2g.ntk(wide()), (x, y)).predict(x[:5])
+    flat = fit_kernel(n2g.ntk(wide()), (x, y[:, 0])).predict(x[:5])
+    assert torch.equal(flat.mean, plain.mean)
     found = fit_kernel(n2g.ntk(wide().float()), (x.float(), y.float())).predict(x[:5].float())
     assert found.mean.dtype == torch.float32
     torch.testing.assert_close(found.mean.double(), plain.mean, rtol=1e-3, atol=1e-3)

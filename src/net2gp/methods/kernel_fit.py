@@ -98,9 +98,9 @@ def fit_kernel(
     another shape), the variances of weights and biases of a network's limit, or the variance of another
     kernel, and the noise. Inputs and targets are measured in their standard deviations, and m is the average
     of each target. The noise is chosen once more on all points that the process is conditioned on. Limits
-    without length scales take every column for equally important, which tables
-    seldom bear out. Cost: some fifty evaluations of the kernel at `num_tuned` points, and a dozen
-    factorizations, M³/3 each, for M points that it is conditioned on.
+    without length scales take every column for equally important, which tables seldom bear out. Cost: some
+    fifty evaluations of the kernel at `num_tuned` points, and a dozen factorizations, M³/3 each, for M points
+    that it is conditioned on.
 
     Args:
         kernel: `ntk(network)`, `nngp(network)`, any other kernel, or a network, whose NNGP is taken.
@@ -132,7 +132,7 @@ def fit_kernel(
     _check(x, y)
     assert isinstance(x, Tensor)
     chosen = fixed_choice(len(x), num_points)
-    known, targets = x[chosen.to(x.device)], y.flatten(1)[chosen.to(y.device)]
+    known, targets = x[chosen.to(x.device)], y.reshape(len(y), -1)[chosen.to(y.device)]
     mean = ConstantMean(targets.mean(0))
     variance = float((targets - mean.value).double().square().mean()) or 1.0
     table = x.dim() == 2

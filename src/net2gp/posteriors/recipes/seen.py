@@ -231,10 +231,12 @@ def _points(
     """
     kernel = linearized.trace_kernel()
     scales = kernel.diag(points).double().clamp(min=1e-300).sqrt()
-    at = kernel.keep(points) or (lambda z: (kernel(points, z), None))
+    kept = kernel.keep(points)
 
     def columns(index: Tensor) -> Tensor:
-        return at(rows(points, index))[0].double() / scales[:, None] / scales[index]
+        some = rows(points, index)
+        found = kernel(points, some) if kept is None else kept(some)[0]
+        return found.double() / scales[:, None] / scales[index]
 
     chosen, cross = _knowing(columns, torch.arange(len(scales), device=scales.device))
     noisy = cross[chosen]
