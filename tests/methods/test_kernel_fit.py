@@ -41,7 +41,10 @@ def test_units_of_inputs_and_targets_do_not_matter(name):
     new = table(80)[0][60:]
     plain = fit_kernel(KERNELS[name](), (x, y)).predict(new)
     scales = torch.tensor([1.0, 50.0, 0.01], dtype=DOUBLE)
-    other = fit_kernel(KERNELS[name](), (scales * x, 1000 - 30 * y)).predict(scales * new)
+    offset = torch.tensor([2000.0, -3.0, 0.0], dtype=DOUBLE)
+    other = fit_kernel(KERNELS[name](), (scales * x + offset, 1000 - 30 * y)).predict(
+        scales * new + offset
+    )
     torch.testing.assert_close(other.mean, 1000 - 30 * plain.mean, rtol=1e-3, atol=0.03)
     torch.testing.assert_close(other.variance, 900 * plain.variance, rtol=1e-2, atol=0.0)
 
@@ -111,6 +114,24 @@ def test_a_constant_column_targets_without_an_axis_and_float32():
     found = fit_kernel(n2g.ntk(wide().float()), (x.float(), y.float())).predict(x[:5].float())
     assert found.mean.dtype == torch.float32
     torch.testing.assert_close(found.mean.double(), plain.mean, rtol=1e-3, atol=1e-3)
+
+
+def test_points_of_another_number_of_columns_are_refused():
+    posterior = fit_kernel(n2g.RBF(), table())
+    with pytest.raises(InputError, match="3 length scales"):
+        posterior.predict(torch.zeros(2, 2, dtype=DOUBLE))
+
+
+def test_targets_of_unlike_scales_are_warned_of():
+    x, y = table()
+    with pytest.warns(n2g.errors.UnequalScales):
+        fit_kernel(n2g.RBF(), (x, torch.cat([y, 1000 * y], 1)))
+
+
+def test_predictions_in_float32_after_to():
+    x, y = table(30)
+    posterior = fit_kernel(n2g.ntk(wide()), (x, y)).to(dtype=torch.float32)
+    assert posterior.predict(x[:3].float()).mean.dtype == torch.float32
 
 
 def test_two_targets_have_their_own_means():

@@ -62,7 +62,7 @@ def test_new_points_are_as_novel_as_the_training_inputs_say():
     linearized, _, kept = known()
     found = (kept.shares(linearized)(inputs(4000, 3)) < kept.ordinary).double().mean()
     # the kept points are those that the others say least about, so that it is rather a little more
-    assert seen.ORDINARY - 0.005 < float(found) < seen.ORDINARY + 0.015
+    assert seen.ORDINARY - 0.01 < float(found) < seen.ORDINARY + 0.05
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from net2gp.inputs import num_rows
+from net2gp.inputs import num_rows, tensors
 from net2gp.tags import savable
 from net2gp.types import Inputs
 
@@ -24,4 +24,6 @@ class ConstantMean:
 
     def __call__(self, x: Inputs) -> Tensor:
         """The mean at N points, (N, C)."""
-        return self.value.expand(num_rows(x), -1)
+        first = tensors(x)[0]
+        value = self.value.to(first) if first.is_floating_point() else self.value
+        return value.expand(num_rows(x), -1)

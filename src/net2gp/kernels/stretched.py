@@ -16,7 +16,7 @@ from net2gp.types import Inputs, Kernel
 @savable("interop.Stretched")
 @dataclass(frozen=True, eq=False)
 class Stretched(BaseKernel):
-    """k(x / ℓ, x' / ℓ): a kernel of inputs with one length scale per column, or one for all.
+    """k((x − c) / ℓ, (x' − c) / ℓ): a kernel of inputs with one length scale per column, or one for all.
 
     For the limit of a network this is a first layer whose weights have variance weight_var / (d ℓ_j²) for
     input j, so that inputs with a long length scale hardly matter (automatic relevance determination). The
@@ -25,9 +25,10 @@ class Stretched(BaseKernel):
     Args:
         kernel: The kernel k of one tensor of points.
         lengthscale: Positive numbers, in a shape that broadcasts with a point; they may require a gradient.
+        center: What is subtracted from the inputs, in such a shape; None is zero.
 
     Raises:
-        InputError: A length scale is not positive, or points are not one tensor.
+        InputError: A length scale is not positive, or points are not one tensor of as many columns.
 
     >>> import torch
     >>> from net2gp.kernels import RBF
@@ -40,6 +41,7 @@ class Stretched(BaseKernel):
 
     kernel: Kernel
     lengthscale: Tensor
+    center: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_positive(self.lengthscale, "lengthscale")
@@ -76,4 +78,11 @@ class Stretched(BaseKernel):
                 f"Stretched divides one floating tensor of points, but x is {describe(x)}. Pass the kernel "
                 "itself for other inputs."
             )
-        return x / self.lengthscale.to(x)
+        columns = self.lengthscale.shape[-1:].numel()
+        if columns > 1 and x.shape[-1] != columns:
+            raise InputError(
+                f"there are {columns} length scales, but x is {describe(x)}. Pass points of {columns} "
+                "columns."
+            )
+        moved = x if self.center is None else x - self.center.to(x)
+        return moved / self.lengthscale.to(x)

@@ -20,10 +20,12 @@ from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.limits import LimitKernel, nngp, ntk
 from net2gp.limits.limit_kernels import with_variances
 from net2gp.linalg.chance import fixed_choice
+from net2gp.methods.laplace_approximation.regression import warn_of_scales
 from net2gp.methods.most_probable import LogNormal, most_probable
 from net2gp.posteriors.condition import condition
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.mixed import mixture
+from net2gp.posteriors.weights.tasks.sums import Moments
 from net2gp.types import Data, Inputs, Kernel
 
 LENGTHSCALE = LogNormal(0.4, 1.0)
@@ -75,11 +77,15 @@ def family_of(kernel: Kernel | nn.Module, num_scales: int | None) -> Family:
     scales = replace(LENGTHSCALE, count=num_scales)
     if isinstance(kernel, LimitKernel):
         return Family(
-            lambda lengthscale, **values: Stretched(with_variances(kernel, **values), lengthscale),
+            lambda lengthscale, center=None, **values: Stretched(
+                with_variances(kernel, **values), lengthscale, center
+            ),
             {"lengthscale": scales, "weight_var": WEIGHTS, "bias_var": BIASES},
         )
     return Family(
-        lambda lengthscale, output_var: Stretched(kernel.scaled(output_var), lengthscale),
+        lambda lengthscale, output_var, center=None: Stretched(
+            kernel.scaled(output_var), lengthscale, center
+        ),
         {"lengthscale": scales, "output_var": WEIGHTS},
     )
 
@@ -96,11 +102,12 @@ def fit_kernel(
     Targets are y = m + f(x) + ε. The hyper-parameters θ maximize log p(y | θ) + log p(log θ) on some of the
     points, all under log-normal priors: a length scale for each column of a table (or one for inputs of
     another shape), the variances of weights and biases of a network's limit, or the variance of another
-    kernel, and the noise. Inputs and targets are measured in their standard deviations, and m is the average
-    of each target. The noise is chosen once more on all points that the process is conditioned on. Limits
-    without length scales take every column for equally important, which tables seldom bear out. Cost: some
-    fifty evaluations of the kernel at `num_tuned` points, and a dozen factorizations, M³/3 each, for M points
-    that it is conditioned on.
+    kernel, and the noise. Inputs are measured from their averages in standard deviations. m is the average of
+    each target, and several targets share one scale and one noise. The noise is chosen once more on all
+    points that the process is conditioned on. Limits without length scales take every column for equally
+    important, which tables seldom bear out. Cost: some fifty evaluations of the kernel at `num_tuned` points,
+    which take minutes for activations without a closed form, such as tanh, and a dozen factorizations, M³/3
+    each, for M points that it is conditioned on.
 
     Args:
         kernel: `ntk(network)`, `nngp(network)`, any other kernel, or a network, whose NNGP is taken.
@@ -136,7 +143,8 @@ def fit_kernel(
     mean = ConstantMean(targets.mean(0))
     variance = float((targets - mean.value).double().square().mean()) or 1.0
     table = x.dim() == 2
-    units = _deviations(known, table)
+    middle, units = _middle(known, table), _deviations(known, table)
+    warn_of_scales(Moments.of(targets.double()))
     family = family_of(kernel, x.shape[1] if table else None)
     family.kernel(**{name: torch.ones(prior.shape) for name, prior in family.priors.items()}).check(
         known
@@ -149,7 +157,7 @@ def fit_kernel(
         data: tuple[Tensor, Tensor], mean: ConstantMean, noise_var: Tensor, **values: Tensor
     ) -> Posterior[Gaussian]:
         scales = values.pop("lengthscale") * units
-        prior = family.kernel(lengthscale=scales, **values).scaled(variance)
+        prior = family.kernel(lengthscale=scales, center=middle, **values).scaled(variance)
         return condition(prior, data, Gaussian(variance * noise_var), mean=mean)
 
     found, _ = most_probable(
@@ -159,7 +167,7 @@ def fit_kernel(
     if len(known) > len(some):
         scales = found["lengthscale"] * units
         values = {n: v for n, v in found.items() if n not in ("lengthscale", "noise_var")}
-        K = family.kernel(lengthscale=scales, **values)(known).detach()
+        K = family.kernel(lengthscale=scales, center=middle, **values)(known).detach()
         found["noise_var"] = _noise(K, (targets - mean.value) / variance**0.5, found["noise_var"])
     return process((known, targets), mean, **found)
 
@@ -248,6 +256,11 @@ def _noise(K: Tensor, residuals: Tensor, start: Tensor) -> Tensor:
     return start.new_tensor(math.exp(found.x))
 
 
+def _middle(x: Tensor, table: bool) -> Tensor:
+    """The average of each column, or of all entries."""
+    return x.double().mean(0) if table else x.double().mean()
+
+
 def _deviations(x: Tensor, table: bool) -> Tensor:
     """The standard deviation of each column, or of all entries: one where there is none."""
     found = x.double().std(0, correction=0) if table else x.double().std(correction=0)
@@ -267,6 +280,6 @@ def _check(x: object, y: Tensor) -> None:
         )
     if len(x) < 2 or not bool(x.isfinite().all()) or not bool(y.isfinite().all()):
         raise InputError(
-            f"fit_kernel needs at least two points and finite numbers, but x is {describe(x)} and y is "
-            f"{describe(y)}. Leave out rows with missing entries."
+            f"fit_kernel needs at least two points, and finite numbers, but x is {describe(x)} and y is "
+            f"{describe(y)}. Pass more points, and leave out rows with missing entries."
         )

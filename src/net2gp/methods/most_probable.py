@@ -40,7 +40,14 @@ class LogNormal:
         return torch.Size([] if self.count is None else [self.count])
 
     def log_density(self, logs: Tensor) -> Tensor:
-        """The log density of the logarithms, up to a constant."""
+        """Compute the log density of logarithms, up to a constant.
+
+        Args:
+            logs: The logarithms of the numbers.
+
+        Returns:
+            The sum over all of them, a scalar.
+        """
         return -0.5 * ((logs - math.log(self.median)) / self.spread).square().sum()
 
     def bounds(self) -> list[tuple[float, float]]:

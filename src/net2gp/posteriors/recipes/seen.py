@@ -231,11 +231,11 @@ def _points(
     """
     kernel = linearized.trace_kernel()
     scales = kernel.diag(points).double().clamp(min=1e-300).sqrt()
-    kept = kernel.keep(points)
+    at = kernel.keep(points)
 
     def columns(index: Tensor) -> Tensor:
         some = rows(points, index)
-        found = kernel(points, some) if kept is None else kept(some)[0]
+        found = kernel(points, some) if at is None else at(some)[0]
         return found.double() / scales[:, None] / scales[index]
 
     chosen, cross = _knowing(columns, torch.arange(len(scales), device=scales.device))
@@ -245,7 +245,8 @@ def _points(
     whitening = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
     shares = 1 - (whitening @ cross.mT).square().sum(0)
     shares[chosen] = 1 / whitening.square().sum(0) - NOISE
-    return SeenPoints(rows(points, chosen), whitening, scales[chosen], ordinary(shares.clamp(0, 1)))
+    kept = points if len(chosen) == len(scales) else rows(points, chosen)
+    return SeenPoints(kept, whitening, scales[chosen], ordinary(shares.clamp(0, 1)))
 
 
 def _knowing(columns: Callable[[Tensor], Tensor], every: Tensor) -> tuple[Tensor, Tensor]:
