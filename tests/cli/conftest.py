@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -130,3 +132,8 @@ def fitted(folder, run):
     """The folder with a posterior of the regression."""
     assert run(*FIT).code == 0
     return folder
+
+
+def heard() -> None:
+    """Let a new process hear Ctrl-C, which those of a shell's background do not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import FIT
+from cli.conftest import FIT, heard
 from net2gp.cli import predicting
 from net2gp.posteriors import writing
 
@@ -107,6 +107,7 @@ def test_ctrl_c_from_outside_ends_a_process_within_seconds(fitted):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heard,
     )
     before = files(fitted)
     assert process.stderr is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.conftest import heard
 from net2gp.report.records import read_records
 from reproductions import PROGRAM, write
 
@@ -130,7 +131,12 @@ def test_ctrl_c_ends_the_program_too_and_records_nothing(papers):
     add(papers, "slow", body.format(str(note)))
     command = [sys.executable, "-m", "net2gp", "paper", "slow", "--papers", str(papers), "--record"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heard,
     )
     for _ in range(600):
         if note.is_file() and note.read_text():
