@@ -105,6 +105,20 @@ def test_equal_points_with_other_targets_are_noise_even_if_they_are_rare():
     assert float(exact.likelihood.noise_var) < 0.01 * float(posterior.likelihood.noise_var)
 
 
+def test_targets_of_noise_alone_are_noise():
+    x, _ = table(120)
+    y = torch.randn(120, 1, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)
+    posterior = fit_kernel(n2g.RBF(), (x, y), num_tuned=15)
+    assert 0.5 < float(posterior.likelihood.noise_var) < 1.3
+
+
+def test_the_center_moves_the_inputs():
+    x, _ = table(6)
+    lengths, center = torch.tensor([1.0, 2.0, 4.0]).double(), x.mean(0)
+    expected = n2g.RBF()((x - center) / lengths)
+    assert torch.equal(n2g.interop.kernels.Stretched(n2g.RBF(), lengths, center)(x), expected)
+
+
 def test_a_constant_column_targets_without_an_axis_and_float32():
     x, y = table()
     x[:, 2] = 4.0

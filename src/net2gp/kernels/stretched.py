@@ -55,16 +55,16 @@ class Stretched(BaseKernel):
         return self.kernel.outputs(self._stretched(x))
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
-        """k(x / ℓ, y / ℓ)."""
+        """k((x − c) / ℓ, (y − c) / ℓ)."""
         other = None if y is None or y is x else self._stretched(y)
         return self.kernel(self._stretched(x), other)
 
     def diag(self, x: Inputs) -> Tensor:
-        """The diagonal of k(x / ℓ, x / ℓ)."""
+        """The diagonal of k((x − c) / ℓ, (x − c) / ℓ)."""
         return self.kernel.diag(self._stretched(x))
 
     def blocks(self, x: Inputs) -> Tensor:
-        """k(x_n / ℓ, x_n / ℓ) for each point."""
+        """k((x_n − c) / ℓ, (x_n − c) / ℓ) for each point."""
         return self.kernel.blocks(self._stretched(x))
 
     def scaled(self, variance: float | Tensor) -> Stretched:

@@ -153,21 +153,21 @@ def fit_kernel(
     few = (known[some].double(), targets[some.to(y.device)].double())
     center = ConstantMean(mean.value.double())
 
+    def prior(lengthscale: Tensor, **values: Tensor) -> Kernel:
+        return family.kernel(lengthscale=lengthscale * units, center=middle, **values)
+
     def process(
         data: tuple[Tensor, Tensor], mean: ConstantMean, noise_var: Tensor, **values: Tensor
     ) -> Posterior[Gaussian]:
-        scales = values.pop("lengthscale") * units
-        prior = family.kernel(lengthscale=scales, center=middle, **values).scaled(variance)
-        return condition(prior, data, Gaussian(variance * noise_var), mean=mean)
+        kernel = prior(**values).scaled(variance)
+        return condition(kernel, data, Gaussian(variance * noise_var), mean=mean)
 
     found, _ = most_probable(
         lambda **values: process(few, center, **values), {**family.priors, "noise_var": NOISE}
     )
     found = {name: value.detach() for name, value in found.items()}
     if len(known) > len(some):
-        scales = found["lengthscale"] * units
-        values = {n: v for n, v in found.items() if n not in ("lengthscale", "noise_var")}
-        K = family.kernel(lengthscale=scales, center=middle, **values)(known).detach()
+        K = prior(**{name: found[name] for name in family.priors})(known).detach()
         found["noise_var"] = _noise(K, (targets - mean.value) / variance**0.5, found["noise_var"])
     return process((known, targets), mean, **found)
 
@@ -238,7 +238,7 @@ def _noise(K: Tensor, residuals: Tensor, start: Tensor) -> Tensor:
     Brent's method over log σ² up to e⁹ times as large, a Cholesky factorization for each of a dozen values.
     """
     K, residuals = K.double(), residuals.double()
-    least = float(start.log()) - SMALLER
+    middle = float(start.log())
 
     def loss(log: float) -> float:
         noisy = K.clone()
@@ -251,7 +251,7 @@ def _noise(K: Tensor, residuals: Tensor, start: Tensor) -> Tensor:
         prior = float(NOISE.log_density(torch.tensor(log, dtype=torch.float64)))
         return 0.5 * float(white.square().sum()) + log_det - prior
 
-    ends = (max(least, math.log(NOISE.lower)), min(least + SMALLER + LARGER, 0.0))
+    ends = (max(middle - SMALLER, math.log(NOISE.lower)), middle + LARGER)
     found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 0.05})
     return start.new_tensor(math.exp(found.x))
 
