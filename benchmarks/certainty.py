@@ -6,8 +6,9 @@ For each seed a network is trained on part of the data; then `laplace` with Kron
 evidence, by its default for classes, and for a last layer. All is tuned on the training data alone. A table
 in Markdown: test NLL, ECE (15 bins), accuracy, Brier score, and for telling other inputs apart AUROC and
 FPR95 (the share of other inputs that pass where 95 % of the test inputs do) of the entropy, and AUROC of
-`posterior.novelty`. MNIST and Fashion-MNIST are read from the folder that NET2GP_DATA names. Writes
-`results/certainty.md`, and the scores of each seed to `results/certainty.json`.
+`posterior.novelty`. Beside the ECE stands the one that the same probabilities would have if they were right:
+with few test points it is far from zero. MNIST and Fashion-MNIST are read from the folder that NET2GP_DATA
+names. Writes `results/certainty.md`, and the scores of each seed to `results/certainty.json`.
 
 Claims, for each data set, over the seeds (papers/claims.py says what the words mean):
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +47,8 @@ import claims
 
 RESULTS = Path(__file__).parent / "results" / "certainty.md"
 NUM_TEST = 2000
+DRAWS = 200
+"""Sets of labels that are drawn for the ECE of right probabilities."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +159,19 @@ def scores(
         metrics.brier(law.probs, problem.y_test),
         *(metrics.fpr95(inside, each) for each in outside),
     ]
-    if novelty is None:
-        return [float(value) for value in found] + [math.nan] * len(outside)
-    inside, outside = novelty(problem.x_test), [novelty(x) for x in problem.others]
-    return [float(value) for value in found + [metrics.auroc(inside, each) for each in outside]]
+    known = [math.nan] * len(outside)
+    if novelty is not None:
+        inside, outside = novelty(problem.x_test), [novelty(x) for x in problem.others]
+        known = [metrics.auroc(inside, each) for each in outside]
+    return [float(value) for value in [*found, *known, *ece_if_right(law)]]
+
+
+def ece_if_right(law: Categorical) -> tuple[float, float]:
+    """The ECE that these probabilities have for labels that are drawn from them: mean and deviation."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(law.probs, DRAWS, replacement=True, generator=generator)
+    each = [float(metrics.expected_calibration_error(law.probs, y)) for y in drawn.T]
+    return statistics.mean(each), statistics.stdev(each)
 
 
 PROBLEMS = {
@@ -170,7 +183,7 @@ PROBLEMS = {
 
 def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
     """Means and standard errors over seeds."""
-    names = ["NLL", "NLL − network's", *SCORES[1:]]
+    names = ["NLL", "NLL − network's", *SCORES[1:-1]]
     lines = [
         "| data | prediction | " + " | ".join(names) + " |",
         "|---|---" + "|---:" * len(names) + "|",
@@ -183,7 +196,8 @@ def table(found: dict[str, dict[str, list[list[float]]]]) -> str:
             gap = each[:, 0] - bare
             error = float(gap.std()) / math.sqrt(len(gap)) if len(gap) > 1 else float("nan")
             difference = "" if method == "network" else f"{float(gap.mean()):+.4f} ± {error:.4f}"
-            others = ["" if math.isnan(value) else f"{value:.3f}" for value in mean[1:]]
+            others = ["" if math.isnan(value) else f"{value:.3f}" for value in mean[1:-1]]
+            others[-1] += f" ± {float(each[:, -1].square().mean()) ** 0.5 / len(each) ** 0.5:.3f}"
             cells = [f"{mean[0]:.4f}", difference, *others]
             lines.append(f"| {name} ({len(each)} seeds) | {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -197,6 +211,7 @@ SCORES = (
     *("NLL", "ECE", "accuracy", "AUROC, other images", "AUROC, noise", "Brier"),
     *("FPR95, other images", "FPR95, noise"),
     *("AUROC by novelty, other images", "AUROC by novelty, noise"),
+    *("ECE if right", "its deviation"),
 )
 LOWER = ("NLL", "ECE", "Brier")
 DETECTED = SCORES[3:5]
@@ -285,9 +300,10 @@ HEAD = """Networks: an MLP 64-256-256-10 on 1237 digits, LeNet on 2000 images; A
 60 epochs. "evidence" is the prior variance of the largest Laplace evidence, predicted by Monte Carlo; the
 others are the default of `laplace`. Everything is tuned on the training data. Other images: turned digits, or
 Fashion-MNIST for MNIST and the reverse. FPR95 is the share of other images that pass where 95 % of the test
-images do. Means over seeds; ± is the standard error of the difference. Where novelty begins to count and how
-much was chosen on digits of the seeds 7 to 9 and garments of 7 and 8. Made by
-`python benchmarks/certainty.py`."""
+images do. Means over seeds; ± is the standard error of the difference. "ECE if right" is the one that the
+same probabilities have for labels that are drawn from them, with its standard deviation: what chance alone
+makes of perfect calibration. Where novelty begins to count and how much was chosen on digits of the seeds 7
+to 9 and garments of 7 and 8. Made by `python benchmarks/certainty.py`."""
 
 
 if __name__ == "__main__":

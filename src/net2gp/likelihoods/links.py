@@ -116,9 +116,9 @@ class Contrast:
 
     A network goes on to be sure of classes where it has seen nothing. So each logit gains the independent
     variance `novelty_var` · max(0, s/s₀ − 1) at a point where the training inputs leave the share s of the
-    prior variance open, and nine in ten training inputs have less than s₀. `laplace` sets it to a quarter of
-    the mean square of the scaled logits, so that a difference gains half of it; it has an effect only after
-    `laplace`, which knows s.
+    prior variance open, and four in five training inputs have less than s₀. `laplace` sets it to an eighth
+    of the mean square of the scaled logits, so that a difference gains a quarter of it; it has an effect only
+    after `laplace`, which knows s.
 
     Args:
         scale: A factor of the mean, which corrects a mean that is too small for its variance.

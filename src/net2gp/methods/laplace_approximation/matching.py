@@ -192,9 +192,9 @@ def _moments(posterior: Posterior, x: Inputs, count: int) -> tuple[Tensor, Tenso
 def with_novelty(posterior: Posterior, task: Task) -> Posterior:
     """The posterior whose matched link is cautious, and sees how novel a point is beside the training inputs.
 
-    A logit, or the difference of two, gains half the variance of the scaled logits on the training data,
-    α²·mean f²/2 with f centered over classes, times the excess of the share of the prior variance that is
-    left open over that of nine in ten training inputs, or all but one in a thousand of their places.
+    A logit, or the difference of two, gains a quarter of the variance of the scaled logits on the training
+    data, α²·mean f²/4 with f centered over classes, times the excess of the share of the prior variance that
+    is left open over that of four in five training inputs, or all but one in a thousand of their places.
     Ordinary points keep their predictions, which `match` has found, up to where they would be surer than
     the network.
     Cost: the tangent kernel of 400 points, or one pass over the training data.
@@ -214,7 +214,7 @@ def with_novelty(posterior: Posterior, task: Task) -> Posterior:
     f = f - f.mean(1, keepdim=True) if f.shape[1] > 1 else f
     size = link.scale**2 * float(f.square().mean())
     # a difference of two logits gains the variance of both
-    link = replace(link, novelty_var=size / 4 if link.needs == "contrasts" else size / 2)
+    link = replace(link, novelty_var=size / 8 if link.needs == "contrasts" else size / 4)
     return replace(
         posterior, process=process.with_seen(seen), likelihood=likelihood.with_link(link)
     )

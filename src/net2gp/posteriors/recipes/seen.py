@@ -30,8 +30,11 @@ from net2gp.types import Inputs
 NOISE = 1e-3
 """The noise variance of a target, relative to the prior variance of f there."""
 
-ORDINARY = 0.9
-"""The quantile of the training inputs' own shares up to which an input counts as ordinary."""
+ORDINARY = 0.8
+"""The quantile of the training inputs' own shares up to which an input counts as ordinary to a classifier."""
+
+EDGE = 0.9
+"""The same for a regression."""
 
 ORDINARY_PLACES = 0.999
 """The same at places, whose shares differ by far more: an image has thousands, many of them at borders."""
@@ -182,7 +185,7 @@ def seen_by(
     Args:
         task: The network with the parameters that vary, and its training inputs.
         some: The task at `FEW_SHARES` of the inputs, a random choice.
-        ordinary: What the training inputs' own shares say is ordinary; None takes what nine in ten inputs
+        ordinary: What the training inputs' own shares say is ordinary; None takes what four in five inputs
             (or all but one in a thousand places) stay below.
         at_random: Keep a random choice of points, which are dense where the data are, and not those that the
             others say least about, which leave the same everywhere.
@@ -316,7 +319,7 @@ def most(shares: Tensor, quantile: float = ORDINARY) -> float:
 
 def edge(shares: Tensor) -> float:
     """The share that nine in ten stay below, or the root mean square if a few shares are much larger."""
-    return max(most(shares), float(shares.square().mean().sqrt()))
+    return max(most(shares, EDGE), float(shares.square().mean().sqrt()))
 
 
 def _head(linearized: Linearized, names: tuple[str, ...]) -> Linearized:
