@@ -56,9 +56,10 @@ def posterior_of(structure: object) -> n2g.Posterior:
 
 
 def quiet(network, given, likelihood, structure) -> n2g.Posterior:
-    """The posterior of a network that was not trained; warnings of others are errors."""
+    """The posterior of a network that was not trained; those of numpy are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Net2GPWarning)
+        warnings.simplefilter("error", RuntimeWarning)
         return n2g.laplace(network.eval(), given, likelihood, structure=structure)
 
 
