@@ -167,15 +167,34 @@ def test_data_that_are_no_pairs_are_refused(data, message: str) -> None:
         gather(data)
 
 
-def test_batches_of_different_shapes_are_refused() -> None:
-    class Loader:
-        def __iter__(self):
-            return iter([(X, Y), (X[:, :1], Y)])
+class Batches:
+    """A loader of these batches."""
 
+    def __init__(self, batches: list) -> None:
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_batches_of_different_shapes_are_refused() -> None:
     with pytest.raises(
-        InputError, match=r"same shapes, but have \[\(1,\), \(1,\)\], \[\(2,\), \(1,\)\]"
+        InputError,
+        match=r"same shapes, but one batch has \(\(2,\), \(1,\)\) and another \(\(1,\), \(1,\)\). Pad",
     ):
-        gather(Loader())
+        gather(Batches([(X, Y), (X[:, :1], Y)]))
+
+
+def test_entries_of_batches_are_joined_by_their_names() -> None:
+    first, later = {"a": X[:4], "b": Y[:4]}, {"b": Y[4:], "a": X[4:]}
+    x, y = gather(Batches([(first, Y[:4]), (later, Y[4:])]))
+    assert same(x, {"a": X, "b": Y})
+    assert torch.equal(y, Y)
+    missing = [(first, Y[:4]), ({"a": X[4:]}, Y[4:])]
+    with pytest.raises(
+        InputError, match=r"has \(\{'a': .*'b': .*\).* and another \(\{'a': \(2,\)\},"
+    ):
+        gather(Batches(missing))
 
 
 def test_descriptions_are_short_and_nested() -> None:

@@ -98,10 +98,7 @@ def chunks(x: Inputs, size: int) -> Iterator[Inputs]:
 
 
 def follows(x: Inputs | None) -> bool:
-    """Whether results should be differentiable in `x`.
-
-    This holds if autograd is enabled and a tensor of `x` requires a gradient.
-    """
+    """Whether results should be differentiable in `x`: autograd is on, and a tensor requires a gradient."""
     if not torch.is_grad_enabled() or not isinstance(x, Tensor | tuple | dict):
         return False
     return any(isinstance(value, Tensor) and value.requires_grad for value in tensors(x))
@@ -401,12 +398,14 @@ def _check_pair(x: Any, y: Any) -> None:
 
 
 def check_same_shapes(pairs: list[Any]) -> None:
-    """Raise unless the rows of all pairs (x, y) have the same shapes."""
-    shapes = {str([tuple(v.shape[1:]) for v in (*tensors(x), y)]) for x, y in pairs}
-    if len(shapes) > 1:
+    """Raise unless all pairs (x, y) have the same entries, in any order, with rows of the same shapes."""
+    shape: Any = lambda value: tuple(value.shape[1:])
+    shapes = [(map_inputs(x, shape), shape(y)) for x, y in pairs]
+    other = next((one for one in shapes if one != shapes[0]), None)
+    if other is not None:
         raise InputError(
-            f"the rows of all batches must have the same shapes, but have {', '.join(sorted(shapes))}. "
-            "Pad or crop them in the loader."
+            "the rows of all batches must have the same shapes, but one batch has "
+            f"{shapes[0]} and another {other}. Pad or crop them in the loader."
         )
 
 

@@ -30,6 +30,10 @@ GATHERED_BYTES = 2**30
 PIECE_ROWS, PIECE_BYTES = 6000, 2**26
 """The most points of one piece of a stream, and the most bytes, whatever the batches of the loader are."""
 
+EXHAUSTED = (
+    "it is exhausted after one pass. Pass a DataLoader, or an object whose __iter__ starts again."
+)
+
 
 def held_or_streamed(data: Data, like: Tensor | None) -> tuple[Inputs, Tensor] | Stream:
     """The data as one checked pair, or as a stream if they are one, or a loader of more than 1 GiB.
@@ -79,6 +83,7 @@ class Passes:
         self.like = like
         self.most = most
         self.begun = 0
+        self.started = False
         self.num_rows: int | None = None
 
     def pieces(self, what: str) -> Iterator[tuple[int, Inputs, Tensor]]:
@@ -107,7 +112,9 @@ class Passes:
 
     def first(self) -> tuple[Inputs, Tensor]:
         """The first piece."""
-        return next(_even(self._batches()), None) or self._empty()
+        found = next(_even(self._batches()), None) or self._empty()
+        self.started = True
+        return found
 
     def _batches(self) -> Iterator[tuple[Inputs, Tensor]]:
         """The batches that have rows, checked, on the device of the network."""
@@ -137,9 +144,7 @@ class Passes:
             return
         if count == 0:
             raise InputError(
-                f"the loader gave {known} rows in its first pass and none in pass {self.begun}: it is "
-                "exhausted after one pass. Pass a DataLoader, or an object whose __iter__ starts from the "
-                "beginning."
+                f"the loader gave {known} rows in its first pass and none in pass {self.begun}: {EXHAUSTED}"
             )
         raise InputError(
             f"the loader gave {known} rows in its first pass and {'' if ended else 'at least '}{count} in "
@@ -148,6 +153,10 @@ class Passes:
         )
 
     def _empty(self) -> Any:
+        if self.started:
+            raise InputError(
+                f"the loader gave no batch with rows when it was read again: {EXHAUSTED}"
+            )
         raise InputError("data is empty: the loader gave no batch with rows.")
 
 
@@ -163,8 +172,8 @@ def _loader(data: Any) -> Any:
 def _is_pair(data: Any) -> bool:
     """Whether these are all inputs and all targets, and not a list of batches."""
     if isinstance(data, Mapping):
-        return True
-    return len(data) == 2 and not isinstance(data[1], tuple | list | Mapping)
+        return bool(data)
+    return len(data) == 2 and hasattr(data[1], "shape")
 
 
 class _Cut:
@@ -198,10 +207,7 @@ def _check_alike(first: tuple[Inputs, Tensor], other: tuple[Inputs, Tensor]) -> 
             f"the inputs of all batches must have the same entries, but one batch has {names[0]} and another "
             f"{names[1]}. Give each batch the same ones."
         )
-    ordered = rows(first[0], slice(None)), first[1]
-    if isinstance(other[0], Mapping) and isinstance(first[0], Mapping):
-        other = {name: other[0][name] for name in first[0]}, other[1]
-    check_same_shapes([ordered, other])
+    check_same_shapes([first, other])
 
 
 def _names(x: Inputs) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import net2gp as n2g
-from net2gp.errors import InputError, TuningAtEdge
+from net2gp.errors import InputError, Net2GPWarning, TuningAtEdge
 from net2gp.methods.laplace_approximation.held_out import (
     LARGEST_VARIANCE,
     WEIGHTS,
@@ -52,6 +53,14 @@ STRUCTURES = {"kron": n2g.Kron(), "last layer": n2g.LastLayer(), "full": n2g.str
 
 def posterior_of(structure: object) -> n2g.Posterior:
     return n2g.laplace(classifier(), data(), n2g.Categorical(), structure=structure)
+
+
+def quiet(network, given, likelihood, structure) -> n2g.Posterior:
+    """The posterior of a network that was not trained; those of numpy are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Net2GPWarning)
+        warnings.simplefilter("error", RuntimeWarning)
+        return n2g.laplace(network.eval(), given, likelihood, structure=structure)
 
 
 def test_gradients_that_are_held_give_the_kernel_averaged_over_outputs():
@@ -326,3 +335,35 @@ def test_a_stream_of_batches_is_seen_as_its_points_together():
             assert parts.x is None
             torch.testing.assert_close(parts.novelty(FAR), whole.novelty(FAR), rtol=1e-9, atol=0)
             torch.testing.assert_close(parts.predict(FAR).probs, whole.predict(FAR).probs)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+def test_points_whose_squares_overflow_have_no_prediction_and_no_novelty(structure):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 4), nn.LeakyReLU(), nn.Linear(4, 2)).double()
+    y = network(data()[0]).argmax(1)
+    wide = quiet(network, (data()[0], y), n2g.Categorical(), structure)
+    posterior = wide.to(dtype=torch.float32)
+    x = torch.tensor([[1.0, 0.0], [1e25, 0.0]])
+    for call in (posterior.predict, posterior.novelty, posterior.split):
+        with pytest.raises(InputError, match=r"at 1 of 2 points \(first in row 1\): x, or outputs"):
+            call(x)
+    assert wide.predict(x.double()).probs.isfinite().all()
+    assert wide.novelty(x.double()).isfinite().all()
+
+
+def test_a_regression_is_not_called_familiar_where_its_variance_overflows():
+    x, network = data()[0].float(), nn.Linear(2, 1)
+    y = network(x).detach()
+    posterior = quiet(network, (x, y), n2g.Gaussian(0.1), n2g.Kron())
+    for call in (posterior.predict, posterior.novelty, posterior.split):
+        with pytest.raises(InputError, match=r"or use posterior.to\(dtype=torch.float64\)"):
+            call(1e30 * x[:2])
+
+
+def test_a_network_of_zeros_has_a_posterior_without_warnings_of_numpy():
+    network = classifier()
+    for value in network.parameters():
+        nn.init.zeros_(value)
+    posterior = quiet(network, data(), n2g.Categorical(), n2g.Kron())
+    torch.testing.assert_close(posterior.predict(FAR).probs, torch.full((2, 2), 0.5).double())

@@ -439,7 +439,13 @@ def test_each_place_says_which_axis_has_the_classes():
     [
         (lambda y: torch.full_like(y, -100), "all labels are -100"),
         (lambda y: nn.functional.one_hot(y.clamp(min=0)).movedim(-1, 1), r"y.argmax\(1\)"),
-        (lambda y: y[:, :2], r"one label for each place are \(N, 4, 5\), but y is \(N, 2, 5\)"),
+        (lambda y: nn.functional.one_hot(y.clamp(min=0)), r"y.argmax\(3\)"),
+        (lambda y: y[:, None], r"y.squeeze\(1\)"),
+        (lambda y: y[..., None], r"y.squeeze\(3\)"),
+        (
+            lambda y: y[:, :2],
+            r"one label for each place has the shape \(N, 4, 5\), but y is \(N, 2, 5\)",
+        ),
         (lambda y: y.mT, r"y is \(N, 5, 4\)"),
         (lambda y: y.clamp(min=0) + 7, "labels must be in 0..2"),
     ],
@@ -448,6 +454,14 @@ def test_targets_of_another_layout_are_named(given, message):
     network, x, y, _ = task(Pixels)
     with pytest.raises(InputError, match=message):
         quiet(network, (x, given(y)), n2g.Categorical())
+
+
+def test_one_hot_labels_of_tokens_are_named_by_the_axis_of_their_classes():
+    network, x, y, _ = task(Tokens)
+    hot = nn.functional.one_hot(y.clamp(min=0))
+    with pytest.raises(InputError, match=r"y.argmax\(2\).*each_place\(.*axis=1\)"):
+        quiet(network, (x, hot), n2g.Categorical())
+    assert torch.equal(hot.argmax(2), y.clamp(min=0))
 
 
 @pytest.mark.parametrize(
@@ -518,5 +532,5 @@ def test_what_counts_points_with_one_target_says_so():
 def test_fewer_targets_than_channels_are_not_taken_for_places():
     network = made(Pixels, 2)
     x = images()
-    with pytest.raises(InputError, match=r"targets for each place are \(N, 2, 4, 5\)"):
+    with pytest.raises(InputError, match=r"targets at places have the shape \(N, 2, 4, 5\)"):
         quiet(network, (x, images(5, seed=3)[:, :, :2]), n2g.Gaussian(), n2g.Kron())

@@ -10,7 +10,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
-from net2gp.errors import InputError
+from net2gp.errors import InputError, readable
 from net2gp.inputs import describe
 from net2gp.likelihoods.laws import Contrasts, Variances, gaussian_law
 from net2gp.likelihoods.mixtures import mixture
@@ -48,10 +48,10 @@ def predicted(process: Process, x: Inputs, likelihood: Likelihood, *, own: bool)
         needed, novel = needs(likelihood), _novel(process, x, likelihood)
         if needed == "variances":
             mean, variances = process.diagonal(x)
-            return likelihood.predict(Variances(mean, variances + novel))
+            return likelihood.predict(Variances(mean, _finite(variances + novel, mean)))
         if needed == "contrasts":
             mean, variances = process.contrast(x)
-            return likelihood.predict(Contrasts(mean, variances + 2 * novel))
+            return likelihood.predict(Contrasts(mean, _finite(variances + 2 * novel, mean)))
         return likelihood.predict(rounded(*_widened(process, x, novel)))
 
 
@@ -60,7 +60,24 @@ def _widened(process: Process, x: Inputs, novel: Tensor | float) -> tuple[Tensor
     mean, blocks = process.moments(x)
     if isinstance(novel, Tensor):
         blocks = blocks + torch.diag_embed(novel.to(blocks).expand_as(mean))
-    return mean, blocks
+    return mean, _finite(blocks, mean)
+
+
+def _finite(variances: Tensor, mean: Tensor) -> Tensor:
+    """The variances of f, or an error where they, or the mean, are beyond the largest number of its dtype."""
+    values = [variances, mean]
+    wrapped = any(map(torch._C._functorch.is_functorch_wrapped_tensor, values))  # hides its values
+    if wrapped or mean.is_meta or not readable(mean):
+        return variances
+    bad = [~value.detach().to(mean.dtype).isfinite().flatten(1).all(1) for value in values]
+    where = (bad[0] | bad[1]).nonzero()
+    if len(where) == 0:
+        return variances
+    raise InputError(
+        f"f has no finite mean and variance in {mean.dtype} at {len(where)} of {len(mean)} points (first in "
+        f"row {int(where[0])}): x, or outputs there, are so large that their squares are not. Pass inputs on "
+        "the scale of the training inputs, or use posterior.to(dtype=torch.float64) and x.double()."
+    )
 
 
 def _novel(process: Process, x: Inputs, likelihood: Likelihood) -> Tensor | float:
@@ -75,8 +92,10 @@ def _novel(process: Process, x: Inputs, likelihood: Likelihood) -> Tensor | floa
 def open_share(process: Process, x: Inputs) -> Tensor:
     """The share of the prior variance that the data leave open, (N,), as the process counts it."""
     if getattr(process, "seen", None) is not None:
-        return cast(Tensor, process.novelty(x))  # type: ignore[attr-defined]
-    left = process.diagonal(x)[1].sum(-1)
+        share = cast(Tensor, process.novelty(x))  # type: ignore[attr-defined]
+        return _finite(share[:, None], share[:, None])[:, 0]
+    mean, left = process.diagonal(x)
+    left = _finite(left, mean).sum(-1)
     whole = process.prior_variances(x).sum(-1).to(left.dtype)
     return torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0)
 

@@ -128,11 +128,11 @@ def _axis(shape: tuple[int, ...], targets: tuple[int, ...], likelihood: EachPlac
     columns = [a for a in axes if _fits(shape, targets, a, fewer) and not likelihood.one_class]
     if not likelihood.one_class:
         labels = [a for a in labels if shape[a - 1] <= 2]
-    found = labels or columns
+    found, usual = labels or columns, 1 if len(shape) > 2 else len(shape)
     if not found:
-        raise InputError(_misfit(shape, targets, likelihood, axes[0]))
+        raise InputError(_misfit(shape, targets, likelihood, usual if given is None else axes[0]))
     if len(found) > 1 and targets == shape:
-        return 1 if len(shape) > 2 else len(shape)
+        return usual
     if len(found) > 1:
         raise InputError(
             f"outputs {_shown(shape)} and targets {_shown(targets)} do not say which axis counts channels: "
@@ -158,15 +158,21 @@ def _misfit(
 ) -> str:
     places = (*shape[: axis - 1], *shape[axis:])
     wanted = _shown(places) if likelihood.one_class else _shown(shape)
-    what = "one label for each place" if likelihood.one_class else "targets for each place"
-    again = (
-        "y.argmax(1)" if len(targets) == len(shape) and likelihood.one_class else "y.movedim(...)"
-    )
+    what = "one label for each place has" if likelihood.one_class else "targets at places have"
+    again = _again(places, targets) if likelihood.one_class else "y.movedim(...)"
     return (
-        f"the network gives {_shown(shape)}, so that {what} are {wanted}, but y is {_shown(targets)}. "
+        f"the network gives {_shown(shape)}, so that {what} the shape {wanted}, but y is {_shown(targets)}. "
         f"Pass y in this shape, with {again} if it holds the same in another layout, or name the axis of "
-        f"channels: each_place({likelihood.likelihood}, axis=-1)."
+        f"channels: each_place({likelihood.likelihood}, axis={-1 if axis == 1 else 1})."
     )
+
+
+def _again(places: tuple[int, ...], targets: tuple[int, ...]) -> str:
+    """What makes labels (N, *places) of targets (N, *targets), which may have an axis of classes."""
+    for axis, size in enumerate(targets, 1):
+        if (*targets[: axis - 1], *targets[axis:]) == places:
+            return f"y.squeeze({axis})" if size == 1 else f"y.argmax({axis})"
+    return "y.movedim(...)"
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -93,7 +93,8 @@ def match(search: Search, best: Tuned) -> Tuned:
         one = linked(search, search.at(np.array([log])))
         gamma = search.effective_parameters(float(np.exp(log)), one.scale)
         alpha = one.likelihood.link.scale  # type: ignore[attr-defined]
-        return float(np.log(alpha**2 * size / max(gamma, 1e-12))) - log, one
+        expected = max(alpha**2 * size / max(gamma, 1e-12), 1e-300)  # parameters may all be zero
+        return float(np.log(expected)) - log, one
 
     start = before = float(np.log(best.prior_var))
     with progress("prior variance", STEPS) as advance:
