@@ -106,6 +106,7 @@ KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
     ),
     "behind an activation": (1, lambda dtype: _behind(dtype)),
     "composed": (1, lambda dtype: composed(RBF(0.7, 1.5), RBF(0.8), width=2)),
+    "matern": (1, lambda dtype: kernels.Matern(1.5, 0.8, 1.5)),
     "independent rbf": (2, lambda dtype: IndependentOutputs(RBF(0.8, 1.5), 2)),
     "monte carlo": (
         1,

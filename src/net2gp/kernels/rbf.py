@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from net2gp.errors import InputError, check_dtype_and_device, check_positive, one_number
-from net2gp.inputs import check_inputs, describe
+from net2gp.errors import check_positive, one_number
 from net2gp.kernels.base import BaseKernel
+from net2gp.kernels.distances import check_pair, check_points, fused_product, squared_distances
 from net2gp.types import Inputs
 
 
@@ -18,7 +18,8 @@ class RBF(BaseKernel):
     """k(x, x') = output_var · exp(−‖x − x'‖² / (2 lengthscale²)), for x of shape (N, D).
 
     Cost: N·M·D. Squared distances are taken in float64 and from differences to the mean of x, so that
-    neither a short length scale nor an offset of the data costs digits; the result has x's dtype.
+    neither a short length scale nor an offset of the data costs digits; the result has x's dtype. Products
+    with vectors on a GPU in single precision write no entry of k to memory.
 
     Args:
         lengthscale: The length scale, a number, or a tensor (D,) with one length scale per column of x. It
@@ -54,20 +55,7 @@ class RBF(BaseKernel):
         Raises:
             InputError: `x` is not one floating tensor (N, D), or the length scales are not one or D.
         """
-        check_inputs(x)
-        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
-            raise InputError(
-                f"RBF needs x as a floating tensor of shape (N, D), but x is {describe(x)}."
-            )
-        if isinstance(self.lengthscale, Tensor) and self.lengthscale.shape not in (
-            torch.Size([]),
-            torch.Size([1]),
-            x.shape[1:],
-        ):
-            raise InputError(
-                f"RBF needs one lengthscale, or one for each of the {x.shape[1]} columns of x, but "
-                f"lengthscale is {describe(self.lengthscale)}."
-            )
+        check_points("RBF", x, self.lengthscale)
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """Compute the kernel matrix.
@@ -87,20 +75,25 @@ class RBF(BaseKernel):
         self.check(y)
         assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
-        check_dtype_and_device(x, "x", y, "the other tensor of points")
-        if x.shape[1] != y.shape[1]:
-            raise InputError(
-                f"RBF compares points of equally many columns, but got {describe(x)} and {describe(y)}."
-            )
-        center = x.detach().double().mean(0)
-        lengthscale = torch.as_tensor(self.lengthscale, dtype=torch.float64, device=x.device)
-        a, b = (x - center) / lengthscale, (y - center) / lengthscale
-        squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2 * a @ b.T
-        if y is x:
-            squared = squared - torch.diag(squared.diagonal())
-        # rounding below zero is lifted as a constant: a clamp would cut the second derivatives at y = x
-        squared = squared + (squared.clamp(min=0) - squared).detach()
-        return (self.output_var * torch.exp(-0.5 * squared)).to(self.product_dtype or x.dtype)
+        check_pair("RBF", x, y)
+        values = _gaussian(squared_distances(x, y, self.lengthscale))
+        return (self.output_var * values).to(self.product_dtype or x.dtype)
+
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """Compute k(x, y) @ v without the matrix."""
+        self.check(x)
+        self.check(y)
+        assert isinstance(x, Tensor)
+        assert isinstance(y, Tensor)
+        check_pair("RBF", x, y)
+        variance = torch.as_tensor(self.output_var)
+        single = self.product_dtype in (None, torch.float32) and len(v) == len(y)
+        found = None
+        if single and not variance.requires_grad:
+            found = fused_product(_gaussian, self.lengthscale, x, y, v)
+        if found is None:
+            return super().matmul(x, y, v)
+        return (found * variance.to(found)).to(x.dtype)
 
     def diag(self, x: Inputs) -> Tensor:
         """k(x_n, x_n): (N,)."""
@@ -112,3 +105,7 @@ class RBF(BaseKernel):
     def scaled(self, variance: float | Tensor) -> RBF:
         """variance · k."""
         return replace(self, output_var=self.output_var * one_number(variance, "variance"))
+
+
+def _gaussian(squared: Tensor) -> Tensor:
+    return torch.exp(-0.5 * squared)

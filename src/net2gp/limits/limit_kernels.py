@@ -20,10 +20,12 @@ from net2gp.inputs import (
     tensors,
 )
 from net2gp.kernels.base import BaseKernel
+from net2gp.kernels.values import rows_per_point
 from net2gp.limits.plan import Plan, plan_of, remember
 from net2gp.limits.prior import Prior, Variances, prior_of
 from net2gp.limits.tiles.batch import Tiles
 from net2gp.limits.tiles.matrices import diagonal, matrix, own_blocks
+from net2gp.limits.tiles.products import product
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs
 
@@ -307,6 +309,25 @@ class LimitKernel(BaseKernel):
     def diag(self, x: Inputs) -> Tensor:
         """Compute the diagonal of k(x, x), (N,), or (N·C,) if outputs are coupled."""
         return self._chosen(*self.limit.diagonals(x, self.tangent)) * self.variance
+
+    @ordinary_tensors()
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """Compute k(x, y) @ v; no part of k(x, y) that is larger than a tile is ever in memory."""
+        if self._differentiable(x, y, v):
+            return super().matmul(x, y, v)
+        rows_per_point(y, v)
+        with torch.no_grad():
+            left = self.limit.tiles(x, self.tangent)
+            right = None if y is x else self.limit.tiles(y, self.tangent)
+            if right is not None:
+                self.limit.check_alike(x, y)
+            return product(left, right, v.to(left.prior.dtype)) * self.variance
+
+    def _differentiable(self, *values: Inputs) -> bool:
+        """Whether autograd follows the kernel or some of the values."""
+        own = isinstance(self.variance, Tensor) and self.variance.requires_grad
+        varied = torch.is_grad_enabled() and (own or self.limit.prior.requires_grad)
+        return varied or any(follows(value) for value in values)
 
     @ordinary_tensors()
     def keep(self, x: Inputs) -> KeptLimit | None:

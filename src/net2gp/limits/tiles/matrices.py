@@ -116,7 +116,8 @@ def _scattered(square: Tensor, blocks: Tensor) -> Tensor:
     return wide.reshape(n * size, n * size)
 
 
-def _cells(left: Tiles, right: Tiles | None) -> Iterator[tuple[slice, slice]]:
+def cells_of(left: Tiles, right: Tiles | None) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows and columns of tiles; of k(x, x) those of one half on a CPU."""
     other = left if right is None else right
     entries = positions(left.plan)
     if left.device.type == "cuda":
@@ -134,7 +135,7 @@ def _cells(left: Tiles, right: Tiles | None) -> Iterator[tuple[slice, slice]]:
 Cell = Callable[[slice, slice], Sequence[Tensor | None]]
 
 
-def _cell(left: Tiles, other: Tiles) -> Cell:
+def cell_of(left: Tiles, other: Tiles) -> Cell:
     """Return the function that computes one tile: a polynomial in the angle if it serves, or the program."""
     on_gpu = left.device.type == "cuda"
     program = left.plan.program
@@ -217,7 +218,7 @@ def _large_cells(tall: int, wide: int, pairs: int) -> Iterator[tuple[slice, slic
 
 def _filled(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
     other = left if right is None else right
-    cell = _cell(left, other)
+    cell = cell_of(left, other)
     per_point = left.plan.layout.shape
     size = prod(per_point) if left.plan.program.output.positions else 1
     shape = (left.count * size, other.count * size)
@@ -230,7 +231,7 @@ def _filled(left: Tiles, right: Tiles | None, scale: float | Tensor) -> Pair:
         "solver=CG(), which multiplies with it tile by tile",
     )
     results = [torch.empty(shape, dtype=example.dtype, device=example.device) for _ in range(count)]
-    cells = list(_cells(left, right))
+    cells = list(cells_of(left, right))
     mirrored = right is None and left.device.type != "cuda"
     with progress("kernel tiles", total=len(cells)) as advance:
         for i, j in cells:

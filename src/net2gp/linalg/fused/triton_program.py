@@ -1,0 +1,348 @@
+"""Products with a kernel matrix on NVIDIA GPUs whose entries are never written to memory.
+
+One program of the GPU has some rows of x. It goes through the points y block by block: inner products, the
+lines of the scalar graph in registers, and the product with a block of vectors. Sums over a few thousand
+points are in float32, and their sum in float64.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from net2gp.linalg.fused.scalar_graph import Operation, ScalarGraph, Value
+
+try:
+    import triton
+except ImportError:
+    triton = None
+
+WIDEST = 128
+"""The most columns of vectors that one launch multiplies; more would take the entries of k twice."""
+
+DEGREE = 8
+"""Of the polynomial in acos(t) = √(1 − t) P(t), for an error of 4e-9 on [0, 1]."""
+
+CODE: dict[str, str] = {
+    "neg": "(-{0})",
+    "reciprocal": "(1.0 / {0})",
+    "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "exp": "tl.exp({0})",
+    "log": "tl.log({0})",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
+    "sinh": "(0.5 * (tl.exp({0}) - tl.exp(-{0})))",
+    "cosh": "(0.5 * (tl.exp({0}) + tl.exp(-{0})))",
+    "abs": "tl.abs({0})",
+    "erf": "tl.erf({0})",
+    "acos": "_acos({0})",
+    "asin": "(1.5707963267948966 - _acos({0}))",
+    "atan2": "_atan2({0}, {1})",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
+    "square": "({0} * {0})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "maximum": "tl.maximum({0}, {1})",
+    "minimum": "tl.minimum({0}, {1})",
+    "clamp_min": "tl.maximum({0}, {1})",
+    "clamp_max": "tl.minimum({0}, {1})",
+    "clamp": "tl.minimum(tl.maximum({0}, {1}), {2})",
+    "where": "tl.where({0}, {1}, {2})",
+    "masked_fill": "tl.where({1}, {2}, {0})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "add": "({0} + {alpha} * {1})",
+    "sub": "({0} - {alpha} * {1})",
+    "rsub": "({1} - {alpha} * {0})",
+    "addcmul": "({0} + {value} * {1} * {2})",
+}
+"""How Triton writes the operations of pairs."""
+
+SOURCE = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _acos(t):
+    a = tl.minimum(tl.abs(t), 1.0)
+    angle = tl.sqrt(1.0 - a) * {polynomial}
+    return tl.where(t < 0, 3.141592653589793 - angle, angle)
+
+
+@triton.jit
+def _atan2(y, x):
+    angle = _acos(x * tl.rsqrt(tl.maximum(x * x + y * y, 1e-37)))
+    return tl.where(y < 0, -angle, angle)
+
+
+@triton.jit
+def product(
+    X, Y, V, OUT, OWN, L, R, C, n, m, k,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TOGETHER: tl.constexpr,
+    SAME: tl.constexpr, GRAM: tl.constexpr, OUTER: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    within = rows < n
+    depth = tl.arange(0, BD)
+{row_numbers}
+    if SAME:
+        own = tl.load(OWN + rows, mask=within, other=0.0)
+    if D <= BD:
+        inputs = within[:, None] & (depth[None, :] < D)
+        x = tl.load(X + rows[:, None] * D + depth[None, :], mask=inputs, other=0.0)
+    for start in range(0, m, TOGETHER):
+{zeros}
+        for first in range(start, tl.minimum(start + TOGETHER, m), BN):
+            columns = first + tl.arange(0, BN).to(tl.int64)
+            known = columns < m
+{column_numbers}
+            if D <= BD:
+                others = known[None, :] & (depth[:, None] < D)
+                y = tl.load(Y + columns[None, :] * D + depth[:, None], mask=others, other=0.0)
+                inner = tl.dot(x, y, input_precision=GRAM)
+            else:
+                inner = tl.zeros((BM, BN), dtype=tl.float32)
+                for d in range(0, D, BD):
+                    x = tl.load(
+                        X + rows[:, None] * D + d + depth[None, :],
+                        mask=within[:, None] & (d + depth[None, :] < D), other=0.0,
+                    )
+                    y = tl.load(
+                        Y + columns[None, :] * D + d + depth[:, None],
+                        mask=known[None, :] & (d + depth[:, None] < D), other=0.0,
+                    )
+                    inner = tl.dot(x, y, inner, input_precision=GRAM)
+{lines}
+            value = {result}
+            if SAME:
+                value = tl.where(rows[:, None] == columns[None, :], own[:, None], value)
+            value = tl.where(known[None, :], value, 0.0)
+{sums}
+{writes}
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a product is cut, and how exact it is.
+
+    Args:
+        rows: Rows of x that one program has.
+        columns: Points y of a block.
+        warps: Groups of 32 threads of a program.
+        stages: Blocks that are loaded ahead.
+        gram: The precision of inner products, as Triton names it.
+        outer: The precision of products with vectors, likewise.
+        together: Points over which sums are in float32.
+    """
+
+    rows: int = 128
+    columns: int = 64
+    warps: int = 8
+    stages: int = 2
+    gram: str = "tf32x3"
+    outer: str = "tf32x3"
+    together: int = 4096
+
+    @staticmethod
+    def depth(width: int) -> int:
+        """Return how many columns of x enter a product at a time, for x with `width` columns."""
+        return min(64, max(16, 1 << (width - 1).bit_length()))
+
+
+def available(t: Tensor) -> bool:
+    """Whether programs can be made for tensors like `t`."""
+    return triton is not None and t.is_cuda and t.dtype == torch.float32
+
+
+def multiply(
+    graph: ScalarGraph,
+    points: tuple[Tensor, Tensor],
+    numbers: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]],
+    own: Tensor | None,
+    v: Tensor,
+    settings: Settings | None = None,
+) -> Tensor:
+    """Compute k(x, y) v with entries in single precision.
+
+    Args:
+        graph: k as arithmetic on pairs.
+        points: x (n, d) and y (m, d), in float32 on a GPU.
+        numbers: What `ScalarGraph.numbers` gives.
+        own: k(x_n, x_n), (n,), if y is x, else None.
+        v: Vectors, (m, k).
+        settings: Sizes of blocks and precisions; None takes the default.
+
+    Returns:
+        The product, (n, k), in float64.
+    """
+    x, y = (t.contiguous() for t in points)
+    settings = settings or Settings()
+    left, right, shared = (_stacked(each, x) for each in numbers)
+    diagonal = x if own is None else own.to(x).contiguous()
+    parts = []
+    for part in v.to(torch.float32).split(WIDEST, 1):
+        out = torch.zeros(len(x), part.shape[1], dtype=torch.float64, device=x.device)
+        program(graph, widths(part.shape[1])).product[(-(-len(x) // settings.rows),)](
+            *(x, y, part.contiguous(), out, diagonal, left, right, shared),
+            *(len(x), len(y), part.shape[1]),
+            D=x.shape[1],
+            BD=settings.depth(x.shape[1]),
+            BM=settings.rows,
+            BN=settings.columns,
+            TOGETHER=settings.together,
+            SAME=own is not None,
+            GRAM=settings.gram,
+            OUTER=settings.outer,
+            num_warps=settings.warps,
+            num_stages=settings.stages,
+        )
+        parts.append(out)
+    return torch.cat(parts, 1)
+
+
+def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Numbers one after the other in memory: (count, n)."""
+    return torch.stack([v.to(like).reshape(-1) for v in values]) if values else like
+
+
+def widths(count: int) -> tuple[int, ...]:
+    """Return blocks of columns, each a power of two and at least 16, that hold `count` columns.
+
+    >>> widths(1), widths(65), widths(128)
+    ((16,), (64, 16), (128,))
+    """
+    found = []
+    while count > 0:
+        largest = 1 << (count.bit_length() - 1)
+        if largest < 16 or (largest < count < 2 * largest and count - largest > largest // 2):
+            largest = max(16, 1 << (count - 1).bit_length())
+        found.append(largest)
+        count -= largest
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def program(graph: ScalarGraph, blocks: tuple[int, ...]) -> ModuleType:
+    """Return a module whose `product` multiplies with the kernel of the graph.
+
+    Triton reads the source of its functions from files, so the text is written into a folder that lives as
+    long as this process. It is made of the names in `CODE` and of numbers alone.
+    """
+    text = source(graph, blocks)
+    path = Path(_folder().name) / f"product_{abs(hash((graph, blocks)))}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@lru_cache(maxsize=1)
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="net2gp_")
+
+
+def source(graph: ScalarGraph, blocks: tuple[int, ...]) -> str:
+    """Return the text of a program for these blocks of columns of the vectors."""
+    names: dict[int, str] = {}
+    rows, columns = [], []
+    for number, index in enumerate(graph.row_values):
+        names[index] = f"l{number}[:, None]"
+        rows.append(f"l{number} = tl.load(L + {number} * n + rows, mask=within, other=1.0)")
+    for number, index in enumerate(graph.column_values):
+        names[index] = f"r{number}[None, :]"
+        columns.append(f"r{number} = tl.load(R + {number} * m + columns, mask=known, other=1.0)")
+    for number, index in enumerate(graph.shared_values):
+        names[index] = f"c{number}"
+        rows.append(f"c{number} = tl.load(C + {number})")
+    lines = []
+    for index, one in graph.pair_operations():
+        names[index] = "inner" if one.name == "inner" else f"t{index}"
+        if one.name != "inner":
+            lines.append(f"t{index} = {line(one, names)}")
+    zeros, sums, writes = [], [], []
+    first = 0
+    for number, width in enumerate(blocks):
+        zeros.append(f"sum{number} = tl.zeros((BM, {width}), dtype=tl.float32)")
+        at = f"{first} + tl.arange(0, {width})"
+        sums += [
+            f"place{number} = {at}",
+            f"v{number} = tl.load(V + columns[:, None] * k + place{number}[None, :], "
+            f"mask=known[:, None] & (place{number}[None, :] < k), other=0.0)",
+            f"sum{number} = tl.dot(value, v{number}, sum{number}, input_precision=OUTER)",
+        ]
+        writes += [
+            f"at{number} = {at}",
+            f"to{number} = OUT + rows[:, None] * k + at{number}[None, :]",
+            f"inside{number} = within[:, None] & (at{number}[None, :] < k)",
+            f"before{number} = tl.load(to{number}, mask=inside{number})",
+            f"tl.store(to{number}, before{number} + sum{number}, mask=inside{number})",
+        ]
+        first += width
+    return SOURCE.format(
+        polynomial=polynomial(),
+        row_numbers=_indented(rows, 1),
+        column_numbers=_indented(columns, 3),
+        zeros=_indented(zeros, 2),
+        lines=_indented(lines, 3),
+        result=names[graph.result],
+        sums=_indented(sums, 3),
+        writes=_indented(writes, 2),
+    )
+
+
+def _indented(lines: list[str], depth: int) -> str:
+    return "\n".join("    " * depth + one for one in lines)
+
+
+def line(one: Operation, names: dict[int, str]) -> str:
+    """Write one operation of pairs, with the names of the values that it takes."""
+
+    def text(value: Any) -> str:
+        return names[value.index] if isinstance(value, Value) else f"{float(value)!r}"
+
+    base = one.name.partition(".")[0]
+    arguments = [text(value) for value in one.arguments]
+    if base == "pow":
+        return _power(arguments[0], one.arguments[1])
+    keywords = {"alpha": "1.0", "value": "1.0"}
+    keywords |= {key: text(value) for key, value in one.keywords}
+    return CODE[base].format(*arguments, **keywords)
+
+
+def _power(base: str, exponent: float) -> str:
+    if exponent == int(exponent) and 1 <= exponent <= 8:
+        return "(" + " * ".join([base] * int(exponent)) + ")"
+    if exponent == 0.5:
+        return f"tl.sqrt({base})"
+    return f"tl.exp({float(exponent)!r} * tl.log({base}))"
+
+
+@lru_cache(maxsize=1)
+def polynomial() -> str:
+    """Return P of acos(a) = √(1 − a) P(a) by Horner's rule, fitted at Chebyshev nodes of [0, 1]."""
+    nodes = (1 + np.cos((2 * np.arange(400) + 1) * np.pi / 800)) / 2
+    values = np.arccos(nodes) / np.sqrt(1 - nodes)
+    found = np.polynomial.Chebyshev.fit(nodes, values, DEGREE, domain=[0, 1])
+    *rest, top = found.convert(kind=np.polynomial.Polynomial).coef.tolist()
+    text = repr(top)
+    for coefficient in reversed(rest):
+        text = f"({text} * a + {coefficient!r})"
+    return text
