@@ -134,15 +134,15 @@ def answers(
         found = _parts(posterior, some, posterior.predict(some), None if y is None else y[piece])
         parts.append({**found, "novelty": _novelty(posterior, some)})
         advance(num_rows(some))
-    found = _joined(x, parts)
-    says = found.probs if isinstance(found, Labels) else np.hstack([found.lower, found.upper])
+    whole = _joined(x, parts)
+    says = whole.probs if isinstance(whole, Labels) else np.hstack([whole.lower, whole.upper])
     good = np.isfinite(says).all(1)
     if not good.all():
         raise InputError(
             f"the predictions of {int((~good).sum())} of {len(good)} points are not finite (first of x["
             f"{int(good.argmin())}]): these inputs are too large for the network. Leave them out."
         )
-    return found
+    return whole
 
 
 def of_law(posterior: Posterior, x: Inputs, law: Distribution, y: Tensor) -> Labels | Numbers:
