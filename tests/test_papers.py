@@ -14,7 +14,7 @@ import pytest
 
 from net2gp.errors import InputError
 from net2gp.report import papers as papers_module
-from net2gp.report.atlas import atlas, atlas_page
+from net2gp.report.atlas import atlas, atlas_page, recorded_atlas
 from net2gp.report.papers import list_papers, papers_folder, run_paper
 from net2gp.report.records import keep_record, read_records
 from net2gp.report.reproductions import PaperResult
@@ -159,6 +159,17 @@ def test_an_interrupted_atlas_keeps_what_has_run(folder, tmp_path, monkeypatch):
 def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(folder, tmp_path):
     with pytest.raises(InputError, match="cannot write"):
         atlas(tmp_path / "none" / "atlas.html", folder=folder)
+
+
+def test_a_full_disk_leaves_nothing_of_a_page(folder, tmp_path, monkeypatch):
+    def full(path, text, encoding):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(InputError, match="cannot write"):
+        recorded_atlas(tmp_path / "atlas.html", folder=folder)
+    assert list(tmp_path.glob("atlas*")) == []
 
 
 def test_without_results_the_page_quotes_no_number(folder):

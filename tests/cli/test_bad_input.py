@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cli.conftest import FIT, write_csv
+from cli.conftest import COLUMNS, FIT, write_csv
 from net2gp.cli.methods import METHODS
 
 DATA = ("--target", "price")
@@ -149,6 +149,39 @@ BAD = {
         ("predict", "test.csv", "p.safetensors"),
         "test.csv is no posterior. Pass the .safetensors",
     ),
+    "a factory that ends Python": (
+        fit("model.py:leaves", "points.npz"),
+        "failed with SystemExit: 0",
+    ),
+    "a file that ends Python": (fit("leaves.py:build", "points.npz"), "failed with SystemExit: 0"),
+    "one number for all points": (
+        fit("model.py:Sum", "train.csv", *DATA),
+        "returns a single number for all points",
+    ),
+    "a share that is no number": (
+        fit("classifier.pt2", "points.npz", "--held-out", "nan"),
+        "--held-out nan of 60 points",
+    ),
+    "no output": (
+        ("fit", "classifier.pt2", "points.npz", "-o", ""),
+        "--output is empty. Pass for example --output result.safetensors",
+    ),
+    "an empty file of weights": (
+        fit("model.py:regressor", "train.csv", *DATA, "--weights", "empty.pt"),
+        "is not a file of weights alone (EOFError)",
+    ),
+    "weights of a program with a changed byte": (
+        fit("changed.pt2", "points.npz"),
+        "is not a program of torch.export",
+    ),
+    "a target among the features": (
+        fit("model.py:regressor", "train.csv", *DATA, "--features", "area,rooms,price"),
+        "column 'price' of train.csv is the target and a feature as well",
+    ),
+    "numbers whose squares overflow": (
+        fit("model.py:regressor", "huge.csv", *DATA, "--standardize", "features"),
+        "column 1 has numbers up to 1e+300, whose variance overflows",
+    ),
     "all methods failed": (
         ("compare", "model.py:regressor", "train.csv", *DATA, "--methods", "mc_dropout"),
         "the variance of the noise is open",
@@ -166,6 +199,18 @@ USAGE = {
     "a structure without its number": (
         fit("classifier.pt2", "points.npz", "--structure", "low_rank"),
         "needs a number",
+    ),
+    "a structure with a number below one": (
+        fit("classifier.pt2", "points.npz", "--structure", "low_rank:-3"),
+        "the number must be a positive whole number, such as low_rank:50",
+    ),
+    "a choice that is laplace's": (
+        fit("classifier.pt2", "points.npz", "--tuning", "evidence", "--method", "adapt"),
+        "--tuning says nothing to the method adapt",
+    ),
+    "parameters of no network": (
+        fit("classifier.pt2", "points.npz", "--only", "0.*", "--method", "nngp"),
+        "--only says nothing to the method nngp",
     ),
     "a structure of another method": (
         fit("classifier.pt2", "points.npz", "--structure", "kron", "--method", "adapt"),
@@ -224,6 +269,16 @@ def clutter(folder):
     for name in ("text.pt2", "text.docx"):
         (folder / name).write_text("a text")
     (folder / "empty.csv").write_text("")
+    (folder / "empty.pt").write_bytes(b"")
+    (folder / "leaves.py").write_text("raise SystemExit(0)")
+    write_csv(folder / "huge.csv", [(1, 1e300, 2, 3), (1, 2, 3, 4)], (*COLUMNS, "price"))
+    program, weights = (
+        (folder / "classifier.pt2").read_bytes(),
+        torch.load("classifier.pt")["state_dict"],
+    )
+    place = program.index(weights["1.weight"].numpy().tobytes())
+    changed = bytes([program[place] ^ 1])
+    (folder / "changed.pt2").write_bytes(program[:place] + changed + program[place + 1 :])
     write_csv(
         folder / "text.csv", [("Ulm", 1, 2, 3), ("Bonn", 2, 3, 4)], ("town", "a", "b", "price")
     )
@@ -288,8 +343,6 @@ def test_a_damaged_posterior_is_noticed(fitted, run, damage, command):
             "empty": b"",
         }[damage]
     )
-    if command == "info" and damage == "changed":
-        return  # it reads the note alone, and no numbers
     arguments = {"predict": ("test.csv",), "report": ("--held-out", "test.csv"), "info": ()}[
         command
     ]
@@ -337,6 +390,49 @@ def test_targets_that_cannot_be_scored_do_not_keep_predictions_back(folder, run)
     assert answer.code == 0
     assert "not scored: the label '5' is none of the 2 classes" in answer.err
     assert (folder / "predictions.csv").is_file()
+
+
+def test_targets_of_another_shape_do_not_keep_predictions_back(fitted, run):
+    np.savez("two.npz", x=np.ones((3, 3)), y=np.ones((3, 2)))
+    answer = run("predict", "posterior.safetensors", "two.npz", "-o", "two.csv")
+    assert answer.code == 0
+    assert "not scored: mean and y must have the same shape" in answer.err
+
+
+def test_predictions_that_overflow_are_not_written(fitted, run):
+    write_csv(fitted / "huge.csv", [(1, 1, 1), (1e39, 1, 1)], COLUMNS)
+    run("predict", "posterior.safetensors", "huge.csv").refused(
+        "the predictions of 1 of 2 points are not finite (first of point 2)"
+    )
+    assert not (fitted / "predictions.csv").exists()
+
+
+def test_weights_that_are_named_must_be_there(fitted, run):
+    given = ("posterior.safetensors", "test.csv", "--weights", "none.pt")
+    run("predict", *given).refused("there is no file none.pt")
+
+
+def test_a_table_may_be_followed_by_an_array(fitted, run):
+    np.save("new.npy", np.ones((2, 3)))
+    assert run("predict", "posterior.safetensors", "new.npy").code == 0
+
+
+def test_numbers_of_extended_precision_are_read(fitted, run):
+    np.savez("long.npz", x=np.ones((2, 3), np.longdouble), y=np.ones(2, np.longdouble))
+    assert run("predict", "posterior.safetensors", "long.npz").code == 0
+
+
+def test_each_level_has_a_column_of_its_own(fitted, run):
+    levels = "0.9999999,0.99999999"
+    answer = run("predict", "posterior.safetensors", "test.csv", "--quantiles", levels)
+    assert "quantile_0.9999999, quantile_0.99999999" in answer.out
+
+
+def test_a_network_of_half_precision_has_its_posterior(folder, run):
+    given = ("model.py:half", "train.csv", *DATA, "--standardize", "both")
+    assert run("fit", *given, "-o", "half.safetensors").code == 0
+    assert run("predict", "half.safetensors", "test.csv").code == 0
+    assert run("compare", *given, "--methods", "laplace").code == 0
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_too(folder, run, monkeypatch):

@@ -89,6 +89,22 @@ def test_ctrl_c_during_a_fit_leaves_the_older_posterior(fitted, run, monkeypatch
     assert files(fitted) == before
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_result_that_cannot_be_printed_is_an_error_in_one_line(options):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "net2gp", "info", *options],
+            env=os.environ | {"PYTHONPATH": str(SOURCES)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "net2gp: No space left on device.\n"
+
+
 @pytest.mark.parametrize("ending", ["csv", "npz"])
 def test_ctrl_c_during_a_prediction_leaves_nothing_half(fitted, run, monkeypatch, ending):
     before = files(fitted)

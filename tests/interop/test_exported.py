@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zipfile
 
 import pytest
 import torch
@@ -224,3 +225,21 @@ def test_files_are_programs_or_refused(tmp_path):
     (tmp_path / "bytes.pt2").write_bytes(b"not a program")
     with pytest.raises(FileFormatError, match=r"is not a program of torch\.export"):
         load_program(tmp_path / "bytes.pt2")
+
+
+def test_a_changed_byte_of_the_weights_is_noticed(tmp_path):
+    network, x = made("norms")
+    torch.export.save(exported(network, x), tmp_path / "network.pt2")
+    whole = bytearray((tmp_path / "network.pt2").read_bytes())
+    whole[whole.index(next(network.parameters()).detach().numpy().tobytes())] ^= 1
+    (tmp_path / "network.pt2").write_bytes(bytes(whole))
+    with pytest.raises(FileFormatError, match=r"is not a program of torch\.export .*is damaged"):
+        load_program(tmp_path / "network.pt2")
+
+
+def test_archives_of_another_kind_are_refused_without_a_log(tmp_path, caplog):
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+        archive.writestr("a.txt", "a text")
+    with pytest.raises(FileFormatError, match=r"is not a program of torch\.export"):
+        load_program(tmp_path / "other.pt2")
+    assert [one for one in caplog.records if one.levelname == "WARNING"] == []

@@ -481,6 +481,19 @@ def test_the_network_of_the_user_stays_as_it_is(model):
     np.testing.assert_array_equal(found.predict(X), said)
 
 
+@pytest.mark.parametrize("estimator", [LaplaceRegressor, LinearizedRegressor])
+def test_a_network_of_half_precision_predicts_as_it_does_in_full(estimator):
+    X, y = table()
+    torch.manual_seed(0)
+    half = nn.Sequential(nn.Linear(X.shape[1], 5), nn.Tanh(), nn.Linear(5, 1)).half()
+    full = copy.deepcopy(half).float()
+    found, expected = (
+        estimator(network, noise_var=0.1, prior_var=1.0).fit(X, y).predict(X)
+        for network in (half, full)
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-2)
+
+
 def test_parameters_are_chosen_by_a_linearization():
     X, y = table()
     head = n2g.linearize(perceptron(), only="2.*")
@@ -534,6 +547,8 @@ def test_errors_say_what_to_type():
         NNGPClassifier().fit(X, y > 3, sample_weight=y > 3)
     with pytest.raises(InputError, match="the kernel is zero at the data"):
         NNGPClassifier(weight_var=1.0, bias_var=0.0).fit(0 * X, y > 3)
+    with pytest.raises(InputError, match="alpha must be zero or positive and finite, but -1 was"):
+        LaplaceRegressor(alpha=-1.0).fit(X, y)
     with pytest.raises(NotFittedError):
         LaplaceRegressor().predict(X)
 

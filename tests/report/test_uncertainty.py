@@ -576,6 +576,17 @@ def test_the_page_and_the_numbers_are_saved_side_by_side(of_classes, tmp_path, m
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_predictions_that_overflow_are_refused():
+    network = nn.Linear(2, 1)
+    x = torch.randn(30, 2)
+    posterior = n2g.laplace(network, (x, network(x).detach()), n2g.Gaussian(0.1), prior_var=1.0)
+    x = torch.randn(20, 2)
+    x[4] = 1e30
+    with pytest.raises(InputError, match=r"of 1 of 20 points are not finite \(first of x\[4\]\)"):
+        uncertainty_report(posterior, (x, torch.zeros(20, 1)))
+
+
 def test_bad_input_is_refused_with_what_to_type():
     posterior, (x, y) = classifier(), held_out(classes(points()))
     late = torch.cat([y[:-1], torch.tensor([3])])

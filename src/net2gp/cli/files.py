@@ -54,6 +54,8 @@ def check_output(path: Path, suffixes: Sequence[str]) -> Path:
             folder.
     """
     path = path.expanduser()
+    if not path.name:
+        raise InputError(f"--output is empty. Pass for example --output result{suffixes[0]}.")
     if path.suffix.lower() not in suffixes:
         raise InputError(
             f"{path} must end in {' or '.join(suffixes)}. Pass for example --output "

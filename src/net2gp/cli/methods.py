@@ -58,6 +58,26 @@ class Settings:
         )
 
 
+def check_used(method: str, options: MethodOptions) -> None:
+    """Refuse options that a method would leave unread.
+
+    Args:
+        method: One of `METHODS`.
+        options: What was given.
+
+    Raises:
+        UsageError: If one of them is not the default.
+    """
+    given = {
+        "--tuning": options.tuning != "matched" and method != "laplace",
+        "--only": bool(options.only) and method in ("nngp", "ntk", "mc_dropout"),
+        "--prior-var": options.prior_var is not None and method == "mc_dropout",
+    }
+    for name, unread in given.items():
+        if unread:
+            raise UsageError(f"{name} says nothing to the method {method}. Leave one of them out.")
+
+
 STRUCTURES = {
     "full": "Full",
     "kron": "Kron",
@@ -104,9 +124,13 @@ def structure_of(text: str) -> Any:
 
     name, _, number = text.partition(":")
     kind = getattr(structures, STRUCTURES[one_of(name, list(STRUCTURES), "--structure")])
-    if number and (name in ("full", "kron", "diagonal", "last_layer") or not number.isdecimal()):
+    if number and name in ("full", "kron", "diagonal", "last_layer"):
         raise UsageError(
             f"--structure {text}: only low_rank, subnetwork, sampled and function_space have a number."
+        )
+    if number and not (number.isdecimal() and int(number)):
+        raise UsageError(
+            f"--structure {text}: the number must be a positive whole number, such as {name}:50."
         )
     if name in ("low_rank", "subnetwork") and not number:
         raise UsageError(f"--structure {name} needs a number, such as {name}:50.")

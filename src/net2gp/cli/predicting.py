@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from net2gp.cli.files import replacing
 from net2gp.cli.problem import Reading
-from net2gp.errors import NotAvailable
+from net2gp.errors import InputError, NotAvailable
 from net2gp.likelihoods.laws import Average
 from net2gp.posteriors.posterior import Posterior
 from net2gp.progress import progress
@@ -49,9 +50,21 @@ def predictions(
         for batch in x.split(batch_size):
             parts.append(_predicted(posterior, batch, reading, levels))
             advance(len(batch))
-    return {
+    found = {
         name: torch.cat([part[name] for part in parts]).detach().cpu().numpy() for name in parts[0]
     }
+    _check_finite(found)
+    return found
+
+
+def _check_finite(found: Mapping[str, np.ndarray]) -> None:
+    """Refuse predictions that say nothing, which would be empty cells of a table."""
+    good = np.all([np.isfinite(v.reshape(len(v), -1)).all(1) for v in found.values()], axis=0)
+    if not good.all():
+        raise InputError(
+            f"the predictions of {int((~good).sum())} of {len(good)} points are not finite (first of point "
+            f"{int(good.argmin()) + 1}): their inputs are too large for the network. Leave these points out."
+        )
 
 
 def _predicted(
@@ -101,9 +114,8 @@ def quantile(law: Distribution, level: float) -> Tensor:
     tensor([[1.9600]])
     """
     mean, std = law.mean, law.variance.sqrt()
-    normal = Normal(mean, std.clamp(min=torch.finfo(std.dtype).tiny), validate_args=False)
     if isinstance(_base(law), MultivariateNormal | Normal):
-        return normal.icdf(torch.as_tensor(level).to(mean))
+        return mean + std * NormalDist().inv_cdf(level)  # float32 would round a level near 1 to 1
     # Cantelli: no quantile is further from the mean than this many standard deviations
     far = max((1 - level) / level, level / (1 - level)) ** 0.5
     low, high = mean - far * std, mean + far * std
@@ -160,7 +172,7 @@ def columns(
         for c, end in enumerate(ends):
             table |= {f"mean{end}": found["mean"][:, c], f"std{end}": found["std"][:, c]}
             table |= {
-                f"quantile_{level:g}{end}": found["quantiles"][:, c, i]
+                f"quantile_{level}{end}": found["quantiles"][:, c, i]
                 for i, level in enumerate(levels)
             }
             for name in ("epistemic_var", "aleatoric_var"):

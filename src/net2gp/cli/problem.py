@@ -88,7 +88,8 @@ class Reading:
                 "classification, or another --target."
             )
         y = loaded.y.reshape(len(loaded.y), -1)
-        return torch.from_numpy(self.scaling.targets(y.astype(np.float64))).to(like)
+        targets = torch.from_numpy(self.scaling.targets(y.astype(np.float64)))
+        return targets.to(like.device, torch.promote_types(like.dtype, torch.float32))
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for a file."""
@@ -247,6 +248,11 @@ def num_outputs(network: nn.Module, x: Tensor) -> int:
         raise NetworkError(
             f"the network returns {type(out).__name__}, where one tensor is needed. Wrap it in a module that "
             "returns the outputs, such as the logits, alone."
+        )
+    if not out.dim():
+        raise NetworkError(
+            "the network returns a single number for all points, such as a sum or a mean over them. Return a "
+            "row for each point."
         )
     return int(out[:1].numel())
 

@@ -66,7 +66,7 @@ def command(
             options = kind(**given)
             with _errors_in_one_line(options.json) as caught:
                 result = function(options)
-            _show(result, options.json, caught)
+                _show(result, options.json, caught)
             raise typer.Exit(result.code)
 
         run.__name__, run.__doc__ = function.__name__, _joined(inspect.getdoc(function) or "")
@@ -170,11 +170,12 @@ def _warnings_in_one_line(caught: list[str]) -> Iterator[None]:
 
 
 def _show(result: Result, as_json: bool, caught: Sequence[str]) -> None:
+    """Print a result now, so that a disk that is full is noticed while errors are still caught."""
     if as_json:
         values = {**result.values, "warnings": list(caught)}
-        print(json.dumps(plain(values), ensure_ascii=False))
+        print(json.dumps(plain(values), ensure_ascii=False), flush=True)
     elif result.text:
-        print(result.text)
+        print(result.text, flush=True)
 
 
 def plain(value: Any) -> Any:

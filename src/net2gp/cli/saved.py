@@ -123,10 +123,14 @@ def _source(note: Note, options: PredictionOptions) -> Source:
             f"the network is not where it was at fit, {file}. Pass --network with its new place."
         )
     source = Source(known, options.weights or note.network["weights"])
-    if source.weights and not Path(source.weights).is_file():
+    if source.weights and not options.weights and not Path(source.weights).is_file():
         # the posterior holds the numbers: the module is needed for its code alone
         source = Source(known)
-    elif source.files and digest(source.files[0]) != note.network.get("sha256"):
+    elif (
+        source.files
+        and source.files[0].is_file()
+        and digest(source.files[0]) != note.network.get("sha256")
+    ):
         say(
             f"{source.files[0]} has changed since fit. Predictions are with the weights of the time of the "
             "fit."

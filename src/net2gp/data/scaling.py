@@ -51,6 +51,9 @@ class Scaling:
         Returns:
             The scaling.
 
+        Raises:
+            InputError: If the squares of a column overflow.
+
         >>> Scaling.of(np.array([[1.0], [3.0]])).x_std
         [1.0]
         """
@@ -153,5 +156,12 @@ def _means(values: np.ndarray) -> list[float]:
 
 
 def _deviations(values: np.ndarray) -> list[float]:
-    found = values.astype(np.float64).std(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = values.astype(np.float64).std(0)
+    if not np.isfinite(found).all():
+        raise InputError(
+            f"column {int(np.isfinite(found).argmin())} has numbers up to "
+            f"{float(np.abs(values[:, np.isfinite(found).argmin()]).max()):.2g}, whose variance overflows. "
+            "Drop these rows, or divide the column by a constant."
+        )
     return [float(v) or 1.0 for v in found]

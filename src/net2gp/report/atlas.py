@@ -91,6 +91,7 @@ def _write(path: Path, papers: Sequence[Paper], results: Sequence[PaperResult]) 
         part.write_text(atlas_page(papers, results), encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise InputError(
             f"cannot write {path} ({error.strerror}). Pass a file in a folder that exists: "
             "net2gp paper --all --out atlas.html."

@@ -150,6 +150,7 @@ def _bare(problem: Problem, x: torch.Tensor) -> dict[str, np.ndarray]:
     """The predictions of the network alone."""
     reading = problem.reading
     out = torch.cat([problem.network(batch) for batch in x.split(256)]).flatten(1).cpu()
+    out = out.to(torch.promote_types(out.dtype, torch.float32))
     if reading.task == "classification":
         probs = torch.cat([-out, out], 1).div(2).softmax(1) if out.shape[1] == 1 else out.softmax(1)
         return {"probs": probs.numpy(), "label": probs.argmax(1).numpy()}

@@ -13,7 +13,14 @@ import typer
 from torch import nn
 
 from net2gp.cli.files import check_output
-from net2gp.cli.methods import METHODS, NEW_CLASSES, Settings, fit_posterior, structure_of
+from net2gp.cli.methods import (
+    METHODS,
+    NEW_CLASSES,
+    Settings,
+    check_used,
+    fit_posterior,
+    structure_of,
+)
 from net2gp.cli.options import (
     DATA_HELP,
     NETWORK_HELP,
@@ -131,6 +138,7 @@ def fit(options: FitOptions) -> Result:
     path = check_output(options.output, [".safetensors"])
     one_of(options.method, list(METHODS), "--method")
     structure_of(options.structure)
+    check_used(options.method, options)
     new = options.method in NEW_CLASSES
     prepared = prepare(options, options, options.network, options.data, options, new_classes=new)
     problem, held_out = prepared.problem, prepared.held_out

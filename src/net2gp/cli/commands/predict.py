@@ -97,11 +97,10 @@ def _scored(
     if loaded.y is None:
         return {}
     try:
-        y = reading.values(loaded, like)
+        return scores(found, reading.values(loaded, like), reading)
     except InputError as error:
         say(f"the predictions are written, but not scored: {error}")
         return {}
-    return scores(found, y, reading)
 
 
 def _listed(path: Path, arrays: Mapping[str, object], table: Mapping[str, object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +63,7 @@ class Loaded:
 
     def divided(self, share: float, seed: int) -> tuple[Loaded, Loaded]:
         """Return a random share of the points, and before it the others, the same for equal seeds."""
-        count = round(share * len(self))
+        count = round(share * len(self)) if math.isfinite(share) else 0
         if not 0 < count < len(self):
             raise InputError(
                 f"--held-out {share} of {len(self)} points are {count}, but there must be some on both "
@@ -158,6 +159,8 @@ def _npz(path: Path, wanted: Wanted) -> Loaded:
 
 def _npy(path: Path, wanted: Wanted) -> Loaded:
     given = [Path(name).expanduser() for name in wanted.target]
+    if not wanted.needs_target:  # new data after a fit to a table, whose targets were columns
+        given = [one for one in given if one.suffix == ".npy"]
     if len(given) > 1 or (given and given[0].suffix != ".npy"):
         raise InputError(
             f"the targets of {path} are another file. Pass for example --target y.npy."
@@ -190,7 +193,7 @@ def _inputs(x: np.ndarray) -> np.ndarray:
         if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
             x = x.transpose(0, 3, 1, 2)
         return (x / np.float32(255)).astype(np.float32)
-    return x[:, None] if x.ndim == 1 else x
+    return _torchs(x[:, None] if x.ndim == 1 else x)
 
 
 def _targets(y: np.ndarray | None) -> np.ndarray | None:
@@ -204,7 +207,12 @@ def _targets(y: np.ndarray | None) -> np.ndarray | None:
         raise InputError(f"y must hold numbers or labels, but has dtype {y.dtype}.")
     if y.dtype.kind in "iub":
         return y.astype(np.int64)
-    return y[:, None] if y.ndim == 1 else y
+    return _torchs(y[:, None] if y.ndim == 1 else y)
+
+
+def _torchs(values: np.ndarray) -> np.ndarray:
+    """Numbers of a kind that torch has: those of extended precision become float64."""
+    return values.astype(np.float64) if values.dtype == np.longdouble else values
 
 
 _READERS = {

@@ -102,7 +102,7 @@ def _built(name: str) -> nn.Module:
     if not isinstance(found, nn.Module):
         try:
             found = found()
-        except Exception as error:  # whatever the user's own code raises
+        except (Exception, SystemExit) as error:  # whatever the user's own code raises
             raise NetworkError(f"{name}() failed with {type(error).__name__}: {error}") from None
     if not isinstance(found, nn.Module):
         raise NetworkError(
@@ -122,7 +122,7 @@ def _imported(home: str) -> Any:
         return _run(path) if path.suffix == ".py" else importlib.import_module(home)
     except ModuleNotFoundError as error:
         raise InputError(f"{home} cannot be imported: {error}. {WAYS}.") from None
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise NetworkError(
             f"importing {home} failed with {type(error).__name__}: {error}"
         ) from None
@@ -187,7 +187,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return state_dict(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many kinds for bytes of another kind
-        reason = COLORS.sub("", str(error)).strip().split("\n")[0]
+        reason = COLORS.sub("", str(error)).strip().split("\n")[0] or type(error).__name__
         if reason.startswith("Weights only load failed"):
             reason = "it holds a whole module or other objects, and reading these would run code of the file"
         raise FileFormatError(

@@ -150,6 +150,12 @@ def choose_columns(
             raise InputError(
                 f"which column of {path} is the target? Pass --target COLUMN. It has: {_shown(names)}."
             )
+    both = [name for name in features if name in targets]
+    if both:
+        raise InputError(
+            f"column {_shown(both)} of {path} is the target and a feature as well, which it would predict "
+            "from itself. Leave it out of --features, or pass another --target."
+        )
     chosen = list(features) or [name for name in names if name not in targets]
     if not chosen:
         raise InputError(f"{path} has no column beside the target {_shown(targets)}.")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -35,7 +39,12 @@ def load_program(path: str | os.PathLike) -> fx.GraphModule:
             f"there is no file {path}. Write one with torch.export.save(program, '{path.name}')."
         )
     try:
-        program = torch.export.load(path)
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch reads weights without their checksums
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"{damaged} is damaged")
+        with _quiet():
+            program = torch.export.load(path)
     except Exception as error:  # whatever torch raises for bytes of another kind
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise FileFormatError(
@@ -43,6 +52,18 @@ def load_program(path: str | os.PathLike) -> fx.GraphModule:
             f"'{path.name}')."
         ) from None
     return from_program(program)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the traceback that torch logs for archives of another kind, besides its error."""
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def from_program(program: torch.export.ExportedProgram) -> fx.GraphModule:

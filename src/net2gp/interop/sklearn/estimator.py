@@ -43,6 +43,12 @@ class Estimator(BaseEstimator):
         example = self._example()
         return torch.tensor(X, dtype=example.dtype, device=example.device)
 
+    def _targets(self, y: Array) -> Tensor:
+        """A copy where the inputs are; targets of a network of half precision are float32."""
+        example = self._example()
+        dtype = torch.promote_types(example.dtype, torch.float32)
+        return torch.tensor(y, dtype=dtype, device=example.device)
+
     def _counts(self, weights: Array | None) -> Tensor | None:
         """Weights where the inputs are."""
         return None if weights is None else torch.from_numpy(weights).to(self._example().device)

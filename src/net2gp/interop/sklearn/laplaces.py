@@ -91,7 +91,7 @@ class LaplaceRegressor(OfNetwork, Regressor):
                 likelihood = Gaussian(self.noise_var / spread.square())
             log_size = float(spread.log().sum()) * (len(y) if weights is None else weights.sum())
         self.linearized_ = self._trained(X, y, weights) if trained else self._linearization()
-        data = self._tensor(X), self._tensor(y)
+        data = self._tensor(X), self._targets(y)
         self._keep(*_approximated(self, data, likelihood, self._counts(weights)))
         self.log_marginal_likelihood_value_ -= log_size
 

@@ -67,7 +67,7 @@ class LinearizedRegressor(OfNetwork, Regressor):
     def _fit(self, X: Array, y: Array, weights: Array | None) -> None:
         baseline = self.network is None
         self.linearized_ = self._baseline(X, y, weights) if baseline else self._linearization()
-        data, w = (self._tensor(X), self._tensor(y)), self._counts(weights)
+        data, w = (self._tensor(X), self._targets(y)), self._counts(weights)
         if w is None:
             adapted = self._adapted(data)
             self._keep(adapted, adapted.likelihood, None)

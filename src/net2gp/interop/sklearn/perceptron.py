@@ -9,6 +9,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from net2gp.errors import check_positive
+
 WIDTH = 32
 """Hidden units."""
 
@@ -76,7 +78,11 @@ def train(network: nn.Module, x: Tensor, loss: Loss, alpha: float) -> int:
 
     Returns:
         The number of steps.
+
+    Raises:
+        InputError: If `alpha` is negative or not finite.
     """
+    check_positive(alpha, "alpha", zero=True, single=True)
     params = list(network.parameters())
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:

@@ -191,6 +191,34 @@ def read(
         raise InputError(
             f"network must be the module itself, but is {describe(network)}. Pass load(path, build())."
         )
+    header, tensors = _contents(path, device)
+    _check_network(header["tree"], network, tensors)
+    made: Mapping[str, Callable[..., Any]] = _CLASSES
+    made = {**_CLASSES, **FORMAT_1} if header["format"] == "1" else made
+    found = _Reader(tensors, network, output, made).decode(json.loads(header["tree"]))
+    posterior = _posterior_in(found)
+    if posterior is not None:
+        _check_value(posterior, tensors.get(VALUE))
+    return found
+
+
+def note_of(path: str | os.PathLike) -> str:
+    """Return the note that was written beside a value, or nothing if there is none.
+
+    The whole file is read, since its checksum is over the note as well.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileFormatError: If there is no such file, or if it is corrupted or not one of net2gp.
+    """
+    header, _ = _contents(Path(path).expanduser(), "cpu")
+    return str(header.get("note", ""))
+
+
+def _contents(path: Path, device: torch.device | str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header and the tensors of a file, if they are as they were written."""
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}. Pass the path that was given to save.")
     try:
@@ -212,36 +240,7 @@ def read(
     text = header.get("version", "") + header.get("tree", "") + header.get("note", "")
     if header.get("sha256") != digest(tensors, text):
         raise FileFormatError(f"{path} is corrupted: its checksum does not match. Save it again.")
-    _check_network(header["tree"], network, tensors)
-    made: Mapping[str, Callable[..., Any]] = _CLASSES
-    made = {**_CLASSES, **FORMAT_1} if header["format"] == "1" else made
-    found = _Reader(tensors, network, output, made).decode(json.loads(header["tree"]))
-    posterior = _posterior_in(found)
-    if posterior is not None:
-        _check_value(posterior, tensors.get(VALUE))
-    return found
-
-
-def note_of(path: str | os.PathLike) -> str:
-    """Return the note that was written beside a value, or nothing if there is none.
-
-    Args:
-        path: The file.
-
-    Raises:
-        FileFormatError: If there is no such file, or it is not one of net2gp.
-    """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileFormatError(f"there is no file {path}. Pass the path that was given to save.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _not_whole(path, error) from None
-    if header.get("kind") != KIND:
-        raise FileFormatError(f"{path} is a safetensors file, but not of a {KIND}.")
-    return str(header.get("note", ""))
+    return header, tensors
 
 
 def _not_whole(path: Path, error: Exception) -> FileFormatError:

@@ -16,7 +16,7 @@ from net2gp.conformal import PredictiveQuantile
 from net2gp.conformal.class_scores import class_probabilities
 from net2gp.conformal.interval_scores import gaussian_parts
 from net2gp.data.scaling import Scaling
-from net2gp.errors import NotAvailable
+from net2gp.errors import InputError, NotAvailable
 from net2gp.inputs import num_rows, rows
 from net2gp.likelihoods.targets import shape_targets
 from net2gp.likelihoods.traits import has_one_class, is_classifier, scores
@@ -123,6 +123,9 @@ def answers(
 
     Returns:
         What the posterior says.
+
+    Raises:
+        InputError: If it says nothing about some points, since its numbers overflow there.
     """
     parts: list[dict[str, Any]] = []
     for start in range(0, num_rows(x), BATCH):
@@ -131,7 +134,15 @@ def answers(
         found = _parts(posterior, some, posterior.predict(some), None if y is None else y[piece])
         parts.append({**found, "novelty": _novelty(posterior, some)})
         advance(num_rows(some))
-    return _joined(x, parts)
+    whole = _joined(x, parts)
+    says = whole.probs if isinstance(whole, Labels) else np.hstack([whole.lower, whole.upper])
+    good = np.isfinite(says).all(1)
+    if not good.all():
+        raise InputError(
+            f"the predictions of {int((~good).sum())} of {len(good)} points are not finite (first of x["
+            f"{int(good.argmin())}]): these inputs are too large for the network. Leave them out."
+        )
+    return whole
 
 
 def of_law(posterior: Posterior, x: Inputs, law: Distribution, y: Tensor) -> Labels | Numbers:
