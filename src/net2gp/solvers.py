@@ -11,6 +11,7 @@ from net2gp.posteriors.conditioning.solvers import (
     Laplace,
     Nystrom,
     PivotedCholesky,
+    RandomPivots,
     Variational,
     WeightCholesky,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Laplace",
     "Nystrom",
     "PivotedCholesky",
+    "RandomPivots",
     "Variational",
     "WeightCholesky",
 ]

@@ -97,6 +97,34 @@ class Nystrom:
 
 
 @dataclass(frozen=True)
+class RandomPivots:
+    """Precondition with a Cholesky factor of high rank, whose pivots are drawn at random.
+
+    Setting it up costs `rank` columns of the kernel matrix, N·rank² operations as matrix products, and one
+    matrix (N, rank), which is in float32 where rounding stays below the noise.
+
+    Args:
+        rank: The number of columns. None means 10 √N, at most 10,000, and at most what fits into a quarter of
+            the free memory.
+        seed: The seed of the choice of pivots.
+
+    Raises:
+        InputError: If the rank is not positive.
+
+    References: Chen, Epperly, Tropp and Webber, Randomly pivoted Cholesky, 2023; Epperly, Tropp and Webber,
+    Embrace rejection, 2024; Díaz et al., Robust, randomized preconditioning for kernel ridge regression,
+    2023.
+    """
+
+    rank: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            _positive("rank", self.rank)
+
+
+@dataclass(frozen=True)
 class CG:
     """Solve in function space by block conjugate gradients on products with the kernel.
 
@@ -107,7 +135,7 @@ class CG:
         tol: The relative residual to reach. Products that run through the network in float32 allow about
             1e-6.
         max_iterations: The most iterations of one solve.
-        preconditioner: `PivotedCholesky()`, `Nystrom()` or None.
+        preconditioner: `RandomPivots()`, `PivotedCholesky()`, `Nystrom()` or None.
         variance: How predictive variances are computed. None means `Exact()` if the Gram matrix is stored:
             each chunk of test points is then solved for until its variances are right to 1 %. Without the
             matrix such solves would be too slow, and None means `Lanczos()`: the cached variances are
@@ -124,7 +152,9 @@ class CG:
 
     tol: float = 1e-6
     max_iterations: int = 1000
-    preconditioner: PivotedCholesky | Nystrom | None = field(default_factory=PivotedCholesky)
+    preconditioner: RandomPivots | PivotedCholesky | Nystrom | None = field(
+        default_factory=RandomPivots
+    )
     variance: Exact | Lanczos | None = None
     num_probes: int = 16
     seed: int = 0
