@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from net2gp import RBF, Categorical, Gaussian, condition, linearize, ntk
-from net2gp.errors import NotConverged, WideVariances
+from net2gp.errors import NotConverged
 from net2gp.kernels import BaseFeatureKernel, IndependentOutputs
 from net2gp.linalg import block_cg, log_det_quadrature
 from net2gp.linalg.cg import transposed_root
@@ -257,22 +257,6 @@ def test_variances_that_are_a_small_part_of_the_prior_are_solved_for_more_closel
     cross, prior = kernel(x, test), kernel.diag(test)
     plain = prior - (cross * rough.process.factor.solve(cross)).sum(0)
     assert float((plain / exact.variance.flatten()).max()) > 2
-
-
-def test_a_default_cache_that_is_too_wide_is_told_of():
-    x = points(300)
-    data, solver = (x, real_targets(x, 1)), CG(store_gram=False, num_probes=0)
-    with pytest.warns(
-        WideVariances, match=r"rank 100 are up to \d\S* times too wide .*variance=Exact"
-    ):
-        condition(RBF(0.2), data, Gaussian(1e-2), solver=solver)
-    smooth = condition(RBF(3.0), data, Gaussian(1e-2), solver=solver)
-    exact = condition(RBF(3.0), data, Gaussian(1e-2), solver=Cholesky())
-    test = points(5, seed=5)
-    assert smooth.process.cache is not None
-    torch.testing.assert_close(
-        smooth.marginal(test).variance, exact.marginal(test).variance, rtol=0.1, atol=0
-    )
 
 
 def test_a_variance_that_cannot_be_reached_is_told_of():

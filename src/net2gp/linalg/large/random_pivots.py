@@ -176,6 +176,7 @@ class FactorPlusIdentity:
         L: The factor, (n, r), in any dtype.
         inner: B, (r, r), lower.
         outer: T, (r, r), lower.
+        index: The rows of the pivots that L was made with, if they are known.
 
     >>> matrix = FactorPlusIdentity.from_factor(torch.tensor([[3.0], [0.0]]).sqrt())
     >>> matrix.inverse_sqrt(torch.ones(2, 1, dtype=torch.float64)).flatten()
@@ -185,14 +186,16 @@ class FactorPlusIdentity:
     L: Tensor
     inner: Tensor
     outer: Tensor
+    index: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
-    def from_factor(cls, L: Tensor) -> FactorPlusIdentity:
+    def from_factor(cls, L: Tensor, index: Tensor | None = None) -> FactorPlusIdentity:
         """Build I + L Lᵀ in O(n r² + r³).
 
         Args:
             L: A matrix, (n, r).
+            index: The rows of its pivots.
 
         Returns:
             The matrix.
@@ -207,7 +210,7 @@ class FactorPlusIdentity:
         inner = cholesky(gram, what="LᵀL").L
         outer = inner.mT @ inner
         outer.diagonal().add_(1.0)
-        return cls(L, inner, cholesky(outer, what="I + LᵀL").L)
+        return cls(L, inner, cholesky(outer, what="I + LᵀL").L, index)
 
     def inverse_sqrt(self, v: Tensor) -> Tensor:
         """Compute R v for v (n, k), with M⁻¹ = RᵀR."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from net2gp.inputs import rows
-from net2gp.linalg import block_matmul, nystrom, pivoted_cholesky
+from net2gp.linalg import Pivots, block_matmul, nystrom, pivoted_cholesky
 from net2gp.linalg.large import FactorPlusIdentity, random_pivots
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.memory import available_memory, check_memory
@@ -62,7 +62,8 @@ def _preconditioner(solver: CG, S: Tensor, matmul: GramProduct) -> LowRank | Non
         return LowRankPlusIdentity(U, eigenvalues)
     scaled = ScaledGram(matmul, S)
     if isinstance(chosen, RandomPivots):
-        return FactorPlusIdentity.from_factor(random_factor(scaled, chosen))
+        found = random_factor(scaled, chosen)
+        return FactorPlusIdentity.from_factor(found.L, found.index)
     factor = pivoted_cholesky(scaled.diagonal(), scaled.columns, min(chosen.rank, total), block=16)
     return LowRankPlusIdentity.from_factor(factor)
 
@@ -114,7 +115,7 @@ class ScaledGram:
         return torch.einsum("rkc,kc->rk", K[:, place], weights)
 
 
-def random_factor(scaled: ScaledGram, chosen: RandomPivots) -> Tensor:
+def random_factor(scaled: ScaledGram, chosen: RandomPivots) -> Pivots:
     """L with L Lᵀ ≈ SᵀKS, (N·C, r), at a rank that fits into memory.
 
     Rounding of L to float32 changes the preconditioned matrix by the rounding of the largest entry of SᵀKS
@@ -147,4 +148,4 @@ def random_factor(scaled: ScaledGram, chosen: RandomPivots) -> Tensor:
         generator=generator,
         block=block,
         dtype=dtype,
-    ).L
+    )

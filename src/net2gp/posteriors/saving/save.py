@@ -75,6 +75,7 @@ _CLASSES: dict[str, type] = {
     "dual.AroundZero": dual.AroundZero,
     "solvers.Exact": solvers.Exact,
     "solvers.Lanczos": solvers.Lanczos,
+    "solvers.Pathwise": solvers.Pathwise,
     "solvers.Cholesky": solvers.Cholesky,
     "solvers.WeightSpace": solvers.WeightCholesky,
     "solvers.PivotedCholesky": solvers.PivotedCholesky,
