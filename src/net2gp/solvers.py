@@ -10,7 +10,9 @@ from net2gp.posteriors.conditioning.solvers import (
     Lanczos,
     Laplace,
     Nystrom,
+    Pathwise,
     PivotedCholesky,
+    RandomPivots,
     Variational,
     WeightCholesky,
 )
@@ -22,7 +24,9 @@ __all__ = [
     "Lanczos",
     "Laplace",
     "Nystrom",
+    "Pathwise",
     "PivotedCholesky",
+    "RandomPivots",
     "Variational",
     "WeightCholesky",
 ]

@@ -20,10 +20,14 @@ from torch import Tensor
 
 from net2gp.errors import InputError, NotConverged, trying, warn
 from net2gp.linalg import Cholesky, block_cg, block_matmul, cholesky, log_det_quadrature, psd_root
-from net2gp.linalg.cg import Solution
+from net2gp.linalg.cg import Solution, transposed_root
+from net2gp.linalg.large import FactorPlusIdentity
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.progress import progress
 from net2gp.types import Inputs, Kernel
+
+LowRank = LowRankPlusIdentity | FactorPlusIdentity
+"""A preconditioner I + low rank, with its log-determinant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +228,7 @@ class IterativeFactor:
 
     matmul: GramProduct
     S: Tensor
-    preconditioner: LowRankPlusIdentity | None
+    preconditioner: LowRank | None
     tol: float
     max_iterations: int
 
@@ -335,7 +339,7 @@ class MatrixFreeSystem:
     """
 
     matmul: GramProduct
-    precondition: Callable[[Tensor], LowRankPlusIdentity | None]
+    precondition: Callable[[Tensor], LowRank | None]
     tol: float
     max_iterations: int
     num_probes: int
@@ -372,7 +376,7 @@ class MatrixFreeSystem:
     def estimate_log_det(self, factor: IterativeFactor) -> Tensor:
         """log|I + SᵀKS| by stochastic Lanczos quadrature.
 
-        With a preconditioner M it is log|M| + log|M^{-1/2}(I + SᵀKS)M^{-1/2}|: the better M is, the less
+        With a preconditioner M, M⁻¹ = RᵀR, it is log|M| + log|R (I + SᵀKS) Rᵀ|: the better M is, the less
         remains to be estimated. It is NaN without probes.
         """
         if self.num_probes == 0:
@@ -380,7 +384,8 @@ class MatrixFreeSystem:
         M = factor.preconditioner
         matmul = factor.inner
         if M is not None:
-            matmul = lambda v: M.inverse_sqrt(factor.inner(M.inverse_sqrt(v)).to(v.dtype))
+            half = transposed_root(M)
+            matmul = lambda v: M.inverse_sqrt(factor.inner(half(v)).to(v.dtype))
         rows = factor.S.shape[0] * factor.S.shape[1]
         estimate, _ = log_det_quadrature(
             matmul,
