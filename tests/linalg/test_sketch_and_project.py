@@ -22,7 +22,7 @@ def solved(G, b, blocks, **options):
 
 
 @pytest.mark.parametrize("noise", [1.0, 0.1, 0.02])
-@pytest.mark.parametrize("size, rank", [(40, 20), (70, 70), (200, 50)])
+@pytest.mark.parametrize(("size", "rank"), [(40, 20), (70, 70), (200, 50)])
 def test_it_reaches_the_dense_solution(noise, size, rank):
     G, b = system(noise=noise)
     found = solved(G, b, Blocks(size, rank, 300, 1e-7))

@@ -145,9 +145,9 @@ def test_bad_options():
         ADASAP(variance="exact")
     with pytest.raises(InputError, match="checkpoint must be the path of a file or None"):
         ADASAP(checkpoint=3)
+    x, y = data()
     for solver in (ADASAP(), Centers()):
         with pytest.raises(InputError, match=r"\(\) needs noise_var > 0"):
             condition(RBF(), data(), Gaussian(0.0), solver=solver)
         with pytest.raises(InputError, match=r"\(\) is for Gaussian noise\. Pass solver=CG\(\)"):
-            x, y = data()
             condition(RBF(), (x, (y > 0).double()), Bernoulli(), solver=solver)

@@ -7,7 +7,7 @@ import torch
 
 
 def dual_descent(K, noise, b, steps, *, batch=64, step=None, momentum=0.9, seed=0):
-    """(K + noise I)⁻¹ b by random coordinates with Nesterov's momentum and a geometric average of iterates."""
+    """(K + noise I)⁻¹ b by random coordinates, with Nesterov's momentum and averaged iterates."""
     n = len(K)
     generator = torch.Generator().manual_seed(seed)
     step = 0.5 / float(torch.linalg.eigvalsh(K)[-1] + noise) if step is None else step

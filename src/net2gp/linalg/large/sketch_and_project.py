@@ -126,6 +126,10 @@ class _Solver:
     floor: float = 0.0
     history: list[float] = field(default_factory=list)
     reason: str | None = None
+    v: Tensor = field(init=False)
+    z: Tensor = field(init=False)
+    w: Tensor = field(init=False)
+    average: Tensor = field(init=False)
 
     def begin(self, x0: Tensor | None, checkpoint: Checkpoint | None) -> None:
         """Start from x0, or where the checkpoint is."""
@@ -279,7 +283,7 @@ def _warn(solver: _Solver) -> None:
     reached, tol = solver.history[-1], solver.blocks.tol
     advice = {
         OUT_OF_PASSES: f"Pass passes={2 * solver.blocks.passes}, a higher rank, or a larger block_size",
-        STALLED: "This may be what the precision of the products allows: pass x in float64, or raise noise_var",
+        STALLED: "The precision of the products may allow no more: pass x in float64, or raise noise_var",
     }[solver.reason or STALLED]
     warn(
         f"sketch-and-project stopped at a relative residual of {reached:.2e}, above the tolerance of "

@@ -69,8 +69,8 @@ def choose_inference(
         )
     if isinstance(solver, Cholesky) and solver.dtype != torch.float64:
         raise InputError(
-            "Cholesky(dtype=torch.float32) is for Gaussian noise: each step of other inference would factorize "
-            "anew. Pass solver=Cholesky() or CG()."
+            "Cholesky(dtype=torch.float32) is for Gaussian noise: each step of other inference would "
+            "factorize anew. Pass solver=Cholesky() or CG()."
         )
     if isinstance(solver, ADASAP | Centers):
         raise InputError(

@@ -224,7 +224,7 @@ class CG:
 
 @dataclass(frozen=True)
 class ADASAP:
-    """Solve in function space by accelerated sketch-and-project: block after block of rows, for Gaussian noise.
+    """Solve in function space by accelerated sketch-and-project, block after block, for Gaussian noise.
 
     A step sees `block_size` rows of the kernel matrix and factorizes a Nyström approximation of their own
     square, so that memory is O(N) and one block. The true residuals are computed after each pass, and

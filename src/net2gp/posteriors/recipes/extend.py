@@ -90,8 +90,7 @@ def extend(
         return gaussian_centers(problem, solver)
     if isinstance(solver, ADASAP):
         return gaussian_sketched(problem, solver, _guess(process, problem) if same_rows else None)
-    rounded = isinstance(solver, Cholesky) and solver.dtype != torch.float64
-    if isinstance(solver, CG) or rounded:
+    if isinstance(solver, CG) or (isinstance(solver, Cholesky) and solver.dtype != torch.float64):
         return gaussian_cg(problem, solver, _guess(process, problem) if same_rows else None)
     assert not isinstance(solver, WeightCholesky)
     if not same_rows:  # the outputs shared one Gram matrix, but the new noise differs between them

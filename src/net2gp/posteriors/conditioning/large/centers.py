@@ -69,7 +69,6 @@ def gaussian_centers(problem: Problem, solver: Centers) -> Solved:
             on_step=lambda _, residual: advance(note=f"residual {residual:.1e}"),
         ).x
     alpha = combined(beta)
-    features = isinstance(kernel, FeatureKernel)
     refusal = Refusal(
         "Centers() gives the mean alone. Pass solver=ADASAP() or CG() for variances, or use posterior.mean(x)"
     )
@@ -80,6 +79,6 @@ def gaussian_centers(problem: Problem, solver: Centers) -> Solved:
         num_outputs=problem.num_outputs,
         alpha=alpha,
         factor=refusal,
-        weights=kernel.adjoint(Z, alpha) if features else None,
+        weights=kernel.adjoint(Z, alpha) if isinstance(kernel, FeatureKernel) else None,
     )
     return Solved(process, None)

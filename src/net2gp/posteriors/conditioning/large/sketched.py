@@ -27,7 +27,7 @@ LEAST, MOST = 1000, 10_000
 
 @torch.no_grad()
 def gaussian_sketched(problem: Problem, solver: ADASAP, start: Tensor | None = None) -> Solved:
-    """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m), S = D^{-1/2}, together with the draws of `Pathwise`, from a guess of α."""
+    """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m), S = D^{-1/2}, together with the draws of `Pathwise`."""
     noise, C = noise_rows(problem), problem.rows_per_point
     S = torch.diag_embed(noise.rsqrt().reshape(-1, C))
     t = as_rows(problem, problem.target)
@@ -109,7 +109,7 @@ def _block_size(solver: ADASAP, count: int, C: int, device: torch.device) -> int
 
 
 def _key(problem: Problem, blocks: Blocks, right: Tensor) -> str:
-    """What tells a problem from others: its data, noise, draws, a piece of its kernel matrix, and its blocks."""
+    """What tells a problem from others: data, noise, draws, a piece of the kernel matrix, blocks."""
     first: Inputs = rows(problem.x, slice(0, 20))
     seen = [*tensors(problem.x), noise_rows(problem), right, problem.kernel(first)]
     digest = hashlib.sha256(
