@@ -4,7 +4,9 @@ n2g.condition(kernel, data, likelihood, solver=n2g.solvers.CG())
 """
 
 from net2gp.posteriors.conditioning.solvers import (
+    ADASAP,
     CG,
+    Centers,
     Cholesky,
     Exact,
     Lanczos,
@@ -18,7 +20,9 @@ from net2gp.posteriors.conditioning.solvers import (
 )
 
 __all__ = [
+    "ADASAP",
     "CG",
+    "Centers",
     "Cholesky",
     "Exact",
     "Lanczos",

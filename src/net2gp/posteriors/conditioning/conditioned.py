@@ -64,6 +64,21 @@ class SpectralFactor:
         return (self.Q.mT @ v) / self.eigenvalues.sqrt()[:, None]
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """In place of (K + Λ⁻¹)⁻¹ where a solver keeps nothing to multiply with it.
+
+    Args:
+        reason: Why, and what to use instead.
+    """
+
+    reason: str
+
+    def solve(self, v: Tensor, prior: Tensor | None = None) -> Tensor:
+        """Raise, and say why."""
+        raise NotAvailable(f"{self.reason}.")
+
+
 @dataclass(frozen=True, eq=False)
 class Conditioned:
     """A process with mean m(x) + k(x, X) α and covariance k(x, x') − k(x, X)(K + Λ⁻¹)⁻¹ k(X, x').
@@ -277,7 +292,7 @@ class Conditioned:
         if isinstance(self.factor, NoiseFactor | CurvatureFactor | SpectralFactor):
             R = self.factor.root(cross)
             return inner(R, R)
-        assert isinstance(self.factor, IterativeFactor)
+        assert isinstance(self.factor, IterativeFactor | Refusal)
         return inner(cross, self.factor.solve(cross, prior))
 
     def _correction(self, prior_draw: Tensor, noise: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from net2gp.linalg import block_matmul, cholesky, inverse_root, lanczos
 from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.conditioned import Conditioned, Factor, NoiseFactor
 from net2gp.posteriors.conditioning.large.pathwise import PathwiseVariances, can_draw, draw
+from net2gp.posteriors.conditioning.large.rounded import rounded_system
 from net2gp.posteriors.conditioning.matrix_free import matrix_free_system
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Exact, Lanczos, Pathwise
@@ -88,16 +89,19 @@ def gaussian_evidence(quadratic: Tensor, log_det: Tensor, count: int) -> Tensor:
     return -0.5 * (quadratic + log_det + count * math.log(2 * math.pi))
 
 
-def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Solved:
+def gaussian_cg(problem: Problem, solver: CG | Cholesky, start: Tensor | None = None) -> Solved:
     """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m) with S = D^{-1/2}, by block conjugate gradients from a guess of α.
 
     The scaled matrix I + SᵀKS has no eigenvalue below one, whatever the noise is, and it is the matrix that
-    inference with other likelihoods solves too.
+    inference with other likelihoods solves too. A `Cholesky` solver preconditions with its factor in float32.
     """
     with torch.no_grad():
         noise = noise_rows(problem)
         curvature = torch.diag_embed(noise.reciprocal().reshape(-1, problem.rows_per_point))
-        system = matrix_free_system(problem, solver)
+        if isinstance(solver, CG):
+            system = matrix_free_system(problem, solver)
+        else:
+            system = rounded_system(problem)
         factor = system.factor(curvature)
         t = as_rows(problem, problem.target)
         guess = None if start is None else start * noise.sqrt()[:, None]  # the unknown is S⁻¹α

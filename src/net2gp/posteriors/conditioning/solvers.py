@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from net2gp.errors import InputError
+from net2gp.linalg.checkpoint import check_path
 
 
 def _positive(name: str, value: float) -> None:
@@ -43,7 +46,7 @@ class Lanczos:
 
 @dataclass(frozen=True)
 class Pathwise:
-    """Compute predictive variances from functions that are drawn from the prior and conditioned like the data.
+    """Compute predictive variances from functions that are drawn from the prior and see data like these.
 
     The draws are solved for together with the mean, in one block. A prediction then costs k(x, X) and the
     drawn functions at x, and no solve. A part of low rank is known exactly, so that only the remainder has a
@@ -82,14 +85,21 @@ class Cholesky:
 
     Args:
         variance: How predictive variances are computed, `Exact()` or `Lanczos()`.
+        dtype: float64, or float32, which takes half of the memory: the factor then preconditions conjugate
+            gradients with products in float64, so that the mean is as exact as with float64. The noise has to
+            be above the rounding of the largest eigenvalue of the Gram matrix. There are no gradients, and
+            variances cost a few products with the kernel at each prediction.
 
     Raises:
-        InputError: If the variance is anything else.
+        InputError: If the variance or the dtype is anything else.
     """
 
     variance: Exact | Lanczos = field(default_factory=Exact)
+    dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
+        if self.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype must be torch.float64 or torch.float32, but is {self.dtype}.")
         if not isinstance(self.variance, Exact | Lanczos):
             raise InputError(
                 "a Cholesky factor gives variances by Exact() or Lanczos(rank=...), but variance is "
@@ -212,7 +222,84 @@ class CG:
             )
 
 
-Solver = Cholesky | WeightCholesky | CG
+@dataclass(frozen=True)
+class ADASAP:
+    """Solve in function space by accelerated sketch-and-project, block after block, for Gaussian noise.
+
+    A step sees `block_size` rows of the kernel matrix and factorizes a Nyström approximation of their own
+    square, so that memory is O(N) and one block. The true residuals are computed after each pass, and
+    `NotConverged` warns if `tol` is not reached. There is no evidence. Variances are those of `Pathwise`,
+    whose draws are solved for in the same block.
+
+    Args:
+        block_size: The number of points in a block. None means N / 100, at least 1000 and at most 10,000.
+        rank: The rank of the approximation of a block.
+        passes: The most passes over the data; each costs two products with the kernel matrix.
+        tol: The relative residual to reach.
+        variance: `Pathwise()`, or None for the mean alone.
+        checkpoint: A file that keeps the state; a call that was killed continues from it.
+        every_seconds: The least time between two writes.
+        seed: The seed of the blocks.
+
+    Raises:
+        InputError: If a setting is not positive, or the variance is anything else.
+
+    Reference: Rathore, Frangella, Garg, Fazliani, Dereziński and Udell, Turbocharging Gaussian process
+    inference with approximate sketch-and-project, NeurIPS 2025.
+    """
+
+    block_size: int | None = None
+    rank: int = 100
+    passes: int = 200
+    tol: float = 1e-4
+    variance: Pathwise | None = field(default_factory=Pathwise)
+    checkpoint: str | None = None
+    every_seconds: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "rank", "passes", "tol"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.variance is not None and not isinstance(self.variance, Pathwise):
+            raise InputError(
+                f"ADASAP gives variances by Pathwise(), or none for None, but variance is {self.variance!r}."
+            )
+        check_path(self.checkpoint)
+
+
+@dataclass(frozen=True)
+class Centers:
+    """Fit the mean alone, as k(x, Z) a for M training points Z, by least squares over all data.
+
+    a minimizes Σ_n (y_n − k(x_n, Z) a)² / noise_n + aᵀ k(Z, Z) a, which conjugate gradients solve with a
+    preconditioner of M² numbers. An iteration costs N·M entries of the kernel, twice. There are no variances
+    and no evidence.
+
+    Args:
+        num_centers: M. None means 10 √N, at most 20,000.
+        tol: The relative residual to reach.
+        max_iterations: The most iterations.
+        seed: The seed of the choice of centers.
+
+    Raises:
+        InputError: If a setting is not positive.
+
+    Reference: Rudi, Carratino and Rosasco, Falkon: an optimal large scale kernel method, NeurIPS 2017.
+    """
+
+    num_centers: int | None = None
+    tol: float = 1e-6
+    max_iterations: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_centers", "tol", "max_iterations"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+
+
+Solver = Cholesky | WeightCholesky | CG | ADASAP | Centers
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,16 @@ from torch import Tensor
 from net2gp.errors import InputError, NotConverged, trying, warn
 from net2gp.linalg import Cholesky, block_cg, block_matmul, cholesky, log_det_quadrature, psd_root
 from net2gp.linalg.cg import Solution, transposed_root
-from net2gp.linalg.large import FactorPlusIdentity
+from net2gp.linalg.large import FactorPlusIdentity, RoundedCholesky, refined_cg
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.progress import progress
 from net2gp.types import Inputs, Kernel
 
 LowRank = LowRankPlusIdentity | FactorPlusIdentity
 """A preconditioner I + low rank, with its log-determinant."""
+
+Approximation = LowRank | RoundedCholesky
+"""A preconditioner with its log-determinant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +231,7 @@ class IterativeFactor:
 
     matmul: GramProduct
     S: Tensor
-    preconditioner: LowRank | None
+    preconditioner: Approximation | None
     tol: float
     max_iterations: int
 
@@ -243,6 +246,16 @@ class IterativeFactor:
 
     def _iterate(self, v: Tensor, start: Tensor | None, tol: float) -> Solution:
         with progress("conjugate gradients", self.max_iterations) as advance:
+            if isinstance(self.preconditioner, RoundedCholesky):
+                return refined_cg(
+                    self.inner,
+                    v,
+                    preconditioner=self.preconditioner,
+                    x0=start,
+                    tol=max(tol, self.tol),
+                    max_iterations=self.max_iterations,
+                    on_step=lambda _, residual: advance(note=f"residual {residual:.1e}"),
+                )
             return block_cg(
                 self.inner,
                 v,
@@ -336,14 +349,16 @@ class MatrixFreeSystem:
         max_iterations: The most iterations of each solve.
         num_probes: The number of probes of the log-determinant, or 0 for none.
         seed: The seed of the probes.
+        num_steps: The most Lanczos steps from a probe.
     """
 
     matmul: GramProduct
-    precondition: Callable[[Tensor], LowRank | None]
+    precondition: Callable[[Tensor], Approximation | None]
     tol: float
     max_iterations: int
     num_probes: int
     seed: int
+    num_steps: int = 64
 
     def factor(self, curvature: Tensor) -> IterativeFactor:
         """The inverse of K + Λ⁻¹ as an operator."""
@@ -391,7 +406,7 @@ class MatrixFreeSystem:
             matmul,
             rows,
             num_probes=self.num_probes,
-            rank=min(64, rows),
+            rank=min(self.num_steps, rows),
             generator=torch.Generator(device=factor.S.device).manual_seed(self.seed),
             dtype=torch.float64,
             device=factor.S.device,

@@ -21,7 +21,7 @@ from net2gp.posteriors.conditioning.large.prior_functions import (
 )
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.conditioning.solvers import Pathwise
-from net2gp.posteriors.conditioning.systems import LowRank
+from net2gp.posteriors.conditioning.systems import Approximation
 from net2gp.tags import savable
 from net2gp.types import FeatureKernel, Inputs, Kernel
 
@@ -168,7 +168,9 @@ def can_draw(problem: Problem) -> bool:
 
 
 @torch.no_grad()
-def draw(problem: Problem, S: Tensor, preconditioner: LowRank | None, chosen: Pathwise) -> Drawn:
+def draw(
+    problem: Problem, S: Tensor, preconditioner: Approximation | None, chosen: Pathwise
+) -> Drawn:
     """Draw functions and data, with sites SSᵀ = Λ.
 
     Raises:
@@ -202,7 +204,7 @@ def draw(problem: Problem, S: Tensor, preconditioner: LowRank | None, chosen: Pa
     return Drawn(block_matmul(S.mT, values) + noise, finish)
 
 
-def _pivot_rows(problem: Problem, preconditioner: LowRank | None, chosen: Pathwise) -> Tensor:
+def _pivot_rows(problem: Problem, preconditioner: Approximation | None, chosen: Pathwise) -> Tensor:
     """The rows of the pivots: those of the preconditioner, or any."""
     total = problem.num_rows
     rank = min(chosen.rank or min(int(10 * total**0.5), MOST_FEATURES), total)

@@ -1,8 +1,8 @@
 """Functions drawn from a prior, which can be evaluated at any points.
 
-Variances of linear combinations of values depend on second moments alone. So a draw need not be Gaussian: the
-mean over all draws of g(x) g(x') has to be k(x, x'), and it is for everything here but networks of finite width,
-for which it is up to O(1/width).
+Variances of linear combinations of values depend on second moments alone. So a draw need not be Gaussian:
+the mean over all draws of g(x) g(x') has to be k(x, x'), and it is for everything here but networks of finite
+width, for which it is up to O(1/width).
 """
 
 from __future__ import annotations
