@@ -22,7 +22,9 @@ from net2gp.types import FeatureKernel, Inputs, Kernel
 MOST_CENTERS = 20_000
 """The most centers that are chosen by the number of points."""
 
-REFUSAL = "Centers() gives the mean alone. Pass solver=ADASAP() or CG() for variances, or use posterior.mean(x)"
+REFUSAL = (
+    "Centers() gives the mean alone. Pass solver=ADASAP() or CG() for variances, or use mean(x)"
+)
 
 
 @dataclass(frozen=True, eq=False)
