@@ -27,8 +27,6 @@ from net2gp.progress import progress
 from net2gp.types import Inputs, Kernel
 
 LowRank = LowRankPlusIdentity | FactorPlusIdentity
-"""A preconditioner I + low rank, with its log-determinant."""
-
 Approximation = LowRank | RoundedCholesky
 """A preconditioner with its log-determinant."""
 
@@ -246,17 +244,9 @@ class IterativeFactor:
 
     def _iterate(self, v: Tensor, start: Tensor | None, tol: float) -> Solution:
         with progress("conjugate gradients", self.max_iterations) as advance:
-            if isinstance(self.preconditioner, RoundedCholesky):
-                return refined_cg(
-                    self.inner,
-                    v,
-                    preconditioner=self.preconditioner,
-                    x0=start,
-                    tol=max(tol, self.tol),
-                    max_iterations=self.max_iterations,
-                    on_step=lambda _, residual: advance(note=f"residual {residual:.1e}"),
-                )
-            return block_cg(
+            rounded = isinstance(self.preconditioner, RoundedCholesky)
+            run: Any = refined_cg if rounded else block_cg
+            return run(
                 self.inner,
                 v,
                 preconditioner=self.preconditioner,
