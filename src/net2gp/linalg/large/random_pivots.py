@@ -138,7 +138,10 @@ def _new_rows(panel: Tensor, rows: Tensor, chosen: Tensor, factor: Tensor) -> Te
         weights = rows[:, chosen]
         for part in _parts(rows):
             new[:, part] -= weights.mT.double() @ rows[:, part].double()
-    return torch.linalg.solve_triangular(factor, new, upper=False)
+    # the inverse of the small factor times the wide panel: a triangular solve with so many columns takes
+    # cuBLAS a hundred times as long
+    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    return torch.linalg.solve_triangular(factor, eye, upper=False) @ new
 
 
 def _parts(rows: Tensor) -> Iterator[slice]:

@@ -129,7 +129,7 @@ def random_factor(scaled: ScaledGram, chosen: RandomPivots) -> Pivots:
     rank = min(rank, n)
     dtype = torch.float32 if fits and 8 * n * rank > SMALL_BYTES else torch.float64
     size = torch.finfo(dtype).bits // 8
-    block = max(8, min(rank // 8, 512, SMALL_BYTES // (8 * n)))
+    block = max(8, min(rank // 8, 512, max(SMALL_BYTES, free // 64) // (8 * n)))
     needed = n * (size * rank + 3 * 8 * block) + 4 * 8 * rank**2
     if needed > free:
         left = max(1, int((free / 2 - n * 3 * 8 * block) / (size * n)))
