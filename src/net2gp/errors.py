@@ -94,7 +94,7 @@ class NotConverged(Net2GPWarning):
 
 
 class WideVariances(Net2GPWarning):
-    """Variances from a low-rank cache are clearly wider than the exact ones."""
+    """Variances from draws are clearly other than the exact ones."""
 
 
 class NothingToTune(Net2GPWarning):

@@ -246,7 +246,7 @@ def test_without_probes_there_is_no_evidence():
         for probes in (0, 8)
     )
     torch.testing.assert_close(without.marginal(X).mean, whole.marginal(X).mean)
-    with pytest.raises(InputError, match=r"CG\(num_probes=0\) leaves the evidence out"):
+    with pytest.raises(InputError, match=r"CG\(num_probes=0\), .* leave the evidence out"):
         without.log_marginal_likelihood()
 
 

@@ -67,6 +67,11 @@ class Stretched(BaseKernel):
         """k((x_n − c) / ℓ, (x_n − c) / ℓ) for each point."""
         return self.kernel.blocks(self._stretched(x))
 
+    def matmul(self, x: Inputs, y: Inputs, v: Tensor) -> Tensor:
+        """k((x − c) / ℓ, (y − c) / ℓ) @ v, by the kernel's own product."""
+        first = self._stretched(x)
+        return self.kernel.matmul(first, first if y is x else self._stretched(y), v)
+
     def scaled(self, variance: float | Tensor) -> Stretched:
         """variance · k, by the kernel's own scale."""
         return replace(self, kernel=self.kernel.scaled(variance))

@@ -25,7 +25,7 @@ from net2gp.limits.plan import Plan, plan_of, remember
 from net2gp.limits.prior import Prior, Variances, prior_of
 from net2gp.limits.tiles.batch import Tiles
 from net2gp.limits.tiles.matrices import diagonal, matrix, own_blocks
-from net2gp.limits.tiles.products import product
+from net2gp.limits.tiles.products import entries, product
 from net2gp.show import as_html, as_text, number
 from net2gp.types import Inputs
 
@@ -292,8 +292,23 @@ class LimitKernel(BaseKernel):
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """Compute k(x, y), (N, M), or (N·C, M·C) if outputs are coupled."""
+        found = None if self._differentiable(x, y) else self._fused(x, None if y is x else y)
+        if found is not None:
+            return found
         first, second = self.limit.values(x, y, self.tangent, self.variance)
         return self._chosen(first, second)
+
+    @ordinary_tensors()
+    def _fused(self, x: Inputs, y: Inputs | None) -> Tensor | None:
+        """The matrix in one pass over the memory of a GPU, or None where that is impossible."""
+        if not tensors(x)[0].is_cuda or self.limit.result_dtype(x) != torch.float32:
+            return None
+        with torch.no_grad():
+            left = self.limit.tiles(x, self.tangent)
+            if y is not None:
+                self.limit.check_alike(x, y)
+            found = entries(left, None if y is None else self.limit.tiles(y, self.tangent))
+            return None if found is None else found.mul_(self.variance)
 
     def _chosen(self, first: Tensor, second: Tensor | None) -> Tensor:
         if not self.tangent:
@@ -323,7 +338,7 @@ class LimitKernel(BaseKernel):
                 self.limit.check_alike(x, y)
             return product(left, right, v.to(left.prior.dtype)) * self.variance
 
-    def _differentiable(self, *values: Inputs) -> bool:
+    def _differentiable(self, *values: Inputs | None) -> bool:
         """Whether autograd follows the kernel or some of the values."""
         own = isinstance(self.variance, Tensor) and self.variance.requires_grad
         varied = torch.is_grad_enabled() and (own or self.limit.prior.requires_grad)

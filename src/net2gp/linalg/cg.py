@@ -21,17 +21,27 @@ NOT_DEFINITE = "the curvature was not positive"
 
 
 class Preconditioner(Protocol):
-    """A symmetric positive definite M ≈ A with a cheap inverse root, such as `LowRankPlusIdentity`."""
+    """A symmetric positive definite M ≈ A with a cheap root R of the inverse, M⁻¹ = RᵀR.
+
+    The root of `LowRankPlusIdentity` is symmetric. Where it is not, as for `FactorPlusIdentity`, a method
+    `inverse_sqrt_transposed` multiplies by Rᵀ.
+    """
 
     def inverse_sqrt(self, v: Tensor) -> Tensor:
-        """Multiply by the symmetric root of the inverse.
+        """Multiply by a root of the inverse.
 
         Args:
             v: A matrix, (n, k).
 
         Returns:
-            M^(−1/2) v, (n, k).
+            R v, (n, k).
         """
+
+
+def transposed_root(preconditioner: Preconditioner) -> Matmul:
+    """Return the product with Rᵀ, which is the product with R itself if R is symmetric."""
+    found: Matmul = getattr(preconditioner, "inverse_sqrt_transposed", preconditioner.inverse_sqrt)
+    return found
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ def block_cg(
 
     The residual block is kept as Q C with orthonormal Q (Dubrulle's rQ form). The directions P are
     orthonormalized and made conjugate explicitly, so columns of b may be dependent, zero, or finish at
-    different times. Zero columns give zero. A preconditioner M is split, M^(−1/2) A M^(−1/2), but the
+    different times. Zero columns give zero. A preconditioner M is split, R A Rᵀ with RᵀR = M⁻¹, but the
     stopping rule is the plain relative residual ‖b − A x‖ / ‖b‖. It is checked on b − A x itself: if the
     recursion was too optimistic, the iteration restarts from x, within `max_iterations`. If `tol` is not
     reached, a `NotConverged` warning says why and what to try, and the best x so far is returned. An
@@ -188,8 +198,12 @@ class _System:
             self.checkpoint.write(self.fixed | state, numbers)
 
     def half(self, v: Tensor) -> Tensor:
-        """Compute M^(−1/2) v."""
+        """Compute R v, where RᵀR is the inverse of the preconditioner."""
         return v if self.preconditioner is None else self.preconditioner.inverse_sqrt(v)
+
+    def half_transposed(self, v: Tensor) -> Tensor:
+        """Compute Rᵀ v."""
+        return v if self.preconditioner is None else transposed_root(self.preconditioner)(v)
 
     def record(self, residual: float) -> None:
         self.history.append(residual)
@@ -235,14 +249,14 @@ def _cycle(
     """
     begin = {"x": x, "residual": residual}
     if inside is None:
-        Q, C = torch.linalg.qr(system.half(residual))  # M^(−1/2) residual = Q C throughout
+        Q, C = torch.linalg.qr(system.half(residual))  # R residual = Q C throughout
         P = Q
         size = 0.0  # a lower bound on ‖A‖
     else:
         x, residual, Q, C, P = (inside[name] for name in ("new_x", "recursed", "Q", "C", "P"))
         size = float(inside["size"])
     while system.iterations < system.max_iterations:
-        V = system.half(P)
+        V = system.half_transposed(P)
         AV = system.product(V)
         AP = system.half(AV)
         curvature = P.mT @ AP

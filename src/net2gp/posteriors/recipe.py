@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 WITHOUT_PROBES = (
-    "CG(num_probes=0) leaves the evidence out. Pass solver=CG(num_probes=16) to estimate it."
+    "CG(num_probes=0), ADASAP() and Centers() leave the evidence out. Pass solver=CG(num_probes=16) to "
+    "estimate it."
 )
 
 

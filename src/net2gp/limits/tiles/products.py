@@ -18,7 +18,7 @@ from net2gp.limits.tiles import compiled_tiles
 from net2gp.limits.tiles.angle_polynomial import only_data
 from net2gp.limits.tiles.batch import Tiles
 from net2gp.limits.tiles.matrices import arranged, cell_of, cells_of, own_blocks
-from net2gp.linalg.fused import ScalarGraph, available, multiply, recorded
+from net2gp.linalg.fused import ScalarGraph, available, matrix, multiply, recorded
 from net2gp.progress import progress
 
 
@@ -37,6 +37,25 @@ def product(left: Tiles, right: Tiles | None, v: Tensor) -> Tensor:
     if graph is not None:
         return fused(graph, left, left if right is None else right, v).to(v.dtype)
     return tiled(left, right, v)
+
+
+def entries(left: Tiles, right: Tiles | None) -> Tensor | None:
+    """Compute the kernel matrix in one pass over memory.
+
+    Args:
+        left: x.
+        right: x', or None for x itself.
+
+    Returns:
+        The matrix of the NNGP, or of the tangent kernel if `left` has it; None off a GPU, in double precision,
+        and where the kernel is not arithmetic on pairs.
+    """
+    if not available(next(iter(left.data.values()))):
+        return None
+    graph = scalar_graph(left)
+    if graph is None:
+        return None
+    return matrix(graph, *_operands(graph, left, left if right is None else right))
 
 
 def scalar_graph(tiles: Tiles) -> ScalarGraph | None:
@@ -72,10 +91,20 @@ def _recorded(tiles: Tiles, name: str, width: int) -> ScalarGraph | None:
 
 def fused(graph: ScalarGraph, left: Tiles, right: Tiles, v: Tensor) -> Tensor:
     """Compute the product with entries that are never written to memory."""
+    return multiply(graph, *_operands(graph, left, right), v)
+
+
+Operands = tuple[
+    tuple[Tensor, Tensor], tuple[list[Tensor], list[Tensor], list[Tensor]], Tensor | None
+]
+"""Points, numbers of rows and of all pairs, and the diagonal where both sides are the same."""
+
+
+def _operands(graph: ScalarGraph, left: Tiles, right: Tiles) -> Operands:
     one, two, first, second, weights, biases = compiled_tiles.flat(left, right)
     numbers = graph.numbers(first, second, [*weights, *biases])
     own = (left.own[1] if left.tangent else left.own[0]) if right is left else None
-    return multiply(graph, (one[0][0], two[0][0]), numbers, own, v)
+    return (one[0][0], two[0][0]), numbers, own
 
 
 def tiled(left: Tiles, right: Tiles | None, v: Tensor) -> Tensor:

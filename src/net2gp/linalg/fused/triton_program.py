@@ -1,8 +1,9 @@
-"""Products with a kernel matrix on NVIDIA GPUs whose entries are never written to memory.
+"""Kernel matrices, and products with them whose entries are never written to memory, on NVIDIA GPUs.
 
 One program of the GPU has some rows of x. It goes through the points y block by block: inner products, the
 lines of the scalar graph in registers, and the product with a block of vectors. Sums over a few thousand
-points are in float32, and their sum in float64.
+points are in float32, and their sum in float64. Another program writes the entries. Both serve matrices of
+every size, so that nothing is compiled anew for other points.
 """
 
 from __future__ import annotations
@@ -133,6 +134,35 @@ def product(
             value = tl.where(known[None, :], value, 0.0)
 {sums}
 {writes}
+
+
+@triton.jit
+def entries(
+    X, Y, OUT, OWN, L, R, C, n, m,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SAME: tl.constexpr,
+    GRAM: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN).to(tl.int64)
+    within = rows < n
+    known = columns < m
+    depth = tl.arange(0, BD)
+{row_numbers}
+{entry_numbers}
+    inner = tl.zeros((BM, BN), dtype=tl.float32)
+    for d in range(0, D, BD):
+        inputs = within[:, None] & (d + depth[None, :] < D)
+        x = tl.load(X + rows[:, None] * D + d + depth[None, :], mask=inputs, other=0.0)
+        others = known[None, :] & (d + depth[:, None] < D)
+        y = tl.load(Y + columns[None, :] * D + d + depth[:, None], mask=others, other=0.0)
+        inner = tl.dot(x, y, inner, input_precision=GRAM)
+{entry_lines}
+    value = {result}
+    if SAME:
+        own = tl.load(OWN + rows, mask=within, other=0.0)
+        value = tl.where(rows[:, None] == columns[None, :], own[:, None], value)
+    inside = within[:, None] & known[None, :]
+    tl.store(OUT + rows[:, None] * m + columns[None, :], value, mask=inside)
 """
 
 
@@ -213,6 +243,45 @@ def multiply(
         )
         parts.append(out)
     return torch.cat(parts, 1)
+
+
+def matrix(
+    graph: ScalarGraph,
+    points: tuple[Tensor, Tensor],
+    numbers: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]],
+    own: Tensor | None,
+    settings: Settings | None = None,
+) -> Tensor:
+    """Compute k(x, y) in single precision, in one pass over memory.
+
+    Args:
+        graph: k as arithmetic on pairs.
+        points: x (n, d) and y (m, d), in float32 on a GPU.
+        numbers: What `ScalarGraph.numbers` gives.
+        own: k(x_n, x_n), (n,), if y is x, else None.
+        settings: Sizes of blocks and precisions; None takes the default.
+
+    Returns:
+        The matrix, (n, m).
+    """
+    x, y = (t.contiguous() for t in points)
+    settings = settings or Settings()
+    left, right, shared = (_stacked(each, x) for each in numbers)
+    out = x.new_empty(len(x), len(y))
+    grid = (-(-len(x) // settings.rows), -(-len(y) // settings.columns))
+    program(graph, widths(1)).entries[grid](
+        *(x, y, out, x if own is None else own.to(x).contiguous(), left, right, shared),
+        *(len(x), len(y)),
+        D=x.shape[1],
+        BD=settings.depth(x.shape[1]),
+        BM=settings.rows,
+        BN=settings.columns,
+        SAME=own is not None,
+        GRAM=settings.gram,
+        num_warps=settings.warps,
+        num_stages=settings.stages,
+    )
+    return out
 
 
 def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -300,6 +369,8 @@ def source(graph: ScalarGraph, blocks: tuple[int, ...]) -> str:
         polynomial=polynomial(),
         row_numbers=_indented(rows, 1),
         column_numbers=_indented(columns, 3),
+        entry_numbers=_indented(columns, 1),
+        entry_lines=_indented(lines, 1),
         zeros=_indented(zeros, 2),
         lines=_indented(lines, 3),
         result=names[graph.result],

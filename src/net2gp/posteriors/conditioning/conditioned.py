@@ -15,6 +15,7 @@ from net2gp.inputs import chunks, num_rows
 from net2gp.kernels.base import BaseKernel, Kept, dtype_of
 from net2gp.linalg import Cholesky, block_matmul, kron_identity
 from net2gp.linalg.chance import random_normal
+from net2gp.posteriors.conditioning.large.pathwise import PathwiseVariances
 from net2gp.posteriors.conditioning.problem import check_points, kernel_facts, kernel_variances
 from net2gp.posteriors.conditioning.process import contrast_by_blocks, evaluated
 from net2gp.posteriors.conditioning.samples import FunctionSamples
@@ -63,6 +64,21 @@ class SpectralFactor:
         return (self.Q.mT @ v) / self.eigenvalues.sqrt()[:, None]
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """In place of (K + Λ⁻¹)⁻¹ where a solver keeps nothing to multiply with it.
+
+    Args:
+        reason: Why, and what to use instead.
+    """
+
+    reason: str
+
+    def solve(self, v: Tensor, prior: Tensor | None = None) -> Tensor:
+        """Raise, and say why."""
+        raise NotAvailable(f"{self.reason}.")
+
+
 @dataclass(frozen=True, eq=False)
 class Conditioned:
     """A process with mean m(x) + k(x, X) α and covariance k(x, x') − k(x, X)(K + Λ⁻¹)⁻¹ k(X, x').
@@ -85,6 +101,7 @@ class Conditioned:
         gram: The Gram matrix K, if it was kept so that `update` can extend it.
         weights: Φ(X)ᵀα for kernels with features: the mean is one forward-mode pass with it, for every N.
         cache: The low-rank root R of `Lanczos`: Φ(X)ᵀR (P, t) for kernels with features, else R itself.
+        draws: The drawn functions of `Pathwise`, from which variances are estimated.
     """
 
     kernel: Kernel
@@ -98,6 +115,7 @@ class Conditioned:
     gram: Tensor | None = field(default=None, repr=False)
     weights: Tensor | None = field(default=None, repr=False)
     cache: Tensor | None = field(default=None, repr=False)
+    draws: PathwiseVariances | None = field(default=None, repr=False)
 
     @property
     def rows_per_point(self) -> int:
@@ -153,9 +171,13 @@ class Conditioned:
         """The mean and the covariance at all points together."""
         cross = self._cross(x)
         mean = self._mean(x, cross)
-        prior = self._precise_kernel(x)
-        own = prior.detach().diagonal()
-        covariance = prior - self._explained(x, cross, own, lambda a, b: a.mT @ b)
+        if self.draws is not None:
+            count = num_rows(x) * self.rows_per_point
+            covariance = self.draws.covariance(self._precise_kernel, x, cross, count)[0]
+        else:
+            prior = self._precise_kernel(x)
+            own = prior.detach().diagonal()
+            covariance = prior - self._explained(x, cross, own, lambda a, b: a.mT @ b)
         if self.rows_per_point < self.num_outputs:
             covariance = kron_identity(covariance, self.num_outputs)
         covariance = (0.5 * (covariance + covariance.mT)).to(mean.dtype)
@@ -195,18 +217,21 @@ class Conditioned:
         kernel = self._precise_kernel
         return kernel.keep(self.x) if isinstance(kernel, BaseKernel) else None
 
+    @property
+    def _spared(self) -> bool:
+        """Whether no prediction needs k(X, x), as with a kernel with features and a cache."""
+        cached = self.cache is not None or self.draws is not None
+        return isinstance(self.kernel, FeatureKernel) and cached
+
     def _with_prior(self, x: Inputs) -> tuple[Tensor | None, Tensor]:
         """k(X, x), or None as in `_cross`, and k(x_n, x_n) for each point, both in float64."""
-        spared = isinstance(self.kernel, FeatureKernel) and self.cache is not None
-        if spared or self._kept is None:
+        if self._spared or self._kept is None:
             return self._cross(x), self._precise_kernel.blocks(x)
         return self._kept(x)
 
     def _cross(self, x: Inputs) -> Tensor | None:
         """k(X, x) in float64, or None if a cache in feature space makes it unnecessary."""
-        if isinstance(self.kernel, FeatureKernel) and self.cache is not None:
-            return None
-        return self._precise_kernel(self.x, x)
+        return None if self._spared else self._precise_kernel(self.x, x)
 
     def _centered(self, x: Inputs, cross: Tensor | None) -> Tensor:
         if cross is None and self.weights is not None and isinstance(self.kernel, FeatureKernel):
@@ -232,8 +257,11 @@ class Conditioned:
             points = (a.shape[0], num_rows(x), C)
             return torch.einsum("rnc,rnd->ncd", a.reshape(points), b.reshape(points))
 
-        own = prior.detach().diagonal(dim1=1, dim2=2).reshape(-1)
-        blocks = prior - self._explained(x, cross, own, inner)
+        if self.draws is not None:
+            blocks = self.draws.covariance(self._precise_kernel, x, cross, C)
+        else:
+            own = prior.detach().diagonal(dim1=1, dim2=2).reshape(-1)
+            blocks = prior - self._explained(x, cross, own, inner)
         # Rounding leaves the difference slightly asymmetric, and may leave tiny variances negative.
         blocks = 0.5 * (blocks + blocks.mT)
         variances = blocks.diagonal(dim1=1, dim2=2)
@@ -264,7 +292,7 @@ class Conditioned:
         if isinstance(self.factor, NoiseFactor | CurvatureFactor | SpectralFactor):
             R = self.factor.root(cross)
             return inner(R, R)
-        assert isinstance(self.factor, IterativeFactor)
+        assert isinstance(self.factor, IterativeFactor | Refusal)
         return inner(cross, self.factor.solve(cross, prior))
 
     def _correction(self, prior_draw: Tensor, noise: Tensor) -> Tensor:

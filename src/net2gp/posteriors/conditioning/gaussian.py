@@ -15,9 +15,11 @@ from net2gp.linalg import Cholesky as CholeskyFactor
 from net2gp.linalg import block_matmul, cholesky, inverse_root, lanczos
 from net2gp.memory import check_memory
 from net2gp.posteriors.conditioning.conditioned import Conditioned, Factor, NoiseFactor
+from net2gp.posteriors.conditioning.large.pathwise import PathwiseVariances, can_draw, draw
+from net2gp.posteriors.conditioning.large.rounded import rounded_system
 from net2gp.posteriors.conditioning.matrix_free import matrix_free_system
 from net2gp.posteriors.conditioning.problem import Problem
-from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Exact, Lanczos
+from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Exact, Lanczos, Pathwise
 from net2gp.posteriors.conditioning.systems import (
     CurvatureFactor,
     FeatureSystem,
@@ -30,7 +32,10 @@ from net2gp.types import FeatureKernel
 Matmul = Callable[[Tensor], Tensor]
 
 NUM_CHECKED = 8
-"""The number of training points at which cached variances are compared with solved ones."""
+"""The number of training points at which variances of drawn networks are compared with solved ones."""
+
+ALLOWED = 1.5
+"""The ratio of both from which a warning is due; the draws alone let it vary by a few percent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,23 +89,37 @@ def gaussian_evidence(quadratic: Tensor, log_det: Tensor, count: int) -> Tensor:
     return -0.5 * (quadratic + log_det + count * math.log(2 * math.pi))
 
 
-def gaussian_cg(problem: Problem, solver: CG, start: Tensor | None = None) -> Solved:
+def gaussian_cg(problem: Problem, solver: CG | Cholesky, start: Tensor | None = None) -> Solved:
     """α = S (I + SᵀKS)⁻¹ Sᵀ (y − m) with S = D^{-1/2}, by block conjugate gradients from a guess of α.
 
     The scaled matrix I + SᵀKS has no eigenvalue below one, whatever the noise is, and it is the matrix that
-    inference with other likelihoods solves too.
+    inference with other likelihoods solves too. A `Cholesky` solver preconditions with its factor in float32.
     """
     with torch.no_grad():
         noise = noise_rows(problem)
         curvature = torch.diag_embed(noise.reciprocal().reshape(-1, problem.rows_per_point))
-        system = matrix_free_system(problem, solver)
+        if isinstance(solver, CG):
+            system = matrix_free_system(problem, solver)
+        else:
+            system = rounded_system(problem)
         factor = system.factor(curvature)
         t = as_rows(problem, problem.target)
         guess = None if start is None else start * noise.sqrt()[:, None]  # the unknown is S⁻¹α
-        alpha = block_matmul(factor.S, factor.inner_solve(block_matmul(factor.S.mT, t), guess))
+        right, variance = block_matmul(factor.S.mT, t), variance_of(problem, solver, factor)
+        drawn = None
+        if isinstance(variance, Pathwise):
+            drawn = draw(problem, factor.S, factor.preconditioner, variance)
+            right = torch.cat([right, drawn.right], 1)
+            if guess is not None:
+                guess = torch.cat([guess, torch.zeros_like(drawn.right)], 1)
+        solution = block_matmul(factor.S, factor.inner_solve(right, guess))
+        alpha = solution[:, : t.shape[1]].contiguous()
         log_det = (system.estimate_log_det(factor) + noise.log().sum()) * t.shape[1]
         evidence = gaussian_evidence((t * alpha).sum(), log_det, t.numel())
-        cache = site_cache(problem, solver, factor, t)
+        if drawn is None:
+            cache = site_cache(problem, solver, factor, t)
+        else:
+            cache = checked_draws(problem, factor, drawn.finish(solution[:, t.shape[1] :]))
         return assemble(problem, alpha, factor, estimated(solver, evidence), cache)
 
 
@@ -167,41 +186,67 @@ def lanczos_root(matmul: Matmul, t: Tensor, rank: int) -> Tensor:
     return inverse_root(lanczos(matmul, start, rank, restart=generator))
 
 
+def variance_of(
+    problem: Problem, solver: Cholesky | CG, factor: CurvatureFactor | IterativeFactor
+) -> Exact | Lanczos | Pathwise:
+    """How variances are computed: as the solver says, or by what there is."""
+    if solver.variance is not None:
+        return solver.variance
+    stored = not isinstance(factor, IterativeFactor) or factor.matmul.gram is not None
+    if stored or not can_draw(problem):
+        return Exact()
+    return Pathwise(seed=solver.seed if isinstance(solver, CG) else 0)
+
+
 @torch.no_grad()
 def site_cache(
     problem: Problem, solver: Cholesky | CG, factor: CurvatureFactor | IterativeFactor, seen: Tensor
-) -> Tensor | None:
-    """The low-rank root of (K + Λ⁻¹)⁻¹ if the solver asks for one; Lanczos starts at Sᵀ `seen`."""
-    variance = solver.variance
-    if variance is None:
-        stored = not isinstance(factor, IterativeFactor) or factor.matmul.gram is not None
-        variance = Exact() if stored else Lanczos()
+) -> Tensor | PathwiseVariances | None:
+    """What variances are computed from if the solver asks for it: a low-rank root of (K + Λ⁻¹)⁻¹, or draws.
+
+    Lanczos starts at Sᵀ `seen`.
+    """
+    variance = variance_of(problem, solver, factor)
     if isinstance(variance, Exact):
         return None
+    if isinstance(variance, Pathwise):
+        assert isinstance(factor, IterativeFactor)
+        drawn = draw(problem, factor.S, factor.preconditioner, variance)
+        weights = block_matmul(factor.S, factor.inner_solve(drawn.right))
+        return checked_draws(problem, factor, drawn.finish(weights))
     inner = block_matmul(factor.S.mT, seen)
     root = block_matmul(factor.S, lanczos_root(factor.inner, inner, variance.rank))
-    if solver.variance is None and isinstance(factor, IterativeFactor):
-        _check_cache(problem, factor, root)
     return to_features(problem, root)
 
 
-def _check_cache(problem: Problem, factor: IterativeFactor, root: Tensor) -> None:
-    """Warn if cached variances are wider than solved ones at training points, where they are smallest."""
+@torch.no_grad()
+def checked_draws(
+    problem: Problem, factor: IterativeFactor, draws: PathwiseVariances
+) -> PathwiseVariances:
+    """The draws. Warn if those of networks of finite width give other variances than solves.
+
+    They are compared at training points, where variances are smallest.
+    """
+    if draws.functions.exact:
+        return draws
     count = num_rows(problem.x)
     index = torch.linspace(0, count - 1, min(count, NUM_CHECKED)).long()
     some = rows(problem.x, index.to(tensors(problem.x)[0].device))
-    cross, prior = problem.precise_kernel(problem.x, some), problem.precise_kernel.diag(some)
+    kernel = problem.precise_kernel
+    cross, prior = kernel(problem.x, some), kernel.diag(some)
     exact = prior - (cross * factor.solve(cross, prior)).sum(0)
-    cached = prior - (root.mT @ cross).square().sum(0)
+    drawn = draws.covariance(kernel, some, cross, 1).reshape(-1)
     # A variance below this floor is rounding error, and its ratio says nothing.
-    ratio = float((cached / exact.clamp(min=1e-10 * float(prior.max()))).max())
-    if ratio > 1.1:
+    floor = 1e-10 * float(prior.max())
+    ratio = float(drawn.sum() / exact.clamp(min=floor).sum())
+    if not 1 / ALLOWED < ratio < ALLOWED:
         warn(
-            f"variances from the low-rank cache of rank {root.shape[1]} are up to {ratio:.3g} times too wide "
-            "at training points. Pass CG(variance=Lanczos(rank=...)) with a higher rank, "
-            "CG(variance=Exact()) for a solve at each prediction, or CG(store_gram=True), which does so too.",
+            f"variances from drawn networks of finite width are {ratio:.3g} times those of solves at "
+            f"{len(index)} training points. Pass CG(variance=Exact()) for a solve at each prediction, or a "
+            "higher rank: CG(variance=Pathwise(rank=...)).",
             WideVariances,
         )
+    return draws
 
 
 @torch.no_grad()
@@ -222,7 +267,7 @@ def assemble(
     alpha: Tensor,
     factor: Factor,
     evidence: Tensor | None,
-    cache: Tensor | None,
+    cache: Tensor | PathwiseVariances | None,
     sites: Sites | None = None,
     gram: Tensor | None = None,
 ) -> Solved:
@@ -239,6 +284,7 @@ def assemble(
         sites=sites,
         gram=gram,
         weights=to_features(problem, alpha) if features else None,
-        cache=cache,
+        cache=cache if isinstance(cache, Tensor) else None,
+        draws=cache if isinstance(cache, PathwiseVariances) else None,
     )
     return Solved(process, evidence)

@@ -26,7 +26,14 @@ from net2gp.kernels.features import FeatureSum
 from net2gp.likelihoods.traits import has_gaussian_noise, num_outputs, tied_points
 from net2gp.linear.jacobians.tangent import TangentKernel
 from net2gp.memory import available_memory
-from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Solver, WeightCholesky
+from net2gp.posteriors.conditioning.solvers import (
+    ADASAP,
+    CG,
+    Centers,
+    Cholesky,
+    Solver,
+    WeightCholesky,
+)
 from net2gp.types import Data, FeatureKernel, Inputs, Kernel, Likelihood, Mean, Outcome
 
 WEIGHT_LIMIT = 12_000
@@ -253,8 +260,8 @@ def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
     """The given solver, checked, or a solver by size if none is given.
 
     The default is weight space if there are fewer parameters than rows (and no noise is zero), else a
-    Cholesky factor of the Gram matrix if three copies of it fit into half of the free memory, else conjugate
-    gradients.
+    Cholesky factor of the Gram matrix if three copies of it fit into half of the free memory, else one in
+    float32 that is refined if a matrix in float32 does and the noise allows it, else conjugate gradients.
     """
     features = problem.kernel.num_features if isinstance(problem.kernel, FeatureKernel) else None
     silent = has_gaussian_noise(problem.likelihood) and bool((problem.noise == 0).any())
@@ -268,15 +275,29 @@ def choose_solver(problem: Problem, solver: Solver | None) -> Solver:
             raise InputError(
                 "WeightCholesky() needs noise_var > 0. Pass solver=Cholesky(), or some noise."
             )
-    if isinstance(solver, CG) and silent:
-        raise InputError("CG() needs noise_var > 0. Pass solver=Cholesky(), or some noise.")
+    if isinstance(solver, CG | ADASAP | Centers) and silent:
+        name = type(solver).__name__
+        raise InputError(f"{name}() needs noise_var > 0. Pass solver=Cholesky(), or some noise.")
     if solver is not None:
-        if not isinstance(solver, Cholesky | WeightCholesky | CG):
+        if not isinstance(solver, Solver):
             raise InputError(
-                f"solver must be Cholesky(), WeightCholesky(), CG() or None, but is {describe(solver)}."
+                "solver must be Cholesky(), WeightCholesky(), CG(), ADASAP(), Centers() or None, but is "
+                f"{describe(solver)}."
             )
         return solver
     if features is not None and features < min(problem.num_rows, WEIGHT_LIMIT) and not silent:
         return WeightCholesky()
-    fits = 3 * 8 * problem.num_rows**2 < available_memory(problem.offset.device) / 2
-    return Cholesky() if fits or silent else CG()
+    size, half = problem.num_rows, available_memory(problem.offset.device) / 2
+    if 3 * 8 * size**2 < half or silent:
+        return Cholesky()
+    return (
+        Cholesky(dtype=torch.float32) if 4 * size**2 < half and _allows_float32(problem) else CG()
+    )
+
+
+def _allows_float32(problem: Problem) -> bool:
+    """Whether the noise is above the rounding of the trace of k(x, x), which bounds its eigenvalues."""
+    if not has_gaussian_noise(problem.likelihood):
+        return False
+    trace = float(problem.kernel.diag(problem.x).double().sum())
+    return float(problem.noise.min()) > 8 * torch.finfo(torch.float32).eps * trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from net2gp.errors import InputError
@@ -20,10 +21,14 @@ from net2gp.posteriors.conditioning.gaussian import (
     whitened,
 )
 from net2gp.posteriors.conditioning.inference import Inferred, infer
+from net2gp.posteriors.conditioning.large.centers import gaussian_centers
+from net2gp.posteriors.conditioning.large.sketched import gaussian_sketched
 from net2gp.posteriors.conditioning.matrix_free import matrix_free_system
 from net2gp.posteriors.conditioning.problem import Problem
 from net2gp.posteriors.conditioning.solvers import (
+    ADASAP,
     CG,
+    Centers,
     Cholesky,
     Inference,
     Laplace,
@@ -40,8 +45,12 @@ def solve(problem: Problem, solver: Solver, inference: Inference | None) -> Solv
         return approximate(problem, solver, inference)
     if isinstance(solver, WeightCholesky):
         return gaussian_weights(problem)
-    if isinstance(solver, Cholesky):
+    if isinstance(solver, Cholesky) and solver.dtype == torch.float64:
         return gaussian_dense(problem, solver)
+    if isinstance(solver, ADASAP):
+        return gaussian_sketched(problem, solver)
+    if isinstance(solver, Centers):
+        return gaussian_centers(problem, solver)
     return gaussian_cg(problem, solver)
 
 
@@ -58,6 +67,15 @@ def choose_inference(
         raise InputError(
             f"inference must be Laplace(), Variational() or None, but is {describe(chosen)}."
         )
+    if isinstance(solver, Cholesky) and solver.dtype != torch.float64:
+        raise InputError(
+            "Cholesky(dtype=torch.float32) is for Gaussian noise: each step of other inference would "
+            "factorize anew. Pass solver=Cholesky() or CG()."
+        )
+    if isinstance(solver, ADASAP | Centers):
+        raise InputError(
+            f"{type(solver).__name__}() is for Gaussian noise. Pass solver=CG(), or likelihood=Gaussian(...)."
+        )
     if isinstance(chosen, Variational) and isinstance(solver, CG):
         raise InputError(
             "Variational() needs the covariance of every training point, which CG() does not give. "
@@ -70,6 +88,7 @@ def approximate(
     problem: Problem, solver: Solver, inference: Inference, start: Tensor | None = None
 ) -> Solved:
     """Laplace or variational inference; `start` is a first guess of f − m at the training points."""
+    assert not isinstance(solver, ADASAP | Centers)
     if isinstance(solver, WeightCholesky):
         system = feature_system(problem)
         found = infer(system, problem.likelihood, problem.offset, problem.y, inference, start)

@@ -20,10 +20,15 @@ from torch import Tensor
 
 from net2gp.errors import InputError, NotConverged, trying, warn
 from net2gp.linalg import Cholesky, block_cg, block_matmul, cholesky, log_det_quadrature, psd_root
-from net2gp.linalg.cg import Solution
+from net2gp.linalg.cg import Solution, transposed_root
+from net2gp.linalg.large import FactorPlusIdentity, RoundedCholesky, refined_cg
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.progress import progress
 from net2gp.types import Inputs, Kernel
+
+LowRank = LowRankPlusIdentity | FactorPlusIdentity
+Approximation = LowRank | RoundedCholesky
+"""A preconditioner with its log-determinant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +229,7 @@ class IterativeFactor:
 
     matmul: GramProduct
     S: Tensor
-    preconditioner: LowRankPlusIdentity | None
+    preconditioner: Approximation | None
     tol: float
     max_iterations: int
 
@@ -239,7 +244,9 @@ class IterativeFactor:
 
     def _iterate(self, v: Tensor, start: Tensor | None, tol: float) -> Solution:
         with progress("conjugate gradients", self.max_iterations) as advance:
-            return block_cg(
+            rounded = isinstance(self.preconditioner, RoundedCholesky)
+            run: Any = refined_cg if rounded else block_cg
+            return run(
                 self.inner,
                 v,
                 preconditioner=self.preconditioner,
@@ -332,14 +339,16 @@ class MatrixFreeSystem:
         max_iterations: The most iterations of each solve.
         num_probes: The number of probes of the log-determinant, or 0 for none.
         seed: The seed of the probes.
+        num_steps: The most Lanczos steps from a probe.
     """
 
     matmul: GramProduct
-    precondition: Callable[[Tensor], LowRankPlusIdentity | None]
+    precondition: Callable[[Tensor], Approximation | None]
     tol: float
     max_iterations: int
     num_probes: int
     seed: int
+    num_steps: int = 64
 
     def factor(self, curvature: Tensor) -> IterativeFactor:
         """The inverse of K + Λ⁻¹ as an operator."""
@@ -372,7 +381,7 @@ class MatrixFreeSystem:
     def estimate_log_det(self, factor: IterativeFactor) -> Tensor:
         """log|I + SᵀKS| by stochastic Lanczos quadrature.
 
-        With a preconditioner M it is log|M| + log|M^{-1/2}(I + SᵀKS)M^{-1/2}|: the better M is, the less
+        With a preconditioner M, M⁻¹ = RᵀR, it is log|M| + log|R (I + SᵀKS) Rᵀ|: the better M is, the less
         remains to be estimated. It is NaN without probes.
         """
         if self.num_probes == 0:
@@ -380,13 +389,14 @@ class MatrixFreeSystem:
         M = factor.preconditioner
         matmul = factor.inner
         if M is not None:
-            matmul = lambda v: M.inverse_sqrt(factor.inner(M.inverse_sqrt(v)).to(v.dtype))
+            half = transposed_root(M)
+            matmul = lambda v: M.inverse_sqrt(factor.inner(half(v)).to(v.dtype))
         rows = factor.S.shape[0] * factor.S.shape[1]
         estimate, _ = log_det_quadrature(
             matmul,
             rows,
             num_probes=self.num_probes,
-            rank=min(64, rows),
+            rank=min(self.num_steps, rows),
             generator=torch.Generator(device=factor.S.device).manual_seed(self.seed),
             dtype=torch.float64,
             device=factor.S.device,

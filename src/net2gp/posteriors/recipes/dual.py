@@ -26,7 +26,9 @@ from net2gp.posteriors.conditioning.matrix_free import matrix_free_system
 from net2gp.posteriors.conditioning.problem import Problem, choose_solver, make_problem
 from net2gp.posteriors.conditioning.solve import solve
 from net2gp.posteriors.conditioning.solvers import (
+    ADASAP,
     CG,
+    Centers,
     Cholesky,
     Inference,
     Laplace,
@@ -179,6 +181,10 @@ class Dual:
             solved = solve(problem, solver, None)
         elif isinstance(solver, WeightCholesky):
             solved = self._weights(problem)
+        elif isinstance(solver, ADASAP | Centers):
+            raise InputError(
+                f"{type(solver).__name__}() is for Gaussian noise. Pass solver=CG() or WeightCholesky()."
+            )
         else:
             solved = self._function(problem, solver)
         inference = None if exact else Laplace()

@@ -25,9 +25,19 @@ from net2gp.posteriors.conditioning.gaussian import (
     gaussian_dense,
     noise_rows,
 )
+from net2gp.posteriors.conditioning.large.centers import gaussian_centers
+from net2gp.posteriors.conditioning.large.sketched import gaussian_sketched
 from net2gp.posteriors.conditioning.problem import Problem, make_problem
 from net2gp.posteriors.conditioning.solve import approximate, with_gram
-from net2gp.posteriors.conditioning.solvers import CG, Cholesky, Inference, Solver, WeightCholesky
+from net2gp.posteriors.conditioning.solvers import (
+    ADASAP,
+    CG,
+    Centers,
+    Cholesky,
+    Inference,
+    Solver,
+    WeightCholesky,
+)
 from net2gp.posteriors.conditioning.whitened import Whitened
 from net2gp.posteriors.posterior import Posterior
 from net2gp.posteriors.recipes.weight_sums import WeightSums
@@ -76,7 +86,11 @@ def extend(
         old = num_rows(posterior.data[0])
         return WeightSums.of(process, posterior.evidence).plus(problem, old).solved(problem)
     same_rows = problem.rows_per_point == process.rows_per_point
-    if isinstance(solver, CG):
+    if isinstance(solver, Centers):
+        return gaussian_centers(problem, solver)
+    if isinstance(solver, ADASAP):
+        return gaussian_sketched(problem, solver, _guess(process, problem) if same_rows else None)
+    if isinstance(solver, CG) or (isinstance(solver, Cholesky) and solver.dtype != torch.float64):
         return gaussian_cg(problem, solver, _guess(process, problem) if same_rows else None)
     assert not isinstance(solver, WeightCholesky)
     if not same_rows:  # the outputs shared one Gram matrix, but the new noise differs between them

@@ -23,6 +23,7 @@ from net2gp.limits.limit_kernels import InfiniteWidth, LimitKernel
 from net2gp.limits.plan import graph_of
 from net2gp.limits.prior import Prior
 from net2gp.linalg import Cholesky as CholeskyFactor
+from net2gp.linalg.large import FactorPlusIdentity, RoundedCholesky
 from net2gp.linalg.low_rank import LowRankPlusIdentity
 from net2gp.linear.forward.kinds import unwrapped
 from net2gp.linear.forward.places import AtPlaces
@@ -57,6 +58,8 @@ _CLASSES: dict[str, type] = {
     "prior.Prior": Prior,
     "cholesky.Cholesky": CholeskyFactor,
     "low_rank.LowRankPlusIdentity": LowRankPlusIdentity,
+    "random_pivots.FactorPlusIdentity": FactorPlusIdentity,
+    "rounded.RoundedCholesky": RoundedCholesky,
     "kernels.RBF": kernels.RBF,
     "kernels.IndependentOutputs": kernels.IndependentOutputs,
     "gaussian.Gaussian": likelihoods.Gaussian,
@@ -73,9 +76,13 @@ _CLASSES: dict[str, type] = {
     "dual.AroundZero": dual.AroundZero,
     "solvers.Exact": solvers.Exact,
     "solvers.Lanczos": solvers.Lanczos,
+    "solvers.Pathwise": solvers.Pathwise,
     "solvers.Cholesky": solvers.Cholesky,
     "solvers.WeightSpace": solvers.WeightCholesky,
     "solvers.PivotedCholesky": solvers.PivotedCholesky,
+    "solvers.ADASAP": solvers.ADASAP,
+    "solvers.Centers": solvers.Centers,
+    "solvers.RandomPivots": solvers.RandomPivots,
     "solvers.Nystrom": solvers.Nystrom,
     "solvers.CG": solvers.CG,
     "solvers.Laplace": solvers.Laplace,
@@ -86,6 +93,7 @@ _CLASSES: dict[str, type] = {
     "systems.IterativeFactor": systems.IterativeFactor,
     "function_space.NoiseFactor": conditioned.NoiseFactor,
     "function_space.SpectralFactor": conditioned.SpectralFactor,
+    "function_space.Refusal": conditioned.Refusal,
     "codes.Standardized": class_codes.Standardized,
     "codes.OneHotCodes": class_codes.OneHotCodes,
     "process.Conditioned": conditioned.Conditioned,
