@@ -31,11 +31,11 @@ import net2gp as n2g
 RESULTS = Path(__file__).resolve().parent / "results" / "kernel_store.md"
 PROCESSES, SIDE = 2, 10
 KILLS, POINTS, TILE = 100, 120, 8
-QUICK_KILLS, QUICK_POINTS = 12, 48
+QUICK_KILLS, QUICK_POINTS = 6, 32
 LEAST_SHARE, DIFFERENCE = 0.5, 1e-9
 CLAIMS = f"""\
 1. In every round the folder ends with the same files, byte by byte, as the one that was filled undisturbed.
-2. At least {LEAST_SHARE:.0%} of the kills meet a process that has claimed a tile.
+2. At least {LEAST_SHARE:.0%} of the kills meet a process that has claimed a tile; in the quick run, one kill.
 3. Predictions of a posterior that reads the last store differ from those of the kernel itself by at most
    {DIFFERENCE:g}."""
 
@@ -181,7 +181,7 @@ def main() -> int:
             if contents(path) != expected:
                 wrong.append(f"round {rounds} ended with other files")
         gap = difference(path, kernel, x, y)
-    if kills.claims < LEAST_SHARE * kills.count:
+    if kills.claims < (1 if options.quick else LEAST_SHARE * kills.count):
         wrong.append(f"{kills.claims} of {kills.count} kills met a claim")
     if not gap <= DIFFERENCE:
         wrong.append(f"predictions differ by {gap:.3g}")
