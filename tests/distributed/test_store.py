@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,11 +15,34 @@ from distributed.store_cases import CASES, contents, points, pooled, slow_matrix
 from net2gp.distributed import kernel_store
 from net2gp.distributed.store.tile_folder import TileFolder
 from net2gp.errors import FileFormatError, InputError
-from net2gp.inputs import rows
+from net2gp.inputs import num_rows, rows
 from net2gp.kernels import BaseKernel
-from net2gp.solvers import CG
+from net2gp.solvers import CG, Nystrom, PivotedCholesky
+from net2gp.types import Inputs, Kernel
 
 pytest.importorskip("zarr")
+
+
+@dataclass(frozen=True, eq=False)
+class Silent(BaseKernel):
+    """A kernel that says what it is, and computes its matrix for no more than three points."""
+
+    kernel: Kernel
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        assert num_rows(x) <= 3
+        return self.kernel(x, y)
+
+    def diag(self, x: Inputs) -> Tensor:
+        assert num_rows(x) <= 3
+        return self.kernel.diag(x)
+
+    def outputs(self, x: Inputs) -> int | None:
+        return self.kernel.outputs(x)
+
+    def check(self, x: Inputs) -> None:
+        self.kernel.check(x)
+
 
 EACH = pytest.mark.parametrize("name", CASES)
 
@@ -64,6 +87,33 @@ def test_other_pairs_are_computed(name, tmp_path):
     assert torch.equal(stored.blocks(some), kernel.blocks(some))
     v = points(len(kernel.diag(some)), 1)
     assert torch.equal(stored.matmul(x, some, v), kernel.matmul(x, some, v))
+
+
+@EACH
+def test_columns_and_rows_of_some_points_are_read(name, tmp_path):
+    kernel, x = CASES[name]()
+    stored = filled(tmp_path / "k.zarr", kernel, x, tile=3).kernel()
+    C, some = kernel.outputs(x) or 1, torch.tensor([5, 0, 2, 5])
+    taken = (some[:, None] * C + torch.arange(C)).reshape(-1)
+    stored = replace(stored, kernel=Silent(kernel))
+    K = stored(x)
+    assert torch.equal(stored(x, rows(x, some)), K[:, taken])
+    assert torch.equal(stored(rows(x, some), x), K[taken])
+    turned = K.reshape(len(K), 7, C).flip(1).reshape(K.shape)
+    assert torch.equal(stored(x, rows(x, torch.arange(7).flip(0))), turned)
+
+
+@EACH
+@pytest.mark.parametrize("preconditioner", [PivotedCholesky(4), Nystrom(4)])
+def test_conjugate_gradients_read_and_compute_nothing(name, preconditioner, tmp_path):
+    kernel, x = CASES[name]()
+    stored = filled(tmp_path / "k.zarr", kernel, x, tile=3).kernel()
+    y, z = points(7, kernel.outputs(x) or 1, seed=3), rows(x, slice(2, 5))
+    solver = CG(tol=1e-12, store_gram=False, preconditioner=preconditioner)
+    silent = replace(stored, kernel=Silent(kernel))
+    found = n2g.condition(silent, (x, y), n2g.Gaussian(0.1), solver=solver).predict(z).mean
+    exact = n2g.condition(kernel, (x, y), n2g.Gaussian(0.1)).predict(z).mean
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-9)
 
 
 @EACH
