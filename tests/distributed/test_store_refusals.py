@@ -264,6 +264,15 @@ def test_a_disk_that_is_too_small_is_refused_before_work(tmp_path, monkeypatch):
     assert store.progress == 0
 
 
+def test_numbers_that_are_too_large_for_float32_are_not_stored(tmp_path):
+    x = points(20)
+    x[13] *= 1e25  # no probe
+    store = kernel_store(tmp_path / "k.zarr", n2g.kernels.Linear(), x, tile=5, dtype=torch.float32)
+    with pytest.raises(InputError, match=r"not finite in tile \(2, 2\), at the points \[13\] of x"):
+        store.fill()
+    kernel_store(tmp_path / "double", n2g.kernels.Linear(), x, tile=5).fill()
+
+
 @dataclass(frozen=True, eq=False)
 class Broken(BaseKernel):
     """A kernel that is infinite beyond a place, and between distant points."""

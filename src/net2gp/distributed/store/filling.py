@@ -79,6 +79,7 @@ class _Work:
 
     def compute(self, tile: Tile) -> None:
         """Compute a tile unless another process does."""
+        taken = False
         with _said(self.folder, tile):
             taken = self.claims.take(tile)
         if not taken:
@@ -112,6 +113,7 @@ def values(folder: TileFolder, tile: Tile, kernel: Kernel, x: Inputs) -> Tensor:
     left, right = (rows(x, slice(index * size, (index + 1) * size)) for index in tile)
     with torch.no_grad():
         K = _mirrored(kernel(left)) if tile[0] == tile[1] else kernel(left, right)
+    K = K.to("cpu", folder.dtype).contiguous()  # in which numbers may be too large
     bad = ~torch.isfinite(K)
     if bool(bad.any()):
         named = _points_of(bad, tile, size, folder.width // size)
@@ -120,7 +122,7 @@ def values(folder: TileFolder, tile: Tile, kernel: Kernel, x: Inputs) -> Tensor:
             f"{' and others' if len(named) > 5 else ''}. Leave these points out, or divide x by its standard "
             "deviation. Tiles that are there stay."
         )
-    return K.to("cpu", folder.dtype).contiguous()
+    return K
 
 
 def _points_of(bad: Tensor, tile: Tile, size: int, outputs: int) -> list[int]:
