@@ -26,6 +26,7 @@ TEXTS |= {
 ROOMS = (
     "citations",
     "conformal",
+    "distributed",
     "explorer",
     "kernels",
     "linalg",

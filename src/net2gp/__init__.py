@@ -2,8 +2,8 @@
 
 The most common functions are here. The rest is one level down, in `likelihoods`, `structures`, `solvers`,
 `links`, `tuning`, `training`, `explain`, `tasks`, `limits`, `deep`, `bayes`, `conformal`, `metrics`, `plots`,
-`data` and `errors`; `interop` has doors from other libraries, `serving` programs for servers, `report` and
-`explorer` pages.
+`data` and `errors`; `interop` has doors from other libraries, `distributed` what several processes share,
+`serving` programs for servers, `report` and `explorer` pages.
 Modules are loaded when they are first used, so `import net2gp` takes little time beyond torch.
 """
 
@@ -110,6 +110,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = (
     "citations",
     "conformal",
+    "distributed",
     "explorer",
     "interop",
     "kernels",

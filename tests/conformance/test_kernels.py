@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from contributing import example
 from net2gp import RBF, condition, infinite_width, kernels, linearize, load, nngp, ntk, tune
 from net2gp.deep import composed, layers_of
+from net2gp.distributed import kernel_store
 from net2gp.errors import InputError, NotAvailable
 from net2gp.kernels import BaseFeatureKernel, BaseKernel, IndependentOutputs, Product, Sum, savable
 from net2gp.likelihoods import Gaussian
@@ -77,6 +80,20 @@ def _behind(dtype: torch.dtype) -> Kernel:
     return layers_of(narrow, narrow=2, weight_var=1.5)[1].kernel
 
 
+_FOLDERS: list[TemporaryDirectory] = []  # which are removed when the tests end
+
+
+@cache
+def _stored(coupled: bool, dtype: torch.dtype) -> Kernel:
+    """A kernel that reads what it says of 5 points from a folder, or of 6 if outputs are coupled."""
+    _FOLDERS.append(TemporaryDirectory())
+    kernel = linearized(dtype).kernel(0.7) if coupled else RBF(0.8, 1.5)
+    x = points(6 if coupled else 5).to(dtype)
+    store = kernel_store(f"{_FOLDERS[-1].name}/k.zarr", kernel, x, tile=2)
+    store.fill()
+    return store.kernel()
+
+
 KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
     "tangent": (3, lambda dtype: linearized(dtype).kernel(0.7)),
     "tangent, prior by pattern": (
@@ -127,6 +144,8 @@ KERNELS: dict[str, tuple[int, Callable[[torch.dtype], Kernel]]] = {
     "product of coupled and independent": (3, lambda dtype: linearized(dtype).kernel() * RBF()),
     "product of coupled": (3, lambda dtype: _head(dtype) * Coupled(COUPLING.to(dtype))),
     "sum of products": (1, lambda dtype: 0.5 * (RBF() * Periodic()) + Quadratic() * RBF(2.0)),
+    "stored": (1, lambda dtype: _stored(False, dtype)),
+    "stored, coupled": (3, lambda dtype: _stored(True, dtype)),
     "independent trace": (2, lambda dtype: IndependentOutputs(linearized(dtype).trace_kernel(), 2)),
 }
 EACH = pytest.mark.parametrize("name", KERNELS)

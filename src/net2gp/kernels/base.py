@@ -138,6 +138,10 @@ class BaseKernel(ABC):
         """variance · k."""
         return Scaled(self, variance)
 
+    def portable(self) -> Kernel:
+        """What a file holds in place of this kernel: itself, unless it depends on more than its fields."""
+        return self
+
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:

@@ -17,6 +17,7 @@ from torch import Tensor
 from net2gp._version import __version__
 from net2gp.errors import InputError
 from net2gp.inputs import rows
+from net2gp.kernels.base import BaseKernel
 from net2gp.limits.limit_kernels import InfiniteWidth, LimitKernel
 from net2gp.linear.forward.evaluation import evaluating
 from net2gp.linear.forward.places import AtPlaces
@@ -144,6 +145,8 @@ def encode(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
         return {"tuple": [encode(item, tensors, seen) for item in value]}
     if isinstance(value, dict):
         return {"dict": {key: encode(item, tensors, seen) for key, item in value.items()}}
+    if isinstance(value, BaseKernel):
+        value = value.portable()
     tag = NAMES.get(type(value)) or tag_of(type(value))
     if tag is not None and is_dataclass(value):
         names = [f.name for f in fields(value) if not isinstance(getattr(value, f.name), Plans)]

@@ -1,0 +1,9 @@
+"""A kernel matrix on disk, tile by tile.
+
+A kernel and points go in, and tiles are computed by whoever calls `fill`; out comes a kernel that reads them.
+"""
+
+from net2gp.distributed.store.kernel_store import KernelStore, kernel_store
+from net2gp.distributed.store.stored_kernel import StoredKernel
+
+__all__ = ["KernelStore", "StoredKernel", "kernel_store"]
