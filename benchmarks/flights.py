@@ -19,7 +19,7 @@ Claims; the exit status says whether they hold, as far as the methods were run:
 
 - the exact process reaches a relative residual of at most 1e-2 for every column;
 - on 100,000 flights its means differ from the Cholesky factor's by less than 2 % of the noise's standard
-  deviation on average (root mean square), its standard deviations by less than 5 %, its NLL by less than .002;
+  deviation on average (root mean square), its deviations by less than 5 %, its NLL by less than .002;
 - it has a lower NLL than the mean, and than the same process of 100,000 flights.
 
 On one H200, with the data sent beside the program (--data FOLDER):
@@ -212,9 +212,9 @@ HEAD = """# A million flights
 {made_by}
 
 Delays of US flights of 2001 from the day of the week, the day of the year, the minute of the day, the
-distance and the coordinates of both airports; 100,000 flights are held out. The process is the NNGP of a network with
-three hidden layers of ReLUs, whose hyper-parameters have the largest evidence on 1,000 flights. RMSE is in
-minutes, NLL in nats of a delay in minutes. "Residual" is ‖y − (K + noise) α‖ / ‖y‖, computed at the end.
+distance and the coordinates of both airports; 100,000 flights are held out. The process is the NNGP of a
+network with three hidden layers of ReLUs, whose hyper-parameters have the largest evidence on 1,000 flights.
+RMSE is in minutes, NLL in nats of a delay in minutes. "Residual" is ‖y − (K + noise) α‖ / ‖y‖, computed at the end.
 """
 
 

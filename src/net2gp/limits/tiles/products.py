@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -47,8 +48,8 @@ def entries(left: Tiles, right: Tiles | None) -> Tensor | None:
         right: x', or None for x itself.
 
     Returns:
-        The matrix of the NNGP, or of the tangent kernel if `left` has it; None off a GPU, in double precision,
-        and where the kernel is not arithmetic on pairs.
+        The matrix of the NNGP, or of the tangent kernel if `left` has it; None off a GPU, in double
+        precision, and where the kernel is not arithmetic on pairs.
     """
     if not available(next(iter(left.data.values()))):
         return None
@@ -67,7 +68,7 @@ def scalar_graph(tiles: Tiles) -> ScalarGraph | None:
     known, key = tiles.plan.compiled, ("scalar", tiles.tangent, width, tiles.prior.dtype)
     if key not in known:
         remember(known, key, _recorded(tiles, raw.reference, width))
-    return known[key]  # type: ignore[no-any-return]
+    return cast("ScalarGraph | None", known[key])
 
 
 def _recorded(tiles: Tiles, name: str, width: int) -> ScalarGraph | None:

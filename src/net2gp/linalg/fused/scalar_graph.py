@@ -176,7 +176,7 @@ def _looked_up(found: dict[int, Any], value: Any) -> Any:
 
 def operation(name: str) -> Callable[..., Any]:
     """Return torch's operation of that name, which takes numbers in place of tensors of one element too."""
-    return getattr(torch.ops.aten, name.partition(".")[0])  # type: ignore[no-any-return]
+    return getattr(torch.ops.aten, name.partition(".")[0])
 
 
 class NotScalar(Exception):

@@ -1,1 +1,1 @@
-"""Posteriors of 10⁵ points and more: variances from drawn functions, and solvers that see blocks of rows."""
+"""Variances at 10⁵ points and more, from drawn functions, and systems whose factor is rounded."""

@@ -1,0 +1,1 @@
+"""Solvers that see blocks of rows, or some of the points, at a time."""
