@@ -67,8 +67,10 @@ class Stack:
         sizes = [num_inputs, *[first.width] * first.depth, 10]
         shapes = [shape for i, o in pairwise(sizes) for shape in ((o, i), (1, o))]
         count, device = len(trials), chance.device
-        self.theta = torch.empty(count, sum(a * b for a, b in shapes), device=device)
-        self.gradient = torch.empty_like(self.theta)
+        # networks begin at multiples of 32 bytes, which fast matrix products on a GPU ask for
+        total = -(-sum(a * b for a, b in shapes) // 8) * 8
+        self.theta = torch.zeros(count, total, device=device)
+        self.gradient = torch.zeros_like(self.theta)
         self.layers = self._views(self.theta, shapes)
         self.slots = self._views(self.gradient, shapes)
         column = lambda values: torch.tensor(list(values), device=device)[:, None]
@@ -82,7 +84,8 @@ class Stack:
 
     @staticmethod
     def _views(flat: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
-        parts = flat.split([a * b for a, b in shapes], 1)
+        sizes = [a * b for a, b in shapes]
+        parts = flat[:, : sum(sizes)].split(sizes, 1)
         return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def __call__(self, x: Tensor, layers: Sequence[Tensor] | None = None) -> Tensor:
