@@ -90,7 +90,7 @@ from table_report import report
 from trained_rows import GROUPS, searched, swept
 
 from cifar_images import pack, use_packed
-from net2gp.data.files import data_folder
+from net2gp.data import data_folder
 
 UNFINISHED = 3
 SEARCHED = 10_000
@@ -101,8 +101,8 @@ COUNTS = {
     "10k": 10_000,
     "45k": 45_000,
     "50k": 50_000,
-    "100": 100,
-    "300": 300,
+    "200": 200,
+    "400": 400,
     "900": 900,
 }
 WIDENED = (
@@ -171,7 +171,7 @@ def loaded(name: str, device: torch.device) -> Problem:
 def places(quick: bool) -> list[Place]:
     """The rows of expected.toml, or of a quick run."""
     if quick:
-        return [Place("digits", n, a) for n in ("100", "300", "900") for a in ("relu", "tanh")]
+        return [Place("digits", n, a) for n in ("200", "400", "900") for a in ("relu", "tanh")]
     rows = expected_of(__file__)["table"]["rows"]
     return [Place(row["data"], row["size"], row["activation"]) for row in rows]
 
@@ -307,7 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
             return UNFINISHED
         print(name, flush=True)
         cell = kept(name, options, partial(made[name], options))
-        brief = {key: cell[key] for key in ("name", "accuracy", "NLL", "ECE") if key in cell}
+        keys = ("name", "accuracy", "NLL", "ECE", "jitter_grown", "seconds")
+        brief = {key: cell[key] for key in keys if key in cell}
         print(f"  {json.dumps(brief)} {cell['cell_seconds']:.1f} s", flush=True)
     paths = {name: options.cells / f"{name}.json" for name in made}
     there = {name: json.loads(path.read_text()) for name, path in paths.items() if path.is_file()}

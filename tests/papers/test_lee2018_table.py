@@ -273,21 +273,21 @@ def small(monkeypatch):
 def test_a_run_that_reached_its_limit_goes_on_with_the_same_command(monkeypatch, tmp_path, capsys):
     small(monkeypatch)
     command = ["--quick", "--cells", str(tmp_path), "--out", str(tmp_path), "--device", "cpu"]
-    command += ["--rows", "gp-digits-100-relu", "sgd-digits-100-*"]
+    command += ["--rows", "gp-digits-200-relu", "sgd-digits-200-*"]
     assert table.main([*command, "--limit", "-1"]) == table.UNFINISHED
-    assert "to be continued: gp-digits-100-relu" in capsys.readouterr().out
+    assert "to be continued: gp-digits-200-relu" in capsys.readouterr().out
     table.main(command)
     cells = {path.stem for path in tmp_path.glob("*.json")}
     assert cells == {
-        "search-digits-100-relu", "gp-digits-100-relu", "sgd-digits-100-relu", "sgd-digits-100-tanh"
+        "search-digits-200-relu", "gp-digits-200-relu", "sgd-digits-200-relu", "sgd-digits-200-tanh"
     }  # fmt: skip
-    before = (tmp_path / "gp-digits-100-relu.json").read_text()
+    before = (tmp_path / "gp-digits-200-relu.json").read_text()
     capsys.readouterr()
     table.main(command)
-    assert (tmp_path / "gp-digits-100-relu.json").read_text() == before
+    assert (tmp_path / "gp-digits-200-relu.json").read_text() == before
     assert "seconds" in json.loads(before)
     table.main([*command, "--report"])
-    assert "cells that are not there: gp-digits-100-tanh" in capsys.readouterr().out
+    assert "cells that are not there: gp-digits-200-tanh" in capsys.readouterr().out
 
 
 @pytest.mark.slow
