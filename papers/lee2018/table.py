@@ -270,7 +270,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--report", action="store_true", help="only what the cells on disk say")
     parser.add_argument("--pack", type=Path, help="write the data in parts, and stop")
     parser.add_argument("--packed", type=Path, help="folder with all parts")
-    options = findings.parse(parser, arguments, quick={})
+    options = findings.parse(parser, arguments, quick={"limit": 3600.0})
     options.budget = QUICK if options.quick else FULL
     if options.cells is None:
         scratch = tempfile.mkdtemp(prefix="net2gp-lee2018-") if options.quick else ""
