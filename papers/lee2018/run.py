@@ -33,7 +33,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 import net2gp as n2g
 from net2gp.data import mnist
@@ -46,6 +45,7 @@ sys.path += [str(folder) for folder in Path(__file__).parents[:2]]
 import findings
 from findings import Entry
 from lookup import LookupTanh
+from regression_images import Digits, multilayer
 from studies import Row, expected_of, panels, print_table, save
 
 JITTER = 1e-10
@@ -57,44 +57,15 @@ ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "lookup": LookupTanh()}
 LABELS = {"relu": "ReLU", "tanh": "tanh", "lookup": "tanh(table)"}
 
 
-@dataclass(frozen=True, eq=False)
-class Digits:
-    """Images (N, 784) of mean zero and variance one, labels (N,), and targets (N, 10) of mean zero."""
-
-    x: Tensor
-    labels: Tensor
-
-    @property
-    def y(self) -> Tensor:
-        """One-hot labels less their mean: 0.9 for the class, −0.1 for the others."""
-        return one_hot(self.labels, 10).double() - 0.1
-
-    @staticmethod
-    def of(images: Tensor, labels: Tensor) -> Digits:
-        """Standardize each image by itself, so that all have one norm."""
-        x = images.flatten(1).double()
-        x = x - x.mean(1, keepdim=True)
-        return Digits(x / x.square().mean(1, keepdim=True).sqrt(), labels)
-
-
 def training_digits(count: int) -> Digits:
     """The first count/10 training digits of every class, in the order of the file."""
-    images, labels = mnist("train")
-    chosen = [(labels == label).nonzero()[: count // 10, 0] for label in range(10)]
-    index = torch.cat(chosen).sort().values
-    return Digits.of(images[index], labels[index])
+    return Digits.of(*mnist("train")).first(count)
 
 
 def held_out_digits(count: int = 10_000) -> Digits:
     """The first `count` test digits."""
     images, labels = mnist("test")
     return Digits.of(images[:count], labels[:count])
-
-
-def multilayer(activation: nn.Module, depth: int) -> nn.Sequential:
-    """`depth` hidden layers; their width does not count in the limit."""
-    hidden = [layer for _ in range(depth - 1) for layer in (nn.Linear(1, 1), activation)]
-    return nn.Sequential(nn.Linear(784, 1), activation, *hidden, nn.Linear(1, 10))
 
 
 @dataclass(frozen=True, eq=False)
