@@ -113,7 +113,9 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=names)
     parser.add_argument("--minutes", type=float, default=math.inf, help="end after that time")
     parser.add_argument("--cells", type=Path, help="folder of what each method gave, kept")
-    parser.add_argument("--report", action="store_true", help="judge what is in the cells, or in the results")
+    parser.add_argument(
+        "--report", action="store_true", help="judge what is in the cells, or in the results"
+    )
     parser.add_argument("--output", type=Path, help="folder of the result files")
     options = parser.parse_args(given)
     scratch = Path(tempfile.mkdtemp(prefix="net2gp-uci-gaps-"))

@@ -21,10 +21,10 @@ from net2gp.posteriors.conditioning.gaussian import (
     whitened,
 )
 from net2gp.posteriors.conditioning.inference import Inferred, infer
-from net2gp.posteriors.conditioning.sketching.centers import gaussian_centers
-from net2gp.posteriors.conditioning.sketching.sketched import gaussian_sketched
 from net2gp.posteriors.conditioning.matrix_free import matrix_free_system
 from net2gp.posteriors.conditioning.problem import Problem
+from net2gp.posteriors.conditioning.sketching.centers import gaussian_centers
+from net2gp.posteriors.conditioning.sketching.sketched import gaussian_sketched
 from net2gp.posteriors.conditioning.solvers import (
     ADASAP,
     CG,

@@ -25,9 +25,9 @@ from net2gp.posteriors.conditioning.gaussian import (
     gaussian_dense,
     noise_rows,
 )
+from net2gp.posteriors.conditioning.problem import Problem, make_problem
 from net2gp.posteriors.conditioning.sketching.centers import gaussian_centers
 from net2gp.posteriors.conditioning.sketching.sketched import gaussian_sketched
-from net2gp.posteriors.conditioning.problem import Problem, make_problem
 from net2gp.posteriors.conditioning.solve import approximate, with_gram
 from net2gp.posteriors.conditioning.solvers import (
     ADASAP,
