@@ -92,7 +92,7 @@ class Tuned:
         seconds: How long the search took.
     """
 
-    kernel: n2g.types.Kernel
+    kernel: Any
     center: Tensor
     lengthscale: Tensor
     noise: float
@@ -122,7 +122,7 @@ class Tuned:
         return (x - self.center.to(x)) / self.lengthscale.to(x)
 
 
-def solved(flights: Flights, sizes: Sizes, count: int, solver: n2g.solvers.Solver) -> Cell:
+def solved(flights: Flights, sizes: Sizes, count: int, solver: Any) -> Cell:
     """Condition the process on some flights, and score it on the held-out ones."""
     device = flights.x.device
     tuned = Tuned.of(flights, sizes)
@@ -214,7 +214,8 @@ HEAD = """# A million flights
 Delays of US flights of 2001 from the day of the week, the day of the year, the minute of the day, the
 distance and the coordinates of both airports; 100,000 flights are held out. The process is the NNGP of a
 network with three hidden layers of ReLUs, whose hyper-parameters have the largest evidence on 1,000 flights.
-RMSE is in minutes, NLL in nats of a delay in minutes. "Residual" is ‖y − (K + noise) α‖ / ‖y‖, computed at the end.
+RMSE is in minutes, NLL in nats of a delay in minutes. "Residual" is ‖y − (K + noise) α‖ / ‖y‖, computed at
+the end.
 """
 
 

@@ -15,6 +15,9 @@ import torch
 import net2gp
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ROOT / "docs" / "guide" / "command_line.md"
+"""Its Python works on files that its commands wrote: tests/cli/test_guide.py runs both."""
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```[ ]*$", re.MULTILINE | re.DOTALL)
@@ -41,7 +44,7 @@ def links(page: Path) -> list[str]:
     return [t for t in targets if not re.match(r"[a-z]+:|#", t)]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p != COMMANDS], ids=name)
 def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")

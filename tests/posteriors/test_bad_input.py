@@ -110,7 +110,8 @@ GAUSSIAN = {
     ),
     "a solver by name": (
         lambda: (kernel(), n2g.Gaussian(0.1), {"solver": "cg"}),
-        r"solver must be Cholesky\(\), WeightCholesky\(\), CG\(\) or None, but is an object of type str",
+        r"solver must be Cholesky\(\), WeightCholesky\(\), CG\(\), ADASAP\(\), Centers\(\) or None, "
+        "but is an object of type str",
     ),
     "a solver class": (
         lambda: (kernel(), n2g.Gaussian(0.1), {"solver": n2g.solvers.CG}),

@@ -7,7 +7,7 @@ from torch import nn
 from net2gp import RBF, Bernoulli, Gaussian, condition, linearize, load, nngp
 from net2gp.errors import InputError, NotAvailable, NotConverged, TooLarge
 from net2gp.posteriors.conditioning import matrix_free
-from net2gp.posteriors.conditioning.large import sketched
+from net2gp.posteriors.conditioning.sketching import sketched
 from net2gp.solvers import ADASAP, CG, Centers, Cholesky, Pathwise, RandomPivots
 from posteriors.ways import network, points, real_targets
 

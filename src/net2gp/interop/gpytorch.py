@@ -16,7 +16,7 @@ from net2gp.errors import InputError, NotAvailable, check_positive
 from net2gp.inputs import describe
 from net2gp.kernels.values import is_kernel
 from net2gp.limits import LimitKernel
-from net2gp.limits.limit_kernels import with_variances
+from net2gp.limits.other_variances import with_variances
 from net2gp.types import Kernel
 
 __all__ = ["NetworkKernel"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -22,7 +21,7 @@ from net2gp.inputs import (
 from net2gp.kernels.base import BaseKernel
 from net2gp.kernels.values import rows_per_point
 from net2gp.limits.plan import Plan, plan_of, remember
-from net2gp.limits.prior import Prior, Variances, prior_of
+from net2gp.limits.prior import Prior
 from net2gp.limits.tiles.batch import Tiles
 from net2gp.limits.tiles.matrices import diagonal, matrix, own_blocks
 from net2gp.limits.tiles.products import entries, product
@@ -395,36 +394,3 @@ class KeptLimit:
         own = limit.tiles(x, kernel.tangent)
         matrices, blocks = matrix(self.tiles, own, kernel.variance), own_blocks(own)
         return kernel._chosen(*matrices), kernel._chosen(*blocks) * kernel.variance
-
-
-def with_variances(
-    kernel: LimitKernel,
-    *,
-    weight_var: Variances | None = None,
-    bias_var: Variances | None = None,
-) -> LimitKernel:
-    """Return the limit of the same network for other variances, without tracing it again.
-
-    Args:
-        kernel: `nngp(network)` or `ntk(network)`.
-        weight_var: The variance of weights times their fan-in, which may require a gradient; or a mapping
-            from names of layers to it. None keeps the present ones.
-        bias_var: The variance of biases, likewise.
-
-    Returns:
-        The kernel. It shares the plans of the one that was passed.
-
-    >>> import torch
-    >>> import net2gp as n2g
-    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    >>> x = torch.eye(2)
-    >>> other = with_variances(n2g.nngp(network), weight_var=2.0, bias_var=0.1)
-    >>> torch.equal(other(x), n2g.nngp(network, weight_var=2.0, bias_var=0.1)(x))
-    True
-    """
-    old = kernel.limit.prior
-    kinds: Mapping[str, str] = old.parameterizations
-    weights = old.weight_vars if weight_var is None else weight_var
-    biases = old.bias_vars if bias_var is None else bias_var
-    prior = replace(prior_of(list(kinds), weights, biases, kinds), dtype=old.dtype)
-    return replace(kernel, limit=replace(kernel.limit, prior=prior))

@@ -18,7 +18,7 @@ from net2gp.kernels.values import is_kernel
 from net2gp.likelihoods import Gaussian
 from net2gp.likelihoods.traits import has_gaussian_noise
 from net2gp.limits import LimitKernel, nngp, ntk
-from net2gp.limits.limit_kernels import with_variances
+from net2gp.limits.other_variances import with_variances
 from net2gp.linalg.chance import fixed_choice
 from net2gp.methods.laplace_approximation.regression import warn_of_scales
 from net2gp.methods.most_probable import LogNormal, most_probable

@@ -346,6 +346,23 @@ def source(graph: ScalarGraph, blocks: tuple[int, ...]) -> str:
         names[index] = "inner" if one.name == "inner" else f"t{index}"
         if one.name != "inner":
             lines.append(f"t{index} = {line(one, names)}")
+    zeros, sums, writes = _sums(blocks)
+    return SOURCE.format(
+        polynomial=polynomial(),
+        row_numbers=_indented(rows, 1),
+        column_numbers=_indented(columns, 3),
+        entry_numbers=_indented(columns, 1),
+        entry_lines=_indented(lines, 1),
+        zeros=_indented(zeros, 2),
+        lines=_indented(lines, 3),
+        result=names[graph.result],
+        sums=_indented(sums, 3),
+        writes=_indented(writes, 2),
+    )
+
+
+def _sums(blocks: tuple[int, ...]) -> tuple[list[str], list[str], list[str]]:
+    """The lines that begin, add to and write the products with blocks of columns."""
     zeros, sums, writes = [], [], []
     first = 0
     for number, width in enumerate(blocks):
@@ -365,18 +382,7 @@ def source(graph: ScalarGraph, blocks: tuple[int, ...]) -> str:
             f"tl.store(to{number}, before{number} + sum{number}, mask=inside{number})",
         ]
         first += width
-    return SOURCE.format(
-        polynomial=polynomial(),
-        row_numbers=_indented(rows, 1),
-        column_numbers=_indented(columns, 3),
-        entry_numbers=_indented(columns, 1),
-        entry_lines=_indented(lines, 1),
-        zeros=_indented(zeros, 2),
-        lines=_indented(lines, 3),
-        result=names[graph.result],
-        sums=_indented(sums, 3),
-        writes=_indented(writes, 2),
-    )
+    return zeros, sums, writes
 
 
 def _indented(lines: list[str], depth: int) -> str:

@@ -172,6 +172,7 @@ class Dual:
 
         Raises:
             TooLarge: If the system of the given solver does not fit into memory.
+            InputError: If the solver is for Gaussian noise and the noise is not.
         """
         data, mean = (self.x, self.y), AroundZero(self.linearized)
         problem = make_problem(self.kernel, data, self.likelihood, mean)
