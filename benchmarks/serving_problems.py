@@ -26,7 +26,7 @@ STRUCTURES = {
 }
 LEAST_VAR = 1e-3
 """The prior variance of LeNets that are drawn. With 1, logits of the drawn networks reach 23,000, where
-float32 has steps of .002, and probabilities depend on the order of sums by 7e-5, those of the posterior too."""
+float32 has steps of .002, and probabilities depend on the order of sums by 7e-5, also the posterior's own."""
 
 CASES = ("LastLayer()", "Kron()", "Diagonal()", "NNGP", "NTK", "draws")
 """What the first claim is about."""
