@@ -402,7 +402,7 @@ def test_targets_of_another_shape_do_not_keep_predictions_back(fitted, run):
 def test_predictions_that_overflow_are_not_written(fitted, run):
     write_csv(fitted / "huge.csv", [(1, 1, 1), (1e39, 1, 1)], COLUMNS)
     run("predict", "posterior.safetensors", "huge.csv").refused(
-        "the predictions of 1 of 2 points are not finite (first of point 2)"
+        "f has no finite mean and variance in torch.float32 at 1 of 2 points (first in row 1)"
     )
     assert not (fitted / "predictions.csv").exists()
 

@@ -14,7 +14,8 @@ from net2gp.limits.limit_kernels import LimitKernel
 from net2gp.limits.tiles import batch, compiled_tiles, matrices, products
 from net2gp.linalg.fused import ScalarGraph, recorded
 from net2gp.linalg.fused.scalar_graph import Value, operation
-from net2gp.linalg.fused.triton_program import CODE, source, widths
+from net2gp.linalg.fused.triton_program import widths
+from net2gp.linalg.fused.triton_source import CODE, source
 
 
 def perceptron(*functions: nn.Module, inputs: int = 4) -> nn.Sequential:

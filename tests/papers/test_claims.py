@@ -97,9 +97,9 @@ def load(name, monkeypatch):
 def test_a_default_that_is_less_sure_than_the_network_fails_certainty(claims, monkeypatch):
     program = load("benchmarks/certainty.py", monkeypatch)
     generator = torch.Generator().manual_seed(0)
-    noise = lambda: 1e-3 * torch.randn(4, 10, generator=generator)
-    bare = torch.tensor([0.2, 0.02, 0.95, 0.7, 0.8, 0.1, 0.6, 0.5, 0.9, 0.9]) + noise()
-    apart = [0.1, 0.1, 0.0, -0.2, -0.2, 0.0, 0.0]
+    noise = lambda: 1e-3 * torch.randn(4, 12, generator=generator)
+    bare = torch.tensor([0.2, 0.02, 0.95, 0.7, 0.8, 0.1, 0.6, 0.5, 0.9, 0.9, 0.02, 0.002]) + noise()
+    apart = [0.1, 0.1, 0.0, -0.2, -0.2, 0.0, 0.0, 0.0, 0.0]
     good = bare + torch.tensor([-0.02, 0.0, 0.0, *apart]) + noise()
     wide = bare + torch.tensor([0.3, 0.2, 0.0, *apart]) + noise()
     both = {"network": bare, "Kron, evidence": wide, "last layer, evidence": wide}

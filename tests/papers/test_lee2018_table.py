@@ -15,6 +15,7 @@ import net2gp as n2g
 from shared_data import shared_data
 
 FOLDER = Path(__file__).parents[2] / "papers" / "lee2018"
+BEFORE = list(sys.path)
 sys.path.insert(0, str(FOLDER))
 try:
     table = importlib.import_module("table")  # which finds the others
@@ -25,7 +26,7 @@ try:
         )
     )  # fmt: skip
 finally:
-    sys.path.remove(str(FOLDER))
+    sys.path[:] = BEFORE  # the program adds folders whose modules have names of test folders
 
 CPU = torch.device("cpu")
 

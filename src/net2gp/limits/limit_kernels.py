@@ -300,7 +300,8 @@ class LimitKernel(BaseKernel):
     @ordinary_tensors()
     def _fused(self, x: Inputs, y: Inputs | None) -> Tensor | None:
         """The matrix in one pass over the memory of a GPU, or None where that is impossible."""
-        if not tensors(x)[0].is_cuda or self.limit.result_dtype(x) != torch.float32:
+        on_gpu = isinstance(x, Tensor) and x.is_cuda
+        if not on_gpu or self.limit.result_dtype(x) != torch.float32:
             return None
         with torch.no_grad():
             left = self.limit.tiles(x, self.tangent)

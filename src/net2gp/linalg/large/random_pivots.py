@@ -84,6 +84,9 @@ def random_pivots(
             floor = max(floor, 10 * torch.finfo(entries.dtype).eps * largest)
             left = entries.double() - near.mT @ near
             order, factor = _accepted(left, remaining[proposed], rank - size, floor, generator)
+            # the diagonal is known anew here, without the rounding of all subtractions before
+            known = torch.minimum(remaining[proposed], left.diagonal().clamp(min=0.0))
+            remaining[proposed] = known
             if len(order):
                 chosen = proposed[order]
                 panel = columns(chosen)
@@ -138,8 +141,9 @@ def _new_rows(panel: Tensor, rows: Tensor, chosen: Tensor, factor: Tensor) -> Te
         weights = rows[:, chosen]
         for part in _parts(rows):
             new[:, part] -= weights.mT.double() @ rows[:, part].double()
-    # the inverse of the small factor times the wide panel: a triangular solve with so many columns takes
-    # cuBLAS a hundred times as long
+    if not new.is_cuda:
+        return torch.linalg.solve_triangular(factor, new, upper=False)
+    # cuBLAS takes a hundred times as long for a triangular solve with so many columns
     eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
     return torch.linalg.solve_triangular(factor, eye, upper=False) @ new
 
