@@ -69,9 +69,10 @@ function geluDual(k, p, q, out) {
 }
 
 function sinDual(k, p, q, out) {
-  const damping = Math.exp(-(p + q) / 2 + Math.abs(k)), fall = Math.exp(-2 * Math.abs(k));
-  out[0] = (Math.sign(k) * damping * (1 - fall)) / 2;
-  out[1] = (damping * (1 + fall)) / 2;
+  // expm1, since small variances would lose their digits beside one
+  const damping = Math.exp(-(p + q) / 2 + Math.abs(k)), fall = Math.expm1(-2 * Math.abs(k));
+  out[0] = (-Math.sign(k) * damping * fall) / 2;
+  out[1] = (damping * (2 + fall)) / 2;
 }
 
 function bumpDual(k, p, q, out) {
