@@ -113,6 +113,36 @@ def fused_product(
     return multiply(graph, (a.float(), b.float()), numbers, own, v)
 
 
+def product(
+    name: str,
+    profile: Profile,
+    scales: tuple[float | Tensor, float | Tensor, torch.dtype | None],
+    points: tuple[Inputs, Inputs],
+    v: Tensor,
+) -> Tensor | None:
+    """Compute k(x, y) v of a kernel of distances in the dtype of x, where `fused_product` serves.
+
+    Args:
+        name: What error messages call the kernel.
+        profile: The kernel of variance one as a function of squared distances.
+        scales: The length scale, the variance, and the dtype of results or None.
+        points: N points x and M points y that were checked one by one.
+        v: Vectors, (M, k).
+
+    Returns:
+        The product, (N, k), or None where it has to be computed by tiles.
+    """
+    (lengthscale, output_var, dtype), (x, y) = scales, points
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    check_pair(name, x, y)
+    variance = torch.as_tensor(output_var)
+    if dtype not in (None, torch.float32) or len(v) != len(y) or variance.requires_grad:
+        return None
+    found = fused_product(profile, lengthscale, x, y, v)
+    return None if found is None else (found * variance.to(found)).to(x.dtype)
+
+
 @lru_cache(maxsize=32)
 def _graph_of(profile: Profile, width: int) -> ScalarGraph | None:
     def function(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from net2gp.errors import InputError, check_positive, one_number
 from net2gp.kernels.base import BaseKernel
-from net2gp.kernels.distances import check_pair, check_points, fused_product, squared_distances
+from net2gp.kernels.distances import check_pair, check_points, product, squared_distances
 from net2gp.tags import savable
 from net2gp.types import Inputs
 
@@ -77,17 +77,9 @@ class Matern(BaseKernel):
         """Compute k(x, y) @ v without the matrix."""
         self.check(x)
         self.check(y)
-        assert isinstance(x, Tensor)
-        assert isinstance(y, Tensor)
-        check_pair("Matern", x, y)
-        variance = torch.as_tensor(self.output_var)
-        single = self.product_dtype in (None, torch.float32) and len(v) == len(y)
-        found = None
-        if single and not variance.requires_grad:
-            found = fused_product(PROFILES[self.smoothness], self.lengthscale, x, y, v)
-        if found is None:
-            return super().matmul(x, y, v)
-        return (found * variance.to(found)).to(x.dtype)
+        scales = (self.lengthscale, self.output_var, self.product_dtype)
+        found = product("Matern", PROFILES[self.smoothness], scales, (x, y), v)
+        return super().matmul(x, y, v) if found is None else found
 
     def diag(self, x: Inputs) -> Tensor:
         """k(x_n, x_n): (N,)."""
